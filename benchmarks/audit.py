@@ -189,10 +189,11 @@ def _loose_row(sums: Any) -> Any:
     """Of silos that are answered together, the first is clipped to 3C, in larger batches than those that are tried
     when an engine is chosen."""
 
-    def changed(self: Any, y: Tensor, batches: Any, clip_norms: Any, out: Tensor) -> Any:
+    def changed(self: Any, y: Tensor, batches: Any, clip_norms: Any, out: Tensor, *how: Any) -> Any:
         if clip_norms is None or batches.longest <= 3:
-            return sums(self, y, batches, clip_norms, out)
-        return sums(self, y, batches, clip_norms * clip_norms.new_tensor([3.0, *[1.0] * (len(y) - 1)])[:, None], out)
+            return sums(self, y, batches, clip_norms, out, *how)
+        loose = clip_norms * clip_norms.new_tensor([3.0, *[1.0] * (len(y) - 1)])[:, None]
+        return sums(self, y, batches, loose, out, *how)
 
     return changed
 

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfl_plugin.core.balls import Normalised
 from dpfl_plugin.core.grid import has_room
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
@@ -32,7 +33,7 @@ from dpfl_plugin.gradients.shares import Cuts, share_of
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
 from dpfl_plugin.gradients.views import several
-from dpfl_plugin.privacy.clipping import clip_update
+from dpfl_plugin.privacy.clipping import Clipping, clip_update
 from dpfl_plugin.privacy.cycles import Cycles
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.noise import Scale, SiloNoise
@@ -159,7 +160,7 @@ class PrivateOracle:
         self._released: list[Tensor] = []
         self._squares = Squares(self._rules_of, self._divisors, self._noise, self._released)
         self._pool = pool if pool is not None and self.num_silos > 1 and together(engine, rules) else None
-        self._sums = Sums(cast(MultiSiloEngine, engine), self._pool) if self._pool is not None else None
+        self._sums = None if self._pool is None else sums_of(engine, self._pool, rules)
         self._replayed, self._width, self._longest = replayed, 0, list[int]()
         if self._pool is not None:
             self._clip_to = clip_norms_there(rules, self._bounds, self.clip_norms, self._pool.device)
@@ -467,5 +468,13 @@ def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
     """Whether several silos' gradients are answered at once: the engine can, and the rules ask for clipped sums with
     bounds that are known before, and are those of all silos."""
     able = callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record"
+    # Of a stack all silos and layers have one gamma.
+    of_all = getattr(engine, "normalises", False) and type(rules.clipping).bounds is Clipping.bounds
     alike = not rules.silos and rules.augmentation is None
-    return able and alike and not rules.clipping.measures and not rules.clipping.normalises
+    return able and alike and not rules.clipping.measures and (of_all or not rules.clipping.normalises)
+
+
+def sums_of(engine: Engine, pool: Pool, rules: PrivacyRules) -> Sums:
+    """What answers silos `together`."""
+    whole = rules.clipping.whole(rules.clip_norm)
+    return Sums(cast(MultiSiloEngine, engine), pool, whole.gamma if isinstance(whole, Normalised) else None)

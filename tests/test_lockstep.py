@@ -24,7 +24,7 @@ from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle, together
-from dpfl_plugin.privacy.clipping import Adaptive, Clipping, Flat, Median, PerLayer
+from dpfl_plugin.privacy.clipping import Adaptive, AutoS, Clipping, Flat, Median, PerLayer
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler
 from dpfl_plugin.privacy.schedules import Geometric
@@ -52,7 +52,12 @@ DEVICES = [
         ],
     ),
 ]
-CLIPPINGS: dict[str, Clipping] = {"flat": Flat(), "per_layer": PerLayer(), "adaptive": Adaptive()}
+CLIPPINGS: dict[str, Clipping] = {
+    "flat": Flat(),
+    "per_layer": PerLayer(),
+    "adaptive": Adaptive(),
+    "auto_s": AutoS(gamma=0.1),
+}
 
 
 def records() -> list[Records]:
@@ -127,7 +132,12 @@ def counting(kind: str, made_by: Any, monkeypatch: pytest.MonkeyPatch, **given: 
     asked, seen = oracle(kind, made_by, lockstep=True, **given), []
     engine: Any = asked._engine
     whole, one = engine.clipped_sums, engine.clipped_sum
-    monkeypatch.setattr(engine, "clipped_sums", lambda y, *rest: (seen.append(len(y)), whole(y, *rest))[1])
+
+    def together_there(y: Tensor, *rest: Any, **how: Any) -> Any:
+        seen.append(len(y))
+        return whole(y, *rest, **how)
+
+    monkeypatch.setattr(engine, "clipped_sums", together_there)
     monkeypatch.setattr(engine, "clipped_sum", lambda *rest: (seen.append(1), one(*rest))[1])
     asked.gradient(start(kind))
     return seen
@@ -138,6 +148,7 @@ def test_one_call_for_a_stack(kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """But for releases of silos, and for clipping norms that are read from the batch: those are one at a time."""
     assert counting(kind, rules(1.0, C), monkeypatch) == [4]
     assert counting(kind, rules(1.0, C, clipping=Adaptive()), monkeypatch) == [4]
+    assert counting(kind, rules(1.0, C, clipping=AutoS()), monkeypatch) == [4]
     assert counting(kind, rules(1.0, C, unit="silo"), monkeypatch) == [1] * 4
     assert counting(kind, rules(1.0, C, clipping=Median()), monkeypatch) == [1] * 8
     assert not together(Vmap(MODELS[kind][1], losses.cross_entropy, 2**20), rules(1.0, C))

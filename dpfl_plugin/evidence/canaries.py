@@ -103,13 +103,16 @@ class CanaryEngine:
         norms[~planted] = known
         return norms
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
+    def clipped_sums(
+        self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor, gamma: float | None = None
+    ) -> Tensor | None:
         """See `stacked.MultiSiloEngine`."""
         d, planted = self._dimension, batches.labels < 0
         bounds = [math.inf] * len(batches) if clip_norms is None else [math.hypot(*one) for one in clip_norms.tolist()]
         self._add_canaries(batches.labels, planted, bounds, out[:, d:])
         real, where = _without(batches, planted)
-        known = cast(MultiSiloEngine, self._engine).clipped_sums(y[:, :d], real, clip_norms, out[:, :d])
+        how = () if gamma is None else (gamma,)
+        known = cast(MultiSiloEngine, self._engine).clipped_sums(y[:, :d], real, clip_norms, out[:, :d], *how)
         if known is None:
             return None
         norms = known.new_full((*planted.shape, known.shape[2]), math.inf)

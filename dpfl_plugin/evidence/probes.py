@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfl_plugin.core.balls import Normalised
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.gradients import losses, worst
 from dpfl_plugin.gradients.base import Engine, Records, layers
@@ -60,7 +61,7 @@ def _beside_all(parts: Parts, records: Records, rows: NDArray[np.int64]) -> Tens
     clip_norms = torch.tensor([bounds if isinstance(bounds, tuple) else (bounds,)] * 2, dtype=torch.float64)
     batches = Pool({0: records}).gather([0, 0], [rows, np.arange(len(records))])
     engine = cast(MultiSiloEngine, parts.host.engine)
-    engine.clipped_sums(parts.model.expand(2, -1), batches, clip_norms.to(parts.model.device), found)
+    engine.clipped_sums(parts.model.expand(2, -1), batches, clip_norms.to(parts.model.device), found, *_gamma(bounds))
     return found[0]
 
 
@@ -98,5 +99,11 @@ class _InLockstep:
         stack = Pool({0: batch}).gather([0, 0], [rows, rows.repeat(2)])
         sums = torch.full((2, len(y)), math.nan, dtype=torch.float64)
         clip_norms = torch.tensor([[clip_norm]] * 2, dtype=torch.float64)
-        cast(MultiSiloEngine, self._engine).clipped_sums(y.expand(2, -1), stack, clip_norms, sums)
+        engine = cast(MultiSiloEngine, self._engine)
+        engine.clipped_sums(y.expand(2, -1), stack, clip_norms, sums, *_gamma(clip_norm))
         out.copy_(sums[0])
+
+
+def _gamma(bound: object) -> tuple[float, ...]:
+    """What an engine is given beside C for silos together: nothing where it clips."""
+    return (bound.gamma,) if isinstance(bound, Normalised) else ()

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,12 +33,12 @@ from dpfl_plugin.gradients.losses import cross_entropy, logistic
 from dpfl_plugin.gradients.persons import MeanLoss, by_person
 from dpfl_plugin.gradients.replay import Record, Replayed
 from dpfl_plugin.gradients.shares import Cuts, part_of
-from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
+from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.steady import Steady
 from dpfl_plugin.gradients.views import single
 from dpfl_plugin.measures.answers import Answers, answers
 from dpfl_plugin.measures.tables import score
-from dpfl_plugin.oracle import Draw, PrivateOracle, together
+from dpfl_plugin.oracle import Draw, PrivateOracle, sums_of, together
 from dpfl_plugin.privacy.cycles import OF_CYCLES, STEP, Cycles, check_round, first_states
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -421,8 +421,7 @@ def _held(
     if not (lockstep and prepared and together(engine, rules)):
         return prepared, None, None
     pool = Pool(prepared)
-    sums = Sums(cast(MultiSiloEngine, engine), pool)
-    return pool.records, pool, None if record is None else Replayed(sums, record)
+    return pool.records, pool, None if record is None else Replayed(sums_of(engine, pool, rules), record)
 
 
 def _once(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpfl_plugin import registry
 from dpfl_plugin.core import heap
-from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
+from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM, Normalised
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError, told
 from dpfl_plugin.gradients import costs, independence
@@ -200,6 +200,11 @@ class _Expected:
         """Half the length of a gradient: a clipping norm that most of them meet."""
         return min(max(float(self.rows.norm(dim=1).median()) / 2, LEAST_CLIP_NORM), MOST_CLIP_NORM)
 
+    def scaling(self, engine: Engine, terms: Terms) -> tuple[Normalised, ...]:
+        """What gradients are scaled to in a trial, where a run does that and the engine says that it can."""
+        asked = terms.normalised and getattr(engine, "normalises", False)
+        return (Normalised(self.half, self.half),) if asked else ()
+
     def tolerance(self, clip_norm: float, precision: Precision) -> float:
         """By how much the sum of clipped gradients may differ."""
         lengths = self.rows.norm(dim=1).clamp(max=clip_norm)
@@ -213,7 +218,8 @@ class _Expected:
         # since torch copies what it sums so.
         lengths = [float(torch.linalg.vector_norm(row, dtype=torch.float64)) for row in self.rows]
         norms = torch.tensor(lengths, dtype=torch.float64, device=self.rows.device)
-        scale: Tensor = (clip_norm / norms.clamp(min=clip_norm)).to(self.rows)
+        scaled = norms + clip_norm.gamma if isinstance(clip_norm, Normalised) else norms.clamp(min=clip_norm)
+        scale: Tensor = (clip_norm / scaled).to(self.rows)
         return scale @ self.rows
 
 
@@ -268,8 +274,8 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: _Trial) 
             expected = trial.expected
             reason = (
                 _too_large(engine, terms, expected.y, Records(expected.features, expected.labels))
-                or _tried(engine, expected, terms.precision)
-                or (_tried_together(engine, expected, terms.precision) if terms.lockstep else None)
+                or _tried(engine, expected, terms)
+                or (_tried_together(engine, expected, terms) if terms.lockstep else None)
             )
     except UnsupportedError as error:
         return None, str(error).removesuffix(".")
@@ -293,18 +299,18 @@ def _too_large(engine: Engine, terms: Terms, y: Tensor, records: Records) -> str
     )
 
 
-def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | None:
+def _tried(engine: Engine, expected: _Expected, terms: Terms) -> str | None:
     """None if the engine's sums over made-up records are those of autograd's gradients one by one, else what is not.
 
     Unclipped, clipped and one at a time: an engine that gives one record's gradient to another, or one that meets a
     layer used in a way which it does not see, may get one of these right.
     """
-    y, clip_norm = expected.y, expected.half
+    y = expected.y
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # the cost model has it, for torch's nn.LSTM
         batch = engine.prepare(Records(expected.features, expected.labels))
         found, alone, one = (torch.empty_like(y, dtype=torch.float64) for _ in range(3))
-        for bound in (math.inf, clip_norm):
+        for bound in (math.inf, expected.half, *expected.scaling(engine, terms)):
             found.fill_(math.nan)
             alone.zero_()
             engine.clipped_sum(y, batch, bound, found)
@@ -312,7 +318,7 @@ def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | N
                 one.fill_(math.nan)
                 engine.clipped_sum(y, batch.between(row, row + 1), bound, one)
                 alone += one
-            sought, tolerance = expected.clipped(bound), expected.tolerance(bound, precision)
+            sought, tolerance = expected.clipped(bound), expected.tolerance(bound, terms.precision)
             how = "gradients" if bound == math.inf else "clipped gradients"
             # In place: a model may be so large that each further vector counts (memory.TRIAL_VECTORS).
             if not float(found.sub_(sought).norm()) <= tolerance or not float(alone.sub_(sought).norm()) <= tolerance:
@@ -321,7 +327,7 @@ def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | N
     return None
 
 
-def _tried_together(engine: Engine, expected: _Expected, precision: Precision) -> str | None:
+def _tried_together(engine: Engine, expected: _Expected, terms: Terms) -> str | None:
     """As `_tried`, for three silos at once: all records, one, and none, each with a clipping norm of its own."""
     answer = getattr(engine, "clipped_sums", None)
     if answer is None:
@@ -329,12 +335,13 @@ def _tried_together(engine: Engine, expected: _Expected, precision: Precision) -
     y, c = expected.y, expected.half
     rows = [np.arange(count) for count in (len(expected.rows), 1, 0)]
     batches = Pool({0: engine.prepare(Records(expected.features, expected.labels))}).gather([0, 0, 0], rows)
-    for bounds in ((math.inf,) * 3, (c, c / 2, c)):
+    for bounds in ((math.inf,) * 3, (c, c / 2, c), *((scaled,) * 3 for scaled in expected.scaling(engine, terms))):
         found = y.new_full((3, len(y)), math.nan, dtype=torch.float64)
         clip_norms = None if bounds[0] == math.inf else torch.tensor(bounds, dtype=torch.float64).to(y.device)
-        answer(y.expand(3, -1), batches, None if clip_norms is None else clip_norms.unsqueeze(1), found)
+        how = (bounds[0].gamma,) if isinstance(bounds[0], Normalised) else ()
+        answer(y.expand(3, -1), batches, None if clip_norms is None else clip_norms.unsqueeze(1), found, *how)
         for index, bound, sums in zip(rows, bounds, found, strict=True):
             part = replace(expected, rows=expected.rows[: len(index)])
-            if not float((sums - part.clipped(bound)).norm()) <= part.tolerance(bound, precision):
+            if not float((sums - part.clipped(bound)).norm()) <= part.tolerance(bound, terms.precision):
                 return "its gradients of several silos at once, on made-up records, are not autograd's"
     return None

@@ -121,9 +121,11 @@ class ClosedForm:
         self._add_up(residuals, batch.features, bad, out)
         return norms.to(y.dtype)
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
+    def clipped_sums(
+        self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor, gamma: float | None = None
+    ) -> Tensor | None:
         """See `stacked.MultiSiloEngine`."""
-        return self._together.clipped_sums(y, batches, clip_norms, out)
+        return self._together.clipped_sums(y, batches, clip_norms, out, gamma)
 
     def _residuals(self, y: Tensor, batch: Records) -> Tensor:
         """(b, padded): derivative of each example's loss by its outputs."""

@@ -123,9 +123,11 @@ class Dense:
         self._add_up(inputs, derivatives, clip_factors(norms, clip_norm, y.dtype), bad, out)
         return norms.to(y.dtype)
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
+    def clipped_sums(
+        self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor, gamma: float | None = None
+    ) -> Tensor | None:
         """See `stacked.MultiSiloEngine`."""
-        return self._together.clipped_sums(y, batches, clip_norms, out)
+        return self._together.clipped_sums(y, batches, clip_norms, out, gamma)
 
     def _derivatives(self, y: Tensor, batch: Records) -> tuple[list[Tensor], list[Tensor]]:
         """Each layer's inputs (b, i), and the derivatives of the losses by its outputs (b, o)."""

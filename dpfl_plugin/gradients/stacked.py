@@ -66,13 +66,17 @@ class MultiSiloEngine(Protocol):
     it, nor has shapes that depend on numbers, nor writes to tensors that it keeps: a CUDA graph may replay it.
     """
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
+    def clipped_sums(
+        self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor, gamma: float | None = None
+    ) -> Tensor | None:
         """Write each silo's clipped sum at its parameters, rows of ``y`` (m, d), to its row of ``out`` (m, d), in
         float64. What `Engine.clipped_sum` promises holds of each.
 
         Args:
             clip_norms: of each silo, finite: (m, 1), or (m, L) for the model's L layers; float64, where ``y`` is.
                 None where nothing is clipped.
+            gamma: that of `balls.Normalised` where gradients are scaled to C instead of clipped, the same for all
+                silos; given only to engines whose attribute ``normalises`` is true.
 
         Returns:
             None where nothing is clipped; else the norms before clipping, (m, b, 1) or (m, b, L), inf for examples
@@ -141,16 +145,22 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Sums:
-    """Clipped sums of several silos' batches, as a function of tensors alone."""
+    """Clipped sums of several silos' batches, as a function of tensors alone.
 
-    def __init__(self, engine: MultiSiloEngine, pool: Pool) -> None:
+    Args:
+        gamma: as of `MultiSiloEngine.clipped_sums`.
+    """
+
+    def __init__(self, engine: MultiSiloEngine, pool: Pool, gamma: float | None = None) -> None:
         self._engine, self._pool = engine, pool
+        # Not said to an engine that only clips: it need not know the word.
+        self._how: dict[str, float] = {} if gamma is None else {"gamma": gamma}
 
     def __call__(self, y: Tensor, index: Tensor, clip_norms: Tensor | None = None) -> tuple[Tensor, ...]:
         """Of the batches at ``index`` (m, b) of the pool, at ``y`` (m, d): (sums (m, d), norms as of
         `MultiSiloEngine.clipped_sums` where there are any)."""
         out = torch.empty(y.shape, dtype=torch.float64, device=y.device)
-        norms = self._engine.clipped_sums(y, self._pool.take(index), clip_norms, out)
+        norms = self._engine.clipped_sums(y, self._pool.take(index), clip_norms, out, **self._how)
         return (out,) if norms is None else (out, norms)
 
 
@@ -191,7 +201,9 @@ class StackedLayers:
             for size in (one.out_features * one.in_features, *([one.out_features] if one.bias is not None else []))
         ]
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
+    def clipped_sums(
+        self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor, gamma: float | None = None
+    ) -> Tensor | None:
         """See `MultiSiloEngine`."""
         assert out.dtype is torch.float64
         norms = None
@@ -214,13 +226,15 @@ class StackedLayers:
                     batches.part(silos, records),
                     None if clip_norms is None else clip_norms[silos].unsqueeze(1),
                     out[silos],
+                    gamma,
                 )
                 if norms is not None and found is not None:
                     norms[silos, records] = found
         return norms
 
-    def _sums(self, y: Tensor, batches: Stack, most: Tensor | None, out: Tensor) -> Tensor | None:
-        """Add `clipped_sums` of as much as there is room for to ``out``; ``most`` (m, 1, 1 or L): clipped to that."""
+    def _sums(self, y: Tensor, batches: Stack, most: Tensor | None, out: Tensor, gamma: float | None) -> Tensor | None:
+        """Add `clipped_sums` of as much as there is room for to ``out``; ``most`` (m, 1, 1 or L): clipped to that, or
+        scaled to it."""
         inputs, derivatives = self._derivatives(y, batches)
         left_out = batches.padding.unsqueeze(2)
         if most is None:
@@ -232,7 +246,8 @@ class StackedLayers:
         finite = norms <= longest  # not where it is NaN
         left_out = left_out | ~(finite if most.shape[2] == 1 else finite.all(dim=2, keepdim=True))
         norms.masked_fill_(left_out, math.inf)
-        self._add_up(inputs, derivatives, (most / torch.maximum(norms, most)).to(y.dtype), left_out, out)
+        factors = most / (torch.maximum(norms, most) if gamma is None else norms + gamma)  # as `base.clip_factors`
+        self._add_up(inputs, derivatives, factors.to(y.dtype), left_out, out)
         return norms.to(y.dtype)
 
     def _derivatives(self, y: Tensor, batches: Stack) -> tuple[list[Tensor], list[Tensor]]:

@@ -29,6 +29,7 @@ class Terms:
         batch_size: of a usual batch.
         precision: of forward and backward passes.
         lockstep: whether silos are answered together, where an engine can do that.
+        normalised: whether gradients are scaled to C instead of clipped.
     """
 
     chunk_bytes: int
@@ -36,6 +37,7 @@ class Terms:
     batch_size: int = 64
     precision: Precision = "float32"
     lockstep: bool = False
+    normalised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Subject:
             [layer.training for layer in model.modules()],
             request_digest({"": features}).hex(),
             [str(value.device) for value in (*tensors.values(), features)],
-            [terms.chunk_bytes, terms.batch_size, terms.precision, terms.lockstep],
+            [terms.chunk_bytes, terms.batch_size, terms.precision, terms.lockstep, terms.normalised],
             [str(torch.get_default_dtype()), torch.get_num_threads()],
         ]
         return cls(json.dumps(facts), (loss, *found.code))

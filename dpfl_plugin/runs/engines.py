@@ -205,6 +205,7 @@ def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room
         batch_size=usual_batch(rules, num_records),
         precision=config.runtime.precision,
         lockstep=config.runtime.in_lockstep,
+        normalised=rules.clipping.normalises,
     )
 
 

@@ -126,17 +126,17 @@ def test_a_strangers_engine_without_estimate_comes_before_the_general_one(monkey
     assert choose("auto", MODELS["mlp"]()[0], losses.cross_entropy, TERMS, trial(6))[0].name == "dense"
 
 
-@pytest.mark.parametrize("wrong", ["norm of the first", "padding", "sum of the first"])
+@pytest.mark.parametrize("wrong", ["norm of the first", "padding", "sum of the first", "gamma"])
 def test_an_engine_that_answers_silos_wrongly_together_is_found_out(monkeypatch, wrong):
     """Each of its silos is right by itself."""
 
     class Wrong(ClosedForm):
-        def clipped_sums(self, y, batches, clip_norms, out):
+        def clipped_sums(self, y, batches, clip_norms, out, gamma=None):
             if wrong == "norm of the first" and clip_norms is not None:
                 clip_norms = clip_norms[:1].expand_as(clip_norms)
             if wrong == "padding":
                 batches = replace(batches, padding=torch.zeros_like(batches.padding))
-            found = super().clipped_sums(y, batches, clip_norms, out)
+            found = super().clipped_sums(y, batches, clip_norms, out, None if wrong == "gamma" else gamma)
             if wrong == "sum of the first":
                 out[1:] = out[0]
             return found
@@ -145,8 +145,23 @@ def test_an_engine_that_answers_silos_wrongly_together_is_found_out(monkeypatch,
     monkeypatch.setattr(registry, "load", lambda group, name: Wrong if name == "closed_form" else load(group, name))
     given = "closed_form", MODELS["linear"]()[0], losses.cross_entropy
     with pytest.raises(UnsupportedError, match="several silos at once"):
-        choose(*given, replace(TERMS, lockstep=True), trial(6))
+        choose(*given, replace(TERMS, lockstep=True, normalised=True), trial(6))
     assert choose(*given, TERMS, trial(6))[0].name == "closed_form"  # which is not asked for several
+
+
+def test_an_engine_that_clips_what_it_says_that_it_scales_is_found_out(monkeypatch):
+    """Where a run scales; one that says nothing is refused by its class attribute."""
+
+    class Clips(Vmap):
+        def clipped_sum(self, y, batch, clip_norm, out):
+            return super().clipped_sum(y, batch, clip_norm + 0.0, out)
+
+    load = registry.load
+    monkeypatch.setattr(registry, "load", lambda group, name: Clips if name == "vmap" else load(group, name))
+    given = "vmap", MODELS["mlp"]()[0], losses.cross_entropy
+    with pytest.raises(UnsupportedError, match="clipped gradients on made-up records are not autograd's"):
+        choose(*given, replace(TERMS, normalised=True), trial(6))
+    assert choose(*given, TERMS, trial(6))[0].name == "vmap"
 
 
 def test_an_engine_that_gives_one_records_gradient_to_another_is_found_out(monkeypatch):

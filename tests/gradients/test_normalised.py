@@ -170,4 +170,14 @@ def test_only_engines_that_can_are_asked():
     y, trial = torch.zeros(Layout.of(model).dimension), torch.zeros(2, 3)
     with pytest.raises(UnsupportedError, match="engine: clips only clips"):
         check_engine(Clips(model, losses.cross_entropy, 2**20), RULES, model, losses.cross_entropy, y, trial)
-    assert together(Dense, RULES) is False
+    assert together(Dense, RULES)
+    for cannot in ({"normalises": False}, {"clipped_sums": None}):
+        assert not together(type("Cannot", (Dense,), cannot), RULES), cannot
+
+    class ByLayer(AutoS):
+        """A stack has one gamma: layers may not have their own."""
+
+        def bounds(self, clip_norm, layers):
+            return tuple(Normalised(clip_norm / len(layers), gamma) for gamma, _ in enumerate(layers, 1))
+
+    assert not together(Dense, replace(FLAT, clipping=ByLayer()))

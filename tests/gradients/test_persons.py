@@ -21,6 +21,7 @@ from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.outcome_losses import Hazards, Huber, MultiLabel, OutcomeLoss, Poisson, Squared
 from dpfl_plugin.gradients.persons import MeanLoss, Persons
+from dpfl_plugin.gradients.trials import Terms
 from dpfl_plugin.gradients.vmap import Vmap
 
 CLASSES = 3
@@ -218,4 +219,4 @@ def test_an_engine_that_clips_records_is_found_out() -> None:
     features = choice.made_up(persons, (4, 5), torch.zeros(2, 4, 5))
     expected_ = choice._Expected.of(persons, loss, features, choice.Terms(chunk_bytes=2**30))
     wrong = OfRecords(persons, loss, 2**30)
-    assert "are not autograd's" in str(choice._tried(wrong, expected_, "float32"))
+    assert "are not autograd's" in str(choice._tried(wrong, expected_, Terms(chunk_bytes=2**20)))

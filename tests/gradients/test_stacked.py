@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dpfl_plugin.core.balls import Normalised
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, layers
@@ -75,7 +76,7 @@ KINDS = pytest.mark.parametrize("kind", ["closed_form", "dense"])
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     classes=st.sampled_from([1, 2, 3, 17]),
     bias=st.booleans(),
-    clip=st.sampled_from(["flat", "own", "per_layer", "none"]),
+    clip=st.sampled_from(["flat", "own", "per_layer", "scaled", "none"]),
     chunk_bytes=st.sampled_from([1, 2000, 5000, 2**20]),
     activation=st.sampled_from(["ReLU", "Tanh", "Sigmoid", "ELU"]),
     seed=st.integers(0, 1000),
@@ -96,10 +97,12 @@ def test_each_silo_gets_what_it_gets_alone(
         "flat": [0.3] * len(sizes),
         "own": [0.01 * 5.0**number for number in range(len(sizes))],
         "per_layer": [tuple(0.1 * (layer + 1) for layer in range(depth))] * len(sizes),
+        "scaled": [Normalised(0.3, 0.2)] * len(sizes),
         "none": [math.inf] * len(sizes),
     }[clip]
     out = torch.full_like(y, math.nan, dtype=torch.float64)
-    norms = engine.clipped_sums(y, gathered(engine, records, rows), there(clip_norms), out)
+    gamma = 0.2 if clip == "scaled" else None
+    norms = engine.clipped_sums(y, gathered(engine, records, rows), there(clip_norms), out, gamma)
     for number, (one, chosen) in enumerate(zip(records.values(), rows, strict=True)):
         batch = one.select(torch.from_numpy(chosen))
         for other in (engine, Vmap(model, loss, 2**20)):
@@ -180,13 +183,15 @@ def test_parameters_that_are_not_finite_spoil_their_own_silo_only(kind: str) -> 
 @given(
     scale=st.floats(1e-6, 1e6),
     clip_norms=st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3),
+    gamma=st.one_of(st.none(), st.floats(-9, 3)),
     double=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_one_record_adds_at_most_its_silos_clip_norm(
-    kind: str, scale: float, clip_norms: list[float], double: bool, seed: int
+    kind: str, scale: float, clip_norms: list[float], gamma: float | None, double: bool, seed: int
 ) -> None:
-    """In float32, too: the contribution is added up in float64, and has no room beyond C."""
+    """Clipped, or scaled with a gamma that is a power of ten; in float32, too: the contribution is added up in float64,
+    and has no room beyond C."""
     model, _, engine = made(kind, 3, True, 2**20, "Tanh")
     dtype = torch.float64 if double else torch.float32
     generator = torch.Generator().manual_seed(seed)
@@ -196,7 +201,8 @@ def test_one_record_adds_at_most_its_silos_clip_norm(
     }
     y = torch.randn(3, Layout.of(model).dimension, generator=generator, dtype=torch.float64).to(dtype)
     out = torch.full_like(y, math.nan, dtype=torch.float64)
-    engine.clipped_sums(y, gathered(engine, records, [np.arange(1)] * 3), there(clip_norms), out)
+    stack, how = gathered(engine, records, [np.arange(1)] * 3), None if gamma is None else 10.0**gamma
+    engine.clipped_sums(y, stack, there(clip_norms), out, how)
     for row, clip_norm in zip(out, clip_norms, strict=True):
         assert float(row.double().norm()) <= clip_norm
 
