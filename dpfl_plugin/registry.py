@@ -28,6 +28,8 @@ from dpfl_plugin.errors import ConfigError, DpflError, PluginError, refusal, tol
 from dpfl_plugin.given import MissingError
 from dpfl_plugin.synonyms import meant, meant_plugin
 
+MISSING: Final = "is missing; it is required"
+NO_OPTION: Final = "is not a known option"
 GROUPS: Final = (
     "algorithms",
     "mechanisms",
@@ -190,19 +192,23 @@ def call(plugin: Callable[..., Any], *context: Any, where: str, **options: Any) 
 def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """``given`` with types converted and defaults filled in. Raises ConfigError as `build` does."""
     allowed = options(plugin)
-    for key in given:
-        if key not in allowed:
-            if why := refusal(plugin, key):
-                raise ConfigError(f"{where}.{key}: {why}")
-            known = ", ".join(allowed) or "none"
-            raise ConfigError(
-                f"{where}.{key} is not a known option{meant(key, allowed, where)}. Known options: {known}."
-            )
+    wrong = [_unknown(plugin, key, allowed, where) for key in given if key not in allowed]
+    if wrong:  # and with it what is missing, which often is the same option by another name
+        required = (name for name, option in allowed.items() if option.default is inspect.Parameter.empty)
+        wrong += [f"{where}.{name} {MISSING}" for name in required if name not in given]
+        known = f" Known options: {', '.join(allowed) or 'none'}." if any(NO_OPTION in one for one in wrong) else ""
+        raise ConfigError(";\n  ".join(wrong) + "." + known)
     model = _model_of_ours(plugin) if _is_ours(plugin) else _model_of(plugin, where)
     try:
         return {name: getattr(values, f"option_{name}") for values in [model(**given)] for name in allowed}
     except pydantic.ValidationError as error:
-        raise ConfigError("; ".join(describe(problem, where) for problem in error.errors()) + ".") from error
+        raise ConfigError(";\n  ".join(describe(problem, where) for problem in error.errors()) + ".") from error
+
+
+def _unknown(plugin: Callable[..., Any], key: str, allowed: Mapping[str, Any], where: str) -> str:
+    if why := refusal(plugin, key):
+        return f"{where}.{key}: {why.removesuffix('.')}"
+    return f"{where}.{key} {NO_OPTION}{meant(key, allowed, where)}"
 
 
 def _model_of(plugin: Callable[..., Any], where: str) -> type[_Options]:
@@ -265,6 +271,6 @@ def describe(problem: Any, where: str = "") -> str:
     """One pydantic problem as "key=value: what is wrong"."""
     path = ".".join(str(part) for part in (where, *problem["loc"]) if part != "")
     if problem["type"] == "missing":
-        return f"{path} is missing; it is required"
+        return f"{path} {MISSING}"
     message = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{path}={problem['input']!r}: {message.replace('input should be', 'must be', 1)}"

@@ -49,11 +49,12 @@ _TABLE: Final[dict[tuple[str, ...], tuple[str, str]]] = {
     ("rounds",): (
         "",
         "num_rounds n_rounds max_rounds comm_round comm_rounds communication_rounds global_rounds global_epochs "
-        "num_server_rounds",
+        "num_server_rounds t",
     ),
     ("algorithm.local_steps",): (
         STEPS,
-        "epochs epoch num_epochs n_epochs local_epochs local_epoch client_epochs inner_epochs",
+        "epochs epoch num_epochs n_epochs local_epochs local_epoch client_epochs inner_epochs k local_updates "
+        "local_iterations num_local_steps",
     ),
     ("algorithm.local_lr", "algorithm.lr"): (
         "",
@@ -84,6 +85,7 @@ _TABLE: Final[dict[tuple[str, ...], tuple[str, str]]] = {
         "",
         "num_clients n_clients number_of_clients client_num_in_total num_parties num_sites num_partitions",
     ),
+    ("data.dataset",): ("", "name dataset_name data_name"),
     ("data.test_fraction",): ("", "test_size test_split test_ratio"),
     ("data.partition",): ("", "partitioner partition_method"),
     ("data.dataset.label_column", "label"): ("", "target target_column label_col labels"),

@@ -117,12 +117,18 @@ def test_options() -> None:
         ({"count": 1, "rate": "x"}, r"block\.rate='x': .*number"),
         ({"count": 1, "mode": "c"}, r"block\.mode='c': .*'a' or 'b'"),
         ({"count": 1, "sizes": [1, "x"]}, r"block\.sizes\.1='x'"),
-        ({"count": "x", "rate": "y"}, r"block\.count='x'.*; block\.rate='y'"),
+        ({"count": "x", "rate": "y"}, r"block\.count='x'.*;\n  block\.rate='y'"),
         (
             {"count": 1, "rat": 1},
             r"block\.rat is not a .* \(did you mean 'rate'\?\)\. Known options: count, rate",
         ),
         ({"count": 1, "context": 1}, r"block\.context is not a known option"),
+        # All of it at once, and what there is said once.
+        (
+            {"rat": 1, "coun": 2},
+            r"^block\.rat .* \(did you mean 'rate'\?\);\n  block\.coun .* \(did you mean 'count'\?\);\n"
+            r"  block\.count is missing; it is required\. Known options: [a-z, ]*\.$",
+        ),
         ({"count": 13}, r"block\.count=13 must be lucky"),
     ],
 )
