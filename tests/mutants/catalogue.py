@@ -1444,7 +1444,7 @@ CLIPPING = (
         "tried-without-clipping",
         "an engine that gives one record's gradient to another passes its trial, since its plain sums are right",
         "gradients/choice.py",
-        "for bound in (math.inf, clip_norm):",
+        "for bound in (math.inf, expected.half, *expected.scaling(engine, terms)):",
         "for bound in (math.inf,):",
         ("tests/gradients/test_choice.py::test_an_engine_that_gives_one_records_gradient_to_another_is_found_out",),
     ),
