@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
@@ -201,16 +200,22 @@ def in_sums(algorithm: Algorithm) -> bool:
     released as it is, and nothing else. Only then has what a model tells of a silo the noise of all of a round.
 
     The second an algorithm says itself, by a true attribute ``sends_releases_alone``; without one it is not believed.
-    Nor is one whose class has another `local_update` or `aggregate` than the class that says so.
+    Nor is one whose class has another `local_update` or `aggregate` than the class that says so, or, if it is not of
+    this package, any method of its own.
     """
-    order = {name: place for place, kind in reversed([*enumerate(type(algorithm).__mro__)]) for name in vars(kind)}
-    said = order.get("sends_releases_alone", math.inf)
-    of_this = all(said <= order.get(name, -1) for name in ("local_update", "aggregate"))
+    order = type(algorithm).__mro__
+    said = next((place for place, kind in enumerate(order) if "sends_releases_alone" in vars(kind)), len(order))
     return (
-        of_this
+        not any(map(_changes_what_is_sent, order[:said]))
         and bool(getattr(algorithm, "sends_releases_alone", False))
         and not algorithm.init_silos(torch.zeros(1), 1)
     )
+
+
+def _changes_what_is_sent(kind: type) -> bool:
+    if kind.__module__.startswith("dpfl_plugin."):
+        return any(name in vars(kind) for name in ("local_update", "aggregate"))
+    return any(callable(value) or hasattr(value, "__get__") for name, value in vars(kind).items() if name[:2] != "__")
 
 
 @runtime_checkable

@@ -307,9 +307,10 @@ def _tell_of_other_code(what: str, sweep: Sweep, rows: Sequence[Row], finished: 
         other = [code for code in of if code.changed()]
         if other:
             changed = sorted({name for code in other for name in code.changed()})
-            left = "left as they are" if said == "finished" else "continued with this one's"
+            left = "left as before" if said == "finished" else "continued with this one's"
+            runs, are = ("1 run was", "is") if len(other) == 1 else (f"{len(other)} runs were", "are")
             tell(
-                f"{what}: {len(other)} runs were {said} by another version of this package, and are {left}: the "
+                f"{what}: {runs} {said} by another version of this package, and {are} {left}: the "
                 f"numbers will say so. What changed: {_few(changed)}. To make all anew, remove {sweep.runs}."
             )
 

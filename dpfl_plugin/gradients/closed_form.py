@@ -33,8 +33,9 @@ from dpfl_plugin.gradients.wrapped import unwrapped
 
 # torch's softmax over 16 columns is 6 times as fast as over 10: a whole vector register.
 LANES = 16
-# exp(-1e4) is exactly 0 in float32 and float64: a padded class has probability, residual and gradient 0.
-PADDING_BIAS = -1e4
+# Below any output that counts as finite, so that a padded class has probability, residual and gradient 0; and a number
+# of every format that products are computed in.
+PADDING_BIAS = -3e38
 
 # Bytes of a record for each layer beside its outputs: squares and factors in float64, and a norm.
 OF_LAYER = 28

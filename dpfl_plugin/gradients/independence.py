@@ -91,6 +91,7 @@ def check_outputs(model: nn.Module, features: Tensor) -> None:
                 x = features.to(dtype) if features.is_floating_point() else features
                 if _check_model(model, x, 0.0, dtype) is None:
                     raise UnsupportedError("the model's outputs are not finite on made-up records.")
+                _check_scales(model, x, dtype)
                 return
         except UnsupportedError:
             raise
@@ -114,6 +115,7 @@ def _check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int, dtyp
                 "that it starts with."
             )
         outputs.append(found)
+    _check_scales(model, x, dtype)
     return _LossTrial(loss, outputs, batch_size).check()
 
 
@@ -139,6 +141,22 @@ def _check_model(model: nn.Module, x: Tensor, spread: float, dtype: torch.dtype,
     if spread and not _check_slopes(run, x, [value for value in values.values() if value.requires_grad], expected):
         return None
     return outputs
+
+
+def _check_scales(model: nn.Module, x: Tensor, dtype: torch.dtype) -> None:
+    """The same beside records of other scales: a layer that looks whether there are pixels up to 255 looks at all."""
+    if not x.is_floating_point() or torch.equal(x, x.round()):  # words have no scale
+        return
+    within = x.sigmoid()
+    several = [within, x, 255.0 * within, 100.0 * x]
+    rows = [several[row % len(several)][row] for row in range(len(x))]
+    for spread in (0.0, SPREADS[-1]):
+        try:
+            _check_model(model, torch.stack(rows), spread, dtype)
+        except UnsupportedError:
+            raise
+        except Exception:  # what is made for records of one scale may fail at another
+            return
 
 
 def _check_slopes(run: Callable[[Tensor], Tensor], x: Tensor, trained: list[Tensor], expected: Tensor) -> bool:

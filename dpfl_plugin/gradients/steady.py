@@ -12,13 +12,11 @@ whoever's code it is: torch's own Embedding writes to them, if it is told to.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import operator
-import types
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Generic, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,18 +24,11 @@ from torch import Tensor, nn
 
 from dpfl_plugin.errors import ChangedError
 from dpfl_plugin.gradients.base import Loss
-from dpfl_plugin.gradients.persons import MeanLoss
 from dpfl_plugin.gradients.precision import products
+from dpfl_plugin.gradients.whose import HOOKS, inner, is_own_value, keeps_nothing
 from dpfl_plugin.models.attributes import describe
 from dpfl_plugin.models.fixed import fixed_tensors
 
-_KEEP_NOTHING: Final = ("torch", "dpfl_plugin", "opacus")
-_OF_USERS: Final = ("torch.fx", "torch.jit")  # classes of torch's that are made of users' code
-# Not all of torch's: observers of quantisation keep what they saw, and a parametrised layer has a class of torch's over
-# a user's.
-_LAYERS: Final = ("torch.nn.modules.", "dpfl_plugin.", "opacus.")
-_BASES: Final = (object, Generic, Protocol, abc.ABC)
-_OF_PYTHON: Final = frozenset({"typing", "typing_extensions", "functools", "dataclasses"})  # wrappers, no more
 _NAMESPACES: Final = (
     "torch",
     "torch.nn.functional",
@@ -46,9 +37,6 @@ _NAMESPACES: Final = (
     "torch.special",
     "torch.nn.Module",
 )
-# What libraries add to torch's classes, by names that neither torch nor Python looks up.
-_ADDED: Final = frozenset({"smart_apply"})  # by transformers, with the first model that it makes
-_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 CHANGED: Final = (
     "the own code of the model or the loss, or of a callback, changed {} while silos computed, or since they computed "
@@ -59,75 +47,6 @@ CHANGED: Final = (
 )
 KEPT: Final = "an attribute, a buffer, a frozen parameter, a hook or a global variable that it reads"
 PARAMETERS: Final = "the parameters that it was asked at"
-
-
-def keeps_nothing(model: nn.Module, loss: Loss) -> bool:
-    """Whether all code of a model and its loss is torch's, Opacus' or this package's, and nobody put anything in."""
-    inner = _inner(loss)
-    of_loss = _layers_are_known(inner) if isinstance(inner, nn.Module) else _is_known_code(inner)
-    return of_loss and _layers_are_known(model) and _torch_is_its_own()
-
-
-def _inner(loss: Loss) -> Any:
-    """The loss of one record, where it is of the mean over a person's. What any other keeps as ``loss`` is not all."""
-    return loss.loss if type(loss) is MeanLoss else loss
-
-
-def _torch_is_its_own() -> bool:
-    """Whether nobody put a function of their own into torch before, or hooks on all layers."""
-    if any(hooks for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_")):
-        return False
-    places = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.special)
-    return all(_is_ours(value) for place in places for value in vars(place).values())
-
-
-def _is_ours(value: Any) -> bool:
-    """Whether a value is no function, or one of torch's, Opacus', this package's or Python's typing."""
-    if not isinstance(value, types.FunctionType):
-        return True
-    written = _written_in(value)
-    return written in _OF_PYTHON or _is_known(written)
-
-
-def _layers_are_known(module: nn.Module) -> bool:
-    return all(map(_is_known_layer, module.modules()))
-
-
-def _is_known_layer(layer: nn.Module) -> bool:
-    """Whether all its classes are, by what they say and by the code of their methods, and nothing of somebody else's
-    was put in: a function, such as an activation or a method of this one layer; a layer that is none of its layers; a
-    hook; a tensor of a class of its own."""
-    classes = [kind for kind in type(layer).__mro__ if kind not in _BASES]
-    held = vars(layer).values()
-    functions = [value for value in held if callable(value) and not isinstance(value, nn.Module)]
-    tensors = [tensor for of in _held(layer) for tensor in of.values()] + [v for v in held if isinstance(v, Tensor)]
-    return (
-        all(map(_is_known_class, classes))
-        and all(map(_is_known_code, functions))
-        and not any(isinstance(value, nn.Module) for value in held)
-        and not any(getattr(layer, hooks, None) for hooks in _HOOKS)
-        and all(tensor is None or _is_known(type(tensor).__module__) for tensor in tensors)
-    )
-
-
-def _is_known_class(kind: type) -> bool:
-    methods = (value for name, value in vars(kind).items() if name not in _ADDED)
-    return kind.__module__.startswith(_LAYERS) and all(map(_is_ours, methods))
-
-
-def _is_known(module: str) -> bool:
-    return module.partition(".")[0] in _KEEP_NOTHING and not module.startswith(_OF_USERS)
-
-
-def _is_known_code(code: Any) -> bool:
-    """Whether a function, or an object, is known, and with it whatever functions it calls that it was made with."""
-    if not _is_known(_written_in(code)):
-        return False
-    held: tuple[Any, ...] = ()
-    if isinstance(code, types.FunctionType):
-        held = *(code.__closure__ or ()), *(code.__defaults__ or ()), *(code.__kwdefaults__ or {}).values()
-    called = [getattr(code, "__wrapped__", None), *(getattr(cell, "cell_contents", cell) for cell in held)]
-    return all(_is_known_code(one) for one in called if callable(one) and one is not code)
 
 
 def check_parameters(before: Tensor, after: Tensor) -> None:
@@ -221,7 +140,7 @@ def _put_in(module: nn.Module) -> Iterator[tuple[str, object]]:
         for node in layer.graph.nodes if isinstance(layer, torch.fx.GraphModule) else ():
             if node.op == "call_function":
                 yield f"{path}.{node.name}", node.target
-        for hooks in _HOOKS:
+        for hooks in HOOKS:
             for number, hook in enumerate(getattr(layer, hooks).values()):
                 ours = str(getattr(hook, "__module__", "")).startswith("dpfl_plugin.")
                 yield f"{path}{hooks}[{number}]", None if ours else hook
@@ -284,7 +203,12 @@ class _Functions:
         self._place, self._base = place, base
         now, owner = self._now(), self._owner()
         classes = owner.__mro__[base:] if isinstance(owner, type) else [owner]
-        callables = {name: value for one in classes for name, value in vars(one).items() if callable(value)}
+        callables = {
+            name: value
+            for one in classes
+            for name, value in vars(one).items()
+            if callable(value) or isinstance(value, property | staticmethod | classmethod)
+        }
         self._names, self._known = tuple(callables), tuple(map(now.get, callables))
 
     def _owner(self) -> Any:
@@ -305,23 +229,15 @@ class _Functions:
             return None
         for name, known in zip(self._names, self._known, strict=True):
             function = now.get(name, known)
-            if function is not known and callable(function) and not _is_known(_written_in(function)):
+            if function is not known and not is_own_value(function):
                 return f"{self._place}.{name}"
         return None
 
 
-def _written_in(function: Any) -> str:
-    """The module of its code, whatever it says: `functools.wraps` has a function say that it is what it wraps."""
-    if isinstance(function, types.FunctionType):
-        return str(function.__globals__.get("__name__", ""))
-    own = type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
-    return str(getattr(function if isinstance(function, own) else type(function), "__module__", ""))
-
-
 def _functions(model: nn.Module, loss: Loss) -> list[_Functions]:
     """Of `_NAMESPACES`, and of torch's own classes of layers, whose `forward` is called."""
-    inner = _inner(loss)
-    layers = [*model.modules(), *(inner.modules() if isinstance(inner, nn.Module) else ())]
+    of_loss = inner(loss)
+    layers = [*model.modules(), *(of_loss.modules() if isinstance(of_loss, nn.Module) else ())]
     classes = {one for layer in layers for one in type(layer).__mro__ if one.__module__.startswith("torch.nn.modules.")}
     places = [*_NAMESPACES, *sorted(f"{one.__module__}.{one.__qualname__}" for one in classes - {nn.Module})]
     found = [_Functions(place) for place in places]

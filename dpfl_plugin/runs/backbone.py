@@ -40,6 +40,10 @@ PUBLIC: Final = (
     "its parameters, buffers, structure and code). This costs no epsilon if the module was made without these records, "
     "e.g. trained on public data: that is assumed, and cannot be checked here"
 )
+TRUSTED: Final = (
+    "; it computes with what no digest shows ({doubts}): that a record's features are made of that record alone was "
+    "tried on made-up records, and is taken on trust"
+)
 KEPT: Final = (
     "backbone: the features are kept in {folder}: they tell as much as the records. Remove it after the last run"
 )
@@ -174,7 +178,8 @@ def backbone(
     federation.columns = ()
     if federation.inputs is not None:
         federation.inputs = replace(federation.inputs, backbones=(*federation.inputs.backbones, made.digest))
-    return [PUBLIC.format(factory=factory, digest=made.digest)]
+    trusted = TRUSTED.format(doubts="; ".join(made.doubts)) if made.doubts else ""
+    return [PUBLIC.format(factory=factory, digest=made.digest) + trusted]
 
 
 def _computed(made: Backbone, factory: str, x: Features, batch_size: int, place: torch.device) -> Features:

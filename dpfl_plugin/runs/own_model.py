@@ -7,13 +7,13 @@ from typing import Final
 from torch import nn
 
 from dpfl_plugin.gradients.base import Loss
-from dpfl_plugin.gradients.steady import keeps_nothing
+from dpfl_plugin.gradients.whose import keeps_nothing
 
 OWN_MODEL: Final = (
     "The model or the loss has code from outside this package. Epsilon holds if it computes each record's output from "
     "that record and the parameters alone, and keeps nothing from call to call. It was tried on made-up records, and "
-    "looked at after every round for what it keeps in attributes, buffers, hooks and global variables; whatever else "
-    "it may do is taken on trust."
+    "looked at after every round for what it keeps in attributes, buffers and hooks, and, unless it was installed as a "
+    "package, in classes and global variables; whatever else it may do is taken on trust."
 )
 
 

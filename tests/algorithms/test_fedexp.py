@@ -177,4 +177,13 @@ def test_what_an_algorithm_says_of_its_uploads_is_not_believed_of_another_that_i
         def local_update(self, down, silos, oracle, plan):
             return super().local_update(down, silos, oracle, plan)
 
-    assert not in_sums(Remembers(local_steps=2, local_lr=0.1))
+    class SendsSquares(FedAvg):
+        def squares(self, update, oracle, plan):
+            return {"square": oracle.squared_norm(update, plan.local_lr)}
+
+    class Renamed(FedAvg):
+        """No code of its own."""
+
+    for made in (Remembers, SendsSquares):
+        assert not in_sums(made(local_steps=2, local_lr=0.1)), made
+    assert in_sums(Renamed(local_steps=2, local_lr=0.1))

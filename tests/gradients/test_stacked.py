@@ -207,6 +207,23 @@ def test_one_record_adds_at_most_its_silos_clip_norm(
         assert float(row.double().norm()) <= clip_norm
 
 
+@KINDS
+def test_classes_that_only_fill_up_have_no_part_however_small_the_outputs(kind: str) -> None:
+    """Far below any bias that is large enough for usual outputs; one by one by torch's operations, and together."""
+    model, loss, engine = made(kind, 3, False, 2**20, "Tanh")
+    model, engine._fused = model.float(), None
+    generator = torch.Generator().manual_seed(0)
+    (records,) = silos([5], 3, generator).values()
+    records = Records(records.features.float() + 5, records.labels)
+    y = -1e6 * torch.rand(Layout.of(model).dimension, generator=generator)
+    expected, _ = by_itself(Vmap(model, loss, 2**20), y, records, 0.5)
+    stack = gathered(engine, {0: records, 1: records}, [np.arange(5)] * 2)
+    out = torch.full((2, len(y)), math.nan, dtype=torch.float64)
+    engine.clipped_sums(y.expand(2, -1), stack, there([0.5] * 2), out)
+    for found in (by_itself(engine, y, records, 0.5)[0], *out):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_pool_keeps_every_record_and_gathers_what_is_asked() -> None:
     generator = torch.Generator().manual_seed(0)
     records = silos([3, 1, 4], 3, generator)

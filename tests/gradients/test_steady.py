@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,17 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver
 from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode
 
-from dpfl_plugin import PrivateOracle, registry
+from dpfl_plugin import Field, Fields, FieldsModel, PrivateOracle, registry
 from dpfl_plugin.errors import ChangedError, DpflError
 from dpfl_plugin.gradients.base import Engine, Records
 from dpfl_plugin.gradients.losses import cross_entropy
+from dpfl_plugin.gradients.outcome_losses import Foreign, Squared
 from dpfl_plugin.gradients.persons import MeanLoss
-from dpfl_plugin.gradients.steady import Steady, keeps_nothing
+from dpfl_plugin.gradients.steady import Steady
+from dpfl_plugin.gradients.whose import keeps_nothing
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, run, write
 
@@ -304,9 +308,40 @@ def compiled_loss() -> Any:
         return torch.jit.trace(own_loss, (torch.ones(2, 3), torch.ones(2)))
 
 
+class Method:
+    """Whose bound method may keep anything in what it is bound to."""
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs
+
+
+class OwnSquared(Squared):
+    """With code of a user's, of a class of ours."""
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs
+
+
+@torch.library.custom_op("dpfl_tests::own_loss", mutates_args=())
+def own_operator(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.sum(dim=1)
+
+
+OUTCOME = Squared(0.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("make_loss", "known"),
     [
+        (lambda: OUTCOME, True),
+        (lambda: MeanLoss(Foreign(functional.mse_loss, OUTCOME)), True),
+        (lambda: Foreign(own_loss, OUTCOME), False),
+        (lambda: MeanLoss(Foreign(own_loss, OUTCOME)), False),
+        (lambda: OwnSquared(0.0, 1.0), False),
+        (lambda: Method().loss, False),
+        (lambda: own_operator, False),
+        (lambda: torch.vmap(nn.Sequential(Quiet())), False),
+        (lambda: torch.distributions.transforms.ComposeTransform([own_loss]), False),
         (lambda: cross_entropy, True),
         (lambda: functional.cross_entropy, True),
         (lambda: nn.CrossEntropyLoss(reduction="none"), True),
@@ -375,9 +410,37 @@ def with_a_layer_put_in() -> nn.Module:
     return layer
 
 
+class OwnDict(dict[str, Any]):
+    """May do anything when it is read."""
+
+
+class OwnNumber(int):
+    """The same."""
+
+
+class OwnFields(Fields):
+    def unpack(self, x: Tensor) -> dict[str, Tensor]:
+        return super().unpack(x)
+
+
+def with_its_own(**values: Any) -> nn.Module:
+    layer = nn.Linear(3, 3)
+    vars(layer).update(values)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("make_layer", "known"),
     [
+        (lambda: nn.LSTM(3, 3, 2, bidirectional=True), True),
+        (lambda: nn.Transformer(8, 2, 1, 1, 8, batch_first=True), True),
+        (lambda: nn.ParameterDict({"a": nn.Parameter(torch.ones(2))}), True),
+        (lambda: nn.Conv2d(1, 2, 3, padding="same"), True),
+        (lambda: FieldsModel(nn.Linear(3, 3), Fields(x=Field((3,)))), True),
+        (lambda: FieldsModel(nn.Linear(3, 3), OwnFields(x=Field((3,)))), False),
+        (lambda: with_its_own(_parameters=OwnDict(nn.Linear(3, 3)._parameters)), False),
+        (lambda: with_its_own(in_features=OwnNumber(3)), False),
+        (lambda: with_its_own(kept=[own_activation]), False),
         (lambda: nn.Embedding(5, 3), True),
         (lambda: nn.MultiheadAttention(8, 2), True),
         (lambda: nn.TransformerEncoderLayer(8, 2, 8, activation="gelu"), True),
@@ -397,13 +460,65 @@ def test_whose_code_of_a_layer_keeps_nothing(make_layer: Callable[[], nn.Module]
     assert keeps_nothing(nn.Sequential(make_layer()), cross_entropy) == known
 
 
+class Disguised:
+    """Says that it is a function, as tracing libraries' wrappers do."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return types.FunctionType
+
+    def __call__(self, *given: Any) -> Any:
+        return self.wrapped(*given)
+
+
+class Descriptor:
+    def __get__(self, layer: Any, kind: Any) -> Any:
+        return layer._parameters["weight"]
+
+
+class Mode(BaseTorchFunctionMode):
+    """Sees all that torch computes."""
+
+
 def test_torch_that_was_patched_before_is_not_taken_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     assert keeps_nothing(net, cross_entropy) and keeps_nothing(net, MeanLoss(cross_entropy))
-    for owner, name in ((functional, "relu"), (nn.ReLU, "forward"), (torch.Tensor, "tanh")):
+    linear = sys.modules[nn.Linear.__module__]
+    for owner, name, put_in in (
+        (functional, "relu", lambda *given: given[-1]),
+        (functional, "relu", Method().loss),
+        (functional, "relu", functools.partial(own_activation)),
+        (functional, "relu", own_operator),
+        (functional, "relu", Disguised(functional.relu)),
+        (functional, "relu", torch.no_grad()(own_activation)),
+        (functional, "relu", [].append),
+        (nn.ReLU, "forward", lambda *given: given[-1]),
+        (nn.ReLU, "forward", functools.partialmethod(own_loss)),
+        (nn.Linear, "weight", property(own_activation)),
+        (nn.Linear, "weight", Descriptor()),
+        (torch.Tensor, "tanh", lambda *given: given[-1]),
+        (torch.autograd, "grad", own_loss),
+        (torch._VF, "lstm", own_loss),
+        (linear, "F", types.SimpleNamespace(**vars(functional))),
+    ):
         with monkeypatch.context() as patched:
-            patched.setattr(owner, name, lambda *given: given[-1])
-            assert not keeps_nothing(net, cross_entropy), name
+            patched.setattr(owner, name, put_in, raising=False)
+            assert not keeps_nothing(net, cross_entropy), (name, put_in)
+        assert keeps_nothing(net, cross_entropy), name
+    with monkeypatch.context() as patched:
+        patched.setitem(GradSampleModule.GRAD_SAMPLERS, nn.PReLU, own_activation)
+        assert not keeps_nothing(net, cross_entropy)
+    for on in (Mode(), torch.autograd.graph.saved_tensors_hooks(own_activation, own_activation)):
+        with on:
+            assert not keeps_nothing(net, cross_entropy), on
+    with torch.device("cpu"):
+        assert keeps_nothing(net, cross_entropy), "a mode of torch's own"
     handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
     assert not keeps_nothing(net, cross_entropy)
     handle.remove()

@@ -16,7 +16,7 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.losses import cross_entropy
-from dpfl_plugin.gradients.steady import keeps_nothing
+from dpfl_plugin.gradients.whose import keeps_nothing
 from dpfl_plugin.models.build import check_model
 
 if any(importlib.util.find_spec(name) is None for name in ("peft", "transformers")):

@@ -201,7 +201,7 @@ def test_a_run_of_two_versions_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     one.write_text(json.dumps({**json.loads(one.read_text()), "package_sha256": "0" * 64, "modules": {"oracle": "0"}}))
     told: list[str] = []
     (done,) = dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", tell=told.append)
-    assert any("1 runs were begun by another version" in text and "oracle" in text for text in told)
+    assert any("1 run was begun by another version" in text and "oracle" in text for text in told)
     assert done.numbers is not None and done.numbers.code == sorted(["0" * 64, package_sha256()])
     assert done.numbers.changed() == [numbers_of.WHOLE]
 

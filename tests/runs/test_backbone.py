@@ -54,7 +54,7 @@ from torch import nn
 class Remembers(nn.Module):
     def __init__(self):
         super().__init__()
-        self.register_buffer("most", torch.full((1,), 50.0))
+        self.register_buffer("most", torch.full((1,), 5000.0))
 
     def forward(self, x):
         self.most.copy_(torch.maximum(self.most, x.float().max()))
@@ -224,7 +224,7 @@ def test_a_module_that_remembers_records_is_refused_after_the_fact(
     assert not Backbone.made("remembering:remembers", {}, SHAPE).doubts  # it could be kept
     for cache in (None, "kept", "kept"):
         with pytest.raises(UnsupportedError, match="changed while it computed"):
-            made(100 * images(5), base=tmp_path, cache=cache, factory="remembering:remembers")
+            made(10_000 * images(5), base=tmp_path, cache=cache, factory="remembering:remembers")
 
 
 def test_features_that_are_not_finite_are_told() -> None:
@@ -322,6 +322,8 @@ def test_what_no_digest_shows_is_not_kept(tmp_path: Path) -> None:
     with mock.patch(f"{HERE}.network", return_value=Hidden()):
         federation = made(images(5), base=tmp_path, cache="kept")
     assert not (tmp_path / "kept").exists() and any("anew each time" in note for note in federation.notes)
+    (caveat,) = federation.caveats
+    assert "what no digest shows (" in caveat and "hooks" in caveat and "taken on trust" in caveat
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

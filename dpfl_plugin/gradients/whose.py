@@ -1,0 +1,253 @@
+"""Whose code a model, a loss and torch itself are: this package's, torch's and Opacus', or somebody else's as well.
+
+Code of the first kind keeps nothing from call to call; somebody else's is looked after (`steady`), and statements name
+it. What is not recognised counts as somebody else's: objects of torch's that hold functions of users, callables of any
+other kind, classes of containers or numbers of their own. Code counts by where it was written, not by what it says.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import sys
+import types
+import weakref
+from collections import OrderedDict
+from typing import Any, Final, Generic, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.outcome_losses import Foreign
+from dpfl_plugin.gradients.persons import MeanLoss
+
+_KEEP_NOTHING: Final = ("torch", "dpfl_plugin", "opacus")
+# Not all of torch's: observers of quantisation keep what they saw, and a parametrised layer has a class of torch's over
+# a user's.
+_LAYERS: Final = ("torch.nn.modules.", "dpfl_plugin.", "opacus.")
+_OBJECTS: Final = ("dpfl_plugin.", "opacus.")  # whose classes beside layers are known, with what their objects hold
+_BASES: Final = (object, Generic, Protocol, abc.ABC)
+# Of Python's: what stands in torch's namespaces and computes nothing that it was not given.
+_OF_PYTHON: Final = frozenset(
+    {"builtins", "typing", "typing_extensions", "functools", "dataclasses", "types", "abc", "_abc", "contextlib"}
+    | {"collections", "enum", "_thread", "_frozen_importlib", "_frozen_importlib_external", "importlib._bootstrap"}
+)
+_USED_BY_TORCH: Final = ("numpy", "typing_extensions", "pybind11_builtins", "collections", "importlib")
+# What libraries add to torch's classes, by names that neither torch nor Python looks up.
+_ADDED: Final = frozenset({"smart_apply"})  # by transformers, with the first model that it makes
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis))
+_OF_TORCH: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_CONTAINERS: Final = (list, tuple, set, frozenset, torch.Size)
+
+
+def keeps_nothing(model: nn.Module, loss: Loss) -> bool:
+    """Whether all code of a model and its loss is torch's, Opacus' or this package's, and nobody put anything in."""
+    return _is_known_code(loss) and _layers_are_known(model) and _torch_is_its_own()
+
+
+def inner(loss: Loss) -> Any:
+    """The loss of one record, and the user's own, where this package's is around it. What any other keeps as ``loss``
+    is not all of it."""
+    while type(loss) in (MeanLoss, Foreign):
+        loss = loss.loss  # type: ignore[attr-defined]
+    return loss
+
+
+@functools.lru_cache(maxsize=4096)  # thousands of values are looked at, of a few modules
+def is_known(module: str) -> bool:
+    """Whether code of this module keeps nothing."""
+    return module.partition(".")[0] in _KEEP_NOTHING
+
+
+def is_own_value(value: Any) -> bool:
+    """Whether what stands in a namespace or a class of torch's is torch's own, or of Python's that it uses there."""
+    kind = type(value)  # not isinstance: wrappers say that they are of the class of what they wrap
+    if kind in (staticmethod, classmethod):
+        return is_own_value(value.__func__)
+    if kind is property:
+        return all(map(is_own_value, (value.fget, value.fset, value.fdel)))
+    if issubclass(kind, type | types.ModuleType):
+        name = value.__module__ if issubclass(kind, type) else value.__name__
+        return name.partition(".")[0] in (*_KEEP_NOTHING, *_USED_BY_TORCH) or name in sys.stdlib_module_names
+    if callable(value):
+        return _is_known_code(value, of_python=True)
+    if hasattr(kind, "__get__"):
+        return kind.__module__ == "builtins"
+    return _is_of_python(kind.__module__) or is_known(kind.__module__)
+
+
+def _torch_is_its_own() -> bool:
+    """Whether nobody put a function of their own into torch before, or hooks on all layers, or what is asked about all
+    that is computed; or into Opacus, for a layer's gradients."""
+    if any(hooks for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_")):
+        return False
+    modes = (
+        torch.overrides._get_current_function_mode_stack(),
+        torch.utils._python_dispatch._get_current_dispatch_mode_stack(),
+    )
+    if not all(is_known(type(mode).__module__) for stack in modes for mode in stack) or _saves_otherwise():
+        return False
+    opacus = sys.modules.get("opacus.grad_sample.grad_sample_module")
+    samplers = () if opacus is None else opacus.GradSampleModule.GRAD_SAMPLERS.values()
+    places = (
+        torch,
+        torch.nn.functional,
+        torch.Tensor,
+        torch.linalg,
+        torch.special,
+        torch._VF,
+        torch.autograd,
+        torch.func,
+    )
+    values = (value for place in places for value in list(vars(place).values()))
+    return all(map(_is_known_code, samplers)) and all(map(is_own_value, values))
+
+
+def _saves_otherwise() -> bool:
+    """Whether what backward passes need is kept by hooks (`torch.autograd.graph.saved_tensors_hooks`)."""
+    asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return asked is not None and asked(True) is not None
+
+
+def _layers_are_known(module: nn.Module) -> bool:
+    return all(map(_is_known_layer, module.modules()))
+
+
+def _is_known_layer(layer: nn.Module) -> bool:
+    """Whether all its classes are, by what they say and by the code of their methods, and nothing of somebody else's
+    was put in: a function, such as an activation or a method of this one layer; a layer that is none of its layers; a
+    hook; a tensor, a container or any other object of a class of its own."""
+    held = vars(layer)
+    modules = held.get("_modules", {})
+    return (
+        all(map(_is_known_class, _classes(type(layer))))
+        and not any(getattr(layer, hooks, None) for hooks in HOOKS)
+        and type(modules) in (dict, OrderedDict)
+        and not any(issubclass(type(value), nn.Module) for value in held.values())
+        and all(_is_known_thing(value) for name, value in held.items() if name != "_modules")
+    )
+
+
+def _classes(kind: type) -> list[type]:
+    return [one for one in kind.__mro__ if one not in _BASES]
+
+
+def _is_known_class(kind: type, of: tuple[str, ...] = _LAYERS) -> bool:
+    methods = (value for name, value in vars(kind).items() if name not in _ADDED)
+    return kind.__module__.startswith(of) and all(map(is_own_value, methods)) and _uses_torch(kind.__module__)
+
+
+def _uses_torch(module: str) -> bool:
+    """Whether a module of layers calls torch by the names that it does."""
+    found = vars(sys.modules[module])
+    return all(isinstance(found[name], types.ModuleType) for name in ("F", "_VF", "torch") if name in found)
+
+
+def _is_known_thing(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether what a layer, a loss or a function was given is plain, or known with all that it holds."""
+    kind = type(value)
+    if kind in _PLAIN or id(value) in within:
+        return True
+    within = (*within, id(value))
+    if kind in (dict, OrderedDict):
+        return all(_is_known_thing(part, within) for item in value.items() for part in item)
+    if kind in _CONTAINERS:
+        return all(_is_known_thing(part, within) for part in value)
+    if issubclass(kind, Tensor):
+        return is_known(kind.__module__)
+    if issubclass(kind, type):
+        return is_own_value(value)
+    return _is_known_code(value, within) if callable(value) else _is_known_object(value, within)
+
+
+def _is_known_object(value: Any, within: tuple[int, ...]) -> bool:
+    """Whether it is a number format or the like of torch's, or of a class of this package's or Opacus' that is no
+    layer, with all that it holds."""
+    if type(value) in _OF_TORCH:
+        return True
+    classes = _classes(type(value))
+    names = {name for one in classes for name in _slots(one)} | set(getattr(value, "__dict__", ()))
+    held = (getattr(value, name, None) for name in names)
+    return all(_is_known_class(one, _OBJECTS) for one in classes) and all(_is_known_thing(one, within) for one in held)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _is_known_code(code: Any, within: tuple[int, ...] = (), *, of_python: bool = False) -> bool:
+    """Whether something that is called is known, and with it whatever it was made with.
+
+    Args:
+        of_python: Python's own counts as well, as far as what it was made with is known.
+    """
+    kind, within = type(code), (*within, id(code))
+    if issubclass(kind, nn.Module):
+        return _layers_are_known(code)
+    if kind is types.FunctionType:
+        known = is_known(_written_in(code)) or (of_python and _is_of_python(_written_in(code)))
+        return known and all(_is_made_of_known(one, within) for one in _made_with(code))
+    if kind is types.MethodType:
+        return _is_known_code(code.__func__, within) and _is_known_thing(code.__self__, within)
+    if issubclass(kind, type):
+        return is_known(code.__module__)
+    if kind is types.BuiltinFunctionType:
+        of = code.__self__
+        plain = of is None or isinstance(of, type | types.ModuleType) or _is_of_pybind(type(of))
+        return (is_known(str(code.__module__)) or of_python) and (plain or is_known(type(of).__module__))
+    if kind in (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, weakref.ref):
+        return True
+    if kind is torch._ops.OpOverloadPacket:
+        return bool(code._qualified_op_name.startswith("aten::"))
+    if kind is functools._lru_cache_wrapper:
+        return _is_known_code(code.__wrapped__, within, of_python=of_python)
+    if of_python and kind.__module__ in ("typing", "typing_extensions"):
+        return True
+    return _is_known_object(code, within)
+
+
+def _made_with(function: types.FunctionType) -> list[Any]:
+    if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function)):
+        return []
+    cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return [one for one in (*cells, *defaults, getattr(function, "__wrapped__", None)) if one is not function]
+
+
+def _is_made_of_known(value: Any, within: tuple[int, ...]) -> bool:
+    """As `_is_known_thing`, of what a function of torch's or ours has: only what can be called counts, in whatever it
+    is; what it was given beside that, it uses as its own code says."""
+    if id(value) in within:
+        return True
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        return all(_is_made_of_known(one, (*within, id(value))) for one in value.values())
+    if kind in _CONTAINERS:
+        return all(_is_made_of_known(one, (*within, id(value))) for one in value)
+    if issubclass(kind, type):  # a class of Python's or torch's, as an annotation or to compare with
+        return is_own_value(value)
+    return not callable(value) or _is_known_code(value, within, of_python=True)
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is cell
+    except ValueError:
+        return True
+
+
+def _is_of_pybind(kind: type) -> bool:
+    """Of what keeps a function of C++, of which Python is told nothing."""
+    return kind.__name__ == "PyCapsule" or kind.__module__.startswith("pybind11")
+
+
+def _is_of_python(module: str) -> bool:
+    return module in _OF_PYTHON
+
+
+def _written_in(function: types.FunctionType) -> str:
+    """The module of its code, whatever it says: `functools.wraps` has a function say that it is what it wraps."""
+    return str(function.__globals__.get("__name__", ""))
