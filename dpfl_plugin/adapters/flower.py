@@ -106,7 +106,11 @@ def private_client_app(
 
     @app.query(TABLE)
     def who(message: Message, context: Context) -> Message:
-        return Message(RecordDict({TABLE: ConfigRecord({"silo": _silo_id(context)})}), reply_to=message)
+        try:
+            silo = _silo_id(context)
+        except ConfigError as error:
+            return refused(message, str(error))
+        return Message(RecordDict({TABLE: ConfigRecord({"silo": silo})}), reply_to=message)
 
     @app.train(TABLE)
     def train(message: Message, context: Context) -> Message:
@@ -173,11 +177,11 @@ def _answered(
 
 
 def _silo_id(context: Context) -> int:
-    found = context.node_config.get("partition-id")
-    if type(found) is not int:
+    found, silos = context.node_config.get("partition-id"), context.run_config.get(f"{TABLE}.num_silos")
+    if type(found) is not int or found < 0 or (type(silos) is int and found >= silos):
         raise ConfigError(
-            f"node-config partition-id={found!r} must be this silo's number, from 0: flower-supernode --node-config "
-            "'partition-id=0'."
+            f"node-config partition-id={found!r} must be this silo's number, from 0 and below {SOURCE} num_silos="
+            f"{silos!r}: flower-supernode --node-config 'partition-id=0'."
         )
     return found
 
@@ -424,17 +428,16 @@ class PrivateStrategy(Strategy):
             self._warn_of(node, f"did not say in {QUESTION_SECONDS:g} s which silo it is")
         for node, reply in sorted(of.items()):
             if reply.has_error():
-                self._warn_of(node, f"cannot be asked which silo it is: {reply.error.reason}")
+                self._warn_of(node, f"does not say which silo it is: {reply.error.reason}")
                 continue
             silo = reply.content.get(TABLE, {}).get("silo")
             if type(silo) is not int or not 0 <= silo < self._agreement.num_silos:
+                self._warn_of(node, f"is not a silo of this run: it says that it is silo {silo!r}")
+            elif silo in self._silo_of.values():
                 self._warn_of(
                     node,
-                    f"is not a silo of this run: it says that it is silo {silo!r}, and they are 0 to "
-                    f"{self._agreement.num_silos - 1} (partition-id of its node-config, num_silos of {SOURCE})",
+                    f"says that it is silo {silo}, which another node is: left out. Each needs its own partition-id",
                 )
-            elif silo in self._silo_of.values():
-                self._warn_of(node, f"says that it is silo {silo}, which another node is")
             else:
                 self._silo_of[node] = silo
 

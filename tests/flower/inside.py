@@ -263,6 +263,17 @@ def test_a_plain_training_message_is_refused_at_both_ends_without_a_traceback(tm
     assert not any(record.exc_info for record in caplog.records)
 
 
+def test_a_node_that_is_no_silo_of_the_run_says_so_at_both_ends(tmp_path, caplog):
+    grid = Grid(tmp_path, app_of())
+    grid.silo_of[999], grid.states[999], grid.limits[7] = 7, RecordDict(), None
+    strategy, _ = run(tmp_path, grid, rounds=1)
+    assert strategy.server.rounds == 1 and 999 not in strategy._silo_of
+    why = "node-config partition-id=7 must be this silo's number, from 0 and below "
+    why += "[tool.flwr.app.config.dpfl] num_silos=3"
+    assert f"dpfl: {why}" in caplog.text  # at the node
+    assert f"dpfl: node 999 does not say which silo it is: {why}" in caplog.text  # at the server
+
+
 def test_two_nodes_cannot_be_one_silo(tmp_path, caplog):
     grid = Grid(tmp_path, app_of())
     grid.silo_of[999], grid.states[999] = 0, RecordDict()
@@ -415,7 +426,7 @@ def test_a_reply_of_the_superlink_for_a_node_that_is_away_counts_as_that_nodes(t
     grid.silo_of[555], grid.states[555], grid.limits[1] = 1, RecordDict(), grid.limits[1]
     grid.lost = {555}
     strategy.start(grid, strategy._arrays(), 1)
-    assert "dpfl: node 555 cannot be asked which silo it is: Node Unavailable" in caplog.text
+    assert "dpfl: node 555 does not say which silo it is: Node Unavailable" in caplog.text
 
 
 def test_what_a_round_waits_for_is_said_and_that_a_run_goes_on(tmp_path, caplog):
