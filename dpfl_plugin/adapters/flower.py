@@ -11,7 +11,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -23,18 +22,21 @@ from torch import nn
 from dpfl_plugin.adapters.agreement import Agreement, agreed_here
 from dpfl_plugin.adapters.flower_arrays import TABLE, read, written
 from dpfl_plugin.adapters.flower_checks import (
+    NO_METRICS,
     check_callers,
     check_mods,
     check_strategy,
     refuse_workflows,
+    refused,
     tell_unused,
 )
 from dpfl_plugin.adapters.flower_seam import NEWEST, OLDEST, try_seam
-from dpfl_plugin.adapters.flower_settings import settings_of
+from dpfl_plugin.adapters.flower_settings import SOURCE, folder_of, own_folder, settings_of
+from dpfl_plugin.adapters.flower_waits import SAID_SECONDS, Evaluation, node_of
 from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message as Carried
 from dpfl_plugin.adapters.owner import silo_limits
-from dpfl_plugin.adapters.platforms import check_seam, folder_from, is_over, over_before, ranges, show_log
+from dpfl_plugin.adapters.platforms import check_seam, is_over, over_before, ranges, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -46,7 +48,6 @@ from dpfl_plugin.errors import (
     LimitError,
     MessageError,
     TrainingError,
-    UnsupportedError,
 )
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
@@ -55,8 +56,6 @@ from dpfl_plugin.runs.hooks import check_callbacks
 
 TRAIN, QUERY = f"train.{TABLE}", f"query.{TABLE}"
 QUESTION_SECONDS: Final = 120.0  # for nodes that just came to say which silo they are
-SAID_SECONDS: Final = 30.0  # between two lines about what is waited for
-SOURCE: Final = f"[tool.flwr.app.config.{TABLE}]"
 LOG: Final = logging.getLogger("flwr")
 
 check_seam("flwr", OLDEST, NEWEST, try_seam)
@@ -74,20 +73,6 @@ def agreement_of(context: Context, model: nn.Module) -> Agreement:
     if type(num_silos) is not int:
         raise ConfigError(f"{SOURCE}: num_silos={num_silos!r} must be the number of silos, M.")
     return agreed_here().agree(values, num_silos=num_silos, model=model, source=SOURCE)
-
-
-def _folder(context: Context, name: str) -> Path:
-    """The node's own folder if its node-config names one, else a place in that of the run's configuration."""
-    own = _own_folder(context)
-    if own is not None:
-        return own
-    of_run = folder_from(context.run_config.get(f"{TABLE}.folder"), f"{SOURCE}: folder", "")
-    return of_run / name
-
-
-def _own_folder(context: Context) -> Path | None:
-    own = context.node_config.get(f"{TABLE}-folder")
-    return None if own is None else folder_from(own, f"node-config {TABLE}-folder", "")
 
 
 # Clients
@@ -121,7 +106,11 @@ def private_client_app(
 
     @app.query(TABLE)
     def who(message: Message, context: Context) -> Message:
-        return Message(RecordDict({TABLE: ConfigRecord({"silo": _silo_id(context)})}), reply_to=message)
+        try:
+            silo = _silo_id(context)
+        except ConfigError as error:
+            return refused(message, str(error))
+        return Message(RecordDict({TABLE: ConfigRecord({"silo": silo})}), reply_to=message)
 
     @app.train(TABLE)
     def train(message: Message, context: Context) -> Message:
@@ -134,12 +123,16 @@ def _only_private(message: Message, context: Context, call: Callable[[Message, C
     """A mod that lets no plain training through, and what tells of records only by their owner's leave."""
     kind = message.metadata.message_type
     if kind.split(".")[0] == "train" and kind != TRAIN:
-        raise UnsupportedError(
+        return refused(
+            message,
             f"a message of type {kind!r} asks this node to train without privacy: it is refused. Use "
-            "PrivateStrategy at the server, or ClientApp() here."
+            "PrivateStrategy at the server, or ClientApp() here.",
         )
     if kind not in (TRAIN, QUERY):
-        _check_metrics(context, kind)
+        try:
+            _check_metrics(context, kind)
+        except LimitError as error:
+            return refused(message, str(error), f"{error.public}. {NO_METRICS}")
     return call(message, context)
 
 
@@ -158,7 +151,7 @@ def _answered(
     try:
         limits, where = _limits(context), surroundings()
         # What a run's configuration says of folders is the server's word: in a simulation only it counts.
-        folder = _folder(context, f"silo-{id}") if limits is None else _own_folder(context)
+        folder = folder_of(context, f"silo-{id}") if limits is None else own_folder(context)
         with Silo(
             agreement,
             id,
@@ -184,11 +177,11 @@ def _answered(
 
 
 def _silo_id(context: Context) -> int:
-    found = context.node_config.get("partition-id")
-    if type(found) is not int:
+    found, silos = context.node_config.get("partition-id"), context.run_config.get(f"{TABLE}.num_silos")
+    if type(found) is not int or found < 0 or (type(silos) is int and found >= silos):
         raise ConfigError(
-            f"node-config partition-id={found!r} must be this silo's number, from 0: flower-supernode --node-config "
-            "'partition-id=0'."
+            f"node-config partition-id={found!r} must be this silo's number, from 0 and below {SOURCE} num_silos="
+            f"{silos!r}: flower-supernode --node-config 'partition-id=0'."
         )
     return found
 
@@ -217,14 +210,10 @@ def _limits(context: Context) -> Limits | None:
 
 
 def _check_metrics(context: Context, kind: str) -> None:
-    """Raise UnsupportedError, with words that may be sent, unless the owner lets a project's own answers be sent."""
-    try:
-        limits = _limits(context)
-        if limits is not None:
-            limits.allow("metrics", f"what a message of type {kind!r} asks for")
-    except LimitError as error:
-        LOG.error("dpfl: %s", error)
-        raise UnsupportedError(f"{error.public}.") from None
+    """Raise LimitError unless the owner lets a project's own answers be sent."""
+    limits = _limits(context)
+    if limits is not None:
+        limits.allow("metrics", f"what a message of type {kind!r} asks for")
 
 
 def _check_head(silo: Silo, context: Context) -> None:
@@ -269,17 +258,19 @@ class PrivateStrategy(Strategy):
         show_log(lambda: LOG)
         check_strategy(strategy)
         self._inner, self._model = strategy, copy.deepcopy(model)
-        self._agreement, self._folder = agreement_of(context, model), _folder(context, "server")
-        self._patience, self._timeout = patience, timeout
+        self._agreement, self._folder = agreement_of(context, model), folder_of(context, "server")
+        self._patience, self._timeout, self._evaluation = patience, timeout, Evaluation(strategy, patience)
         check_callbacks(callbacks, "callbacks")
         self._callbacks = tuple(callbacks)
         self._settings = settings_of(context.run_config, TABLE)
         self._server: Server | None = None
         self._silo_of: dict[int, int] = {}  # by node
         self._grid: Grid | None = None
+        self._sent: list[Message] = []  # what asks for this round
         self._gone: set[int] = set()  # silos that were waited for in vain
         self._said: set[tuple[int, str]] = set()  # of nodes that are no silo, and why
         self._told = self._told_end = False
+        self._answers_within = 3600.0  # seconds; as `start` is told
 
     @property
     def server(self) -> Server:
@@ -298,9 +289,17 @@ class PrivateStrategy(Strategy):
         LOG.info("\t├──> dpfl: %s, %d silos, %s, delta %g, unit %s", *what)
         self._inner.summary()
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **options: Any) -> Any:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         """As every strategy's; says first where it will end before the agreed rounds."""
-        rounds = self._agreement.config.rounds
+        rounds, self._answers_within = self._agreement.config.rounds, timeout
         if rounds is not None and num_rounds < rounds:
             LOG.warning(
                 "dpfl: num_rounds=%d, and %s rounds=%d: the run pauses before its end. Run it again to continue; or "
@@ -311,7 +310,7 @@ class PrivateStrategy(Strategy):
                 num_rounds,
             )
         try:
-            return super().start(grid, initial_arrays, num_rounds, *args, **options)
+            return super().start(grid, initial_arrays, num_rounds, timeout, *args, **options)
         finally:
             if self._server is not None:
                 self._tell_end()
@@ -321,7 +320,7 @@ class PrivateStrategy(Strategy):
         """Once, when the run is over: Flower may have more rounds, or none."""
         if self.server.status != "running" and not self._told_end:
             self._told_end = True
-            LOG.info("%s", is_over(self._folder.parent, self.server.summary()))
+            LOG.info("%s", is_over(self._folder, self.server.summary()))
 
     def _tell_unused(self, config: ConfigRecord) -> None:
         """Once for a run: what of the project's own training has no effect."""
@@ -344,24 +343,35 @@ class PrivateStrategy(Strategy):
         self._grid = grid
         if self._server is None:
             self._model.load_state_dict(arrays.to_torch_state_dict())
-            self._server = Server(self._agreement, self._model, self._folder, callbacks=self._callbacks)
+            self._server = self._opened()
             if self._server.status != "running":
                 self._told_end = True
                 LOG.warning("%s", over_before(self._folder.parent, self._server.summary()))
-        return self._messages()
+            elif done := self._server.rounds:
+                LOG.info("dpfl: the run in %s goes on after round %d; Flower counts from 1", self._folder.parent, done)
+        return self._messages(self._answers_within)
 
-    def _messages(self) -> list[Message]:
-        message = self.server.begin()
+    def _opened(self) -> Server:
+        try:
+            return Server(self._agreement, self._model, self._folder, callbacks=self._callbacks)
+        except OSError as error:
+            raise ConfigError(
+                f"{SOURCE}: folder: the server cannot use {self._folder} ({error}). Make it readable "
+                "and writable for the user of the SuperLink, or name another folder; no silo was asked."
+            ) from error
+
+    def _messages(self, within: float) -> list[Message]:
+        """What asks for the next round; ``within`` so many seconds answers are waited for."""
+        self._sent, message = [], self.server.begin()
         if message is None:
             self._tell_end()
             return []
-        node_of = self._nodes(self.server.asked)
-        content = written(message)
-        return [
-            Message(content=content, message_type=TRAIN, dst_node_id=node_of[silo])
-            for silo in self.server.asked
-            if silo in node_of
-        ]
+        nodes = self._nodes(self.server.asked)
+        content, asked = written(message), [silo for silo in self.server.asked if silo in nodes]
+        self._sent = [Message(content=content, message_type=TRAIN, dst_node_id=nodes[silo]) for silo in asked]
+        said = "dpfl: round %d: waiting for answers of silos %s, for %g s at most"
+        LOG.info(said, self.server.rounds + 1, ranges(asked), within)
+        return self._sent
 
     def _nodes(self, wanted: Iterable[int]) -> dict[int, int]:
         """The node of each silo that is connected; waits for those of ``wanted``."""
@@ -413,14 +423,21 @@ class PrivateStrategy(Strategy):
             said = "dpfl: asking %d new nodes which silo each is, for %g s at most"
             LOG.info(said, len(questions), QUESTION_SECONDS)
         replies = self._grid.send_and_receive(questions, timeout=QUESTION_SECONDS) if questions else []
-        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
-            silo = None if reply.has_error() else reply.content.get(TABLE, {}).get("silo")
-            node = reply.metadata.src_node_id
+        of = {node_of(reply, questions): reply for reply in replies}
+        for node in sorted(set(new) - set(of)):
+            self._warn_of(node, f"did not say in {QUESTION_SECONDS:g} s which silo it is")
+        for node, reply in sorted(of.items()):
+            if reply.has_error():
+                self._warn_of(node, f"does not say which silo it is: {reply.error.reason}")
+                continue
+            silo = reply.content.get(TABLE, {}).get("silo")
             if type(silo) is not int or not 0 <= silo < self._agreement.num_silos:
-                why = str(reply.error) if reply.has_error() else f"it says that it is silo {silo!r}"
-                self._warn_of(node, f"is not a silo of this run: {why}")
+                self._warn_of(node, f"is not a silo of this run: it says that it is silo {silo!r}")
             elif silo in self._silo_of.values():
-                self._warn_of(node, f"says that it is silo {silo}, which another node is")
+                self._warn_of(
+                    node,
+                    f"says that it is silo {silo}, which another node is: left out. Each needs its own partition-id",
+                )
             else:
                 self._silo_of[node] = silo
 
@@ -438,7 +455,7 @@ class PrivateStrategy(Strategy):
         if not self.server.asked:
             return self._arrays(), None  # the run is over; where it ended before, that is its model
         while not self._counts(replies):
-            messages = self._messages()
+            messages = self._messages(self._timeout)
             if not messages and not self.server.asked:
                 return self._arrays(), None
             replies = self._grid.send_and_receive(messages, timeout=self._timeout)
@@ -450,7 +467,7 @@ class PrivateStrategy(Strategy):
 
     def _counts(self, replies: Iterable[Message]) -> bool:
         for reply in replies:
-            node = reply.metadata.src_node_id
+            node = node_of(reply, self._sent)
             silo = self._silo_of.get(node)
             if silo is None:
                 LOG.warning("dpfl: a reply of node %d, which is not a silo of this run: left out", node)
@@ -471,7 +488,9 @@ class PrivateStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the project's strategy does."""
+        """As the project's strategy does, where enough nodes for that are connected or come in time."""
+        if not self._evaluation.may_begin(grid):
+            return []
         messages: Iterable[Message] = self._inner.configure_evaluate(server_round, arrays, config, grid)
         return messages
 

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 
+from flwr.app import Error, Message
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from dpfl_plugin.adapters.flower_settings import ProjectSettings, differing
 from dpfl_plugin.errors import UnsupportedError
 
+LOG: Final = logging.getLogger("flwr")
 MODS: Final = ("fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod")
 SECURE_AGGREGATION: Final = ("secagg_mod", "secaggplus_mod")
 HOOKS: Final = ("configure_train", "aggregate_train")
@@ -21,6 +23,11 @@ UNUSED: Final = {
     "min_train_nodes": "half of the silos that are asked have to answer",
     "train_metrics_aggr_fn": "silos send no metrics of training",
 }
+REFUSED: Final = 6  # Flower's code for what a mod does not let through
+NO_METRICS: Final = (
+    "It takes send: [metrics] in the owner's limits (docs/limits.md); with fraction_evaluate=0.0 in the project's "
+    "strategy nobody is asked to evaluate."
+)
 NO_MASKS: Final = (
     "SecAgg masks the results of its own kind of training messages: private uploads would pass it unmasked, while it "
     "seems to be on. Nor could it mask these: it clips and rounds what it masks, and the server checks, counts and "
@@ -40,6 +47,12 @@ def check_mods(mods: Iterable[Any]) -> None:
             )
         for name in sorted(names & set(SECURE_AGGREGATION)):
             raise UnsupportedError(f"mods has Flower's {name}: {NO_MASKS}")
+
+
+def refused(message: Message, here: str, there: str = "") -> Message:
+    """The answer of a node that refuses; it says why ``here``, and to the server. An exception looks like a bug."""
+    LOG.error("dpfl: %s", here)
+    return Message(Error(REFUSED, there or here), reply_to=message)
 
 
 def refuse_workflows() -> NoReturn:

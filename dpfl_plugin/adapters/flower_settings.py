@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin import registry
-from dpfl_plugin.adapters.platforms import nested
+from flwr.app import Context
 
+from dpfl_plugin import registry
+from dpfl_plugin.adapters.flower_arrays import TABLE
+from dpfl_plugin.adapters.platforms import folder_from, nested
+
+SOURCE: Final = f"[tool.flwr.app.config.{TABLE}]"
 SAME: Final[dict[str, tuple[str, ...]]] = {
     "num-server-rounds": ("rounds",),
     "fraction-train": ("silo_rate",),
@@ -61,6 +66,20 @@ def settings_of(run_config: Mapping[str, Any], table: str) -> ProjectSettings:
             same.add(key)
     unread = sorted(key for key in run_config if key.partition(".")[0] != table and key not in used.keys() | same)
     return ProjectSettings(values, used, tuple(unread))
+
+
+def folder_of(context: Context, name: str) -> Path:
+    """The node's own folder if its node-config names one, else a place in that of the run's configuration."""
+    own = own_folder(context)
+    if own is not None:
+        return own
+    of_run = folder_from(context.run_config.get(f"{TABLE}.folder"), f"{SOURCE}: folder", "")
+    return of_run / name
+
+
+def own_folder(context: Context) -> Path | None:
+    own = context.node_config.get(f"{TABLE}-folder")
+    return None if own is None else folder_from(own, f"node-config {TABLE}-folder", "")
 
 
 def differing(train_config: Mapping[str, Any], agreed: Mapping[str, Any]) -> list[str]:

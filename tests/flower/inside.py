@@ -27,6 +27,7 @@ from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
 from dpfl_plugin.adapters.flower_seam import try_seam
 from dpfl_plugin.adapters.flower_settings import settings_of
+from dpfl_plugin.adapters.flower_waits import Evaluation
 from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.cli.new import new_package
@@ -251,13 +252,26 @@ def test_what_went_wrong_at_a_silo_stays_there(tmp_path, caplog):
     assert strategy.server.rounds == 2
 
 
-def test_a_plain_training_message_is_refused(tmp_path):
+def test_a_plain_training_message_is_refused_at_both_ends_without_a_traceback(tmp_path, caplog):
     grid = Grid(tmp_path, app_of())
     content = RecordDict({"arrays": ArrayRecord(make_model("linear").state_dict()), "config": ConfigRecord({})})
     message = Message(content=content, message_type="train", dst_node_id=100)
     message.metadata.__dict__["_src_node_id"] = 1
-    with pytest.raises(UnsupportedError, match="train without privacy: it is refused"):
-        grid.app(message, grid.context(100))
+    reply = grid.app(message, grid.context(100))
+    for said in (reply.error.reason, caplog.text):
+        assert "train without privacy: it is refused. Use PrivateStrategy at the server" in said
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_node_that_is_no_silo_of_the_run_says_so_at_both_ends(tmp_path, caplog):
+    grid = Grid(tmp_path, app_of())
+    grid.silo_of[999], grid.states[999], grid.limits[7] = 7, RecordDict(), None
+    strategy, _ = run(tmp_path, grid, rounds=1)
+    assert strategy.server.rounds == 1 and 999 not in strategy._silo_of
+    why = "node-config partition-id=7 must be this silo's number, from 0 and below "
+    why += "[tool.flwr.app.config.dpfl] num_silos=3"
+    assert f"dpfl: {why}" in caplog.text  # at the node
+    assert f"dpfl: node 999 does not say which silo it is: {why}" in caplog.text  # at the server
 
 
 def test_two_nodes_cannot_be_one_silo(tmp_path, caplog):
@@ -302,6 +316,15 @@ def test_settings_are_checked(tmp_path):
             PrivateStrategy(FedAvg(), model, Context(1, 1, {}, RecordDict(), config))
 
 
+def test_a_folder_that_the_server_cannot_use_is_named_before_anything_is_asked(tmp_path):
+    grid = Grid(tmp_path, app_of())
+    (tmp_path / "file").touch()
+    grid.config["dpfl.folder"] = str(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"folder: the server cannot use .*file/server \(.*name another folder"):
+        run(tmp_path, grid)
+    assert not grid.kinds
+
+
 def test_a_servers_run_config_sets_neither_the_folder_nor_the_budget_of_a_node(tmp_path, caplog):
     """`flwr run --run-config "dpfl.privacy.epsilon=1000 dpfl.folder=..."` on nodes whose owners allow 8."""
     settings = {**SETTINGS, "privacy": {"epsilon": 1000.0, "delta": 1e-5, "record_rate": 0.25}}
@@ -336,10 +359,84 @@ def test_nodes_without_limits_take_no_part_and_say_why(tmp_path):
     assert strategy.server.status == "refused" and "the owner of the data has set no limits" in strategy.server.reason
 
 
-def test_what_a_project_measures_is_sent_only_if_the_owner_says_so(tmp_path):
-    strategy, result = run(tmp_path, Grid(tmp_path, app_of(), send=[]))
+def test_what_a_project_measures_is_sent_only_if_the_owner_says_so(tmp_path, caplog):
+    grid = Grid(tmp_path, app_of(), send=[])
+    strategy, result = run(tmp_path, grid)
     assert strategy.server.rounds == 4
     assert not any(result.evaluate_metrics_clientapp.values())
+    message = Message(content=RecordDict(), message_type="evaluate", dst_node_id=100)
+    message.metadata.__dict__["_src_node_id"] = 1
+    caplog.clear()
+    said = grid.app(message, grid.context(100)).error.reason
+    assert "does not let what a message of type 'evaluate' asks for be sent (metrics)" in said
+    assert "send: [metrics]" in said and "fraction_evaluate=0.0" in said and str(tmp_path) not in said
+    assert str(grid.limits[0]) in caplog.text and "add metrics to send:" in caplog.text  # at the node alone
+
+
+def test_an_evaluation_that_too_few_nodes_are_here_for_is_waited_for_once_and_training_goes_on(
+    tmp_path, caplog, monkeypatch
+):
+    """Flower itself waits without end: a node that is gone would stop a run which can go on without it."""
+    grid, model, clock = Grid(tmp_path, app_of()), make_model("linear"), Clock()
+    for name in ("flower", "flower_waits"):
+        monkeypatch.setattr(f"dpfl_plugin.adapters.{name}.time", clock)
+    context = Context(1, 1, {}, RecordDict(), grid.config)
+    strategy = PrivateStrategy(FedAvg(min_available_nodes=3), model, context, patience=70.0)
+    grid.away = {102}
+    with caplog.at_level("INFO"):
+        result = strategy.start(grid, ArrayRecord(model.state_dict()), 2)
+    assert clock.now == 140  # for the silo and for the evaluation, each once
+    assert strategy.server.rounds == 2 and not result.evaluate_metrics_clientapp
+    waits = [record.getMessage() for record in caplog.records if "to evaluate (" in record.getMessage()]
+    assert waits == [
+        f"dpfl: waiting for nodes to evaluate (2 here, 3 needed), for {left} s at most" for left in (70, 40, 10)
+    ]
+    assert caplog.text.count("evaluation is left out until 3 nodes are connected") == 1
+    grid.away = set()
+    assert strategy.start(grid, strategy._arrays(), 1).evaluate_metrics_clientapp
+    grid.away = {101, 102}
+    none = Evaluation(FedAvg(min_available_nodes=3, fraction_evaluate=0.0), 70.0)
+    assert none.may_begin(grid) and clock.now == 140  # there is nothing to wait for
+
+
+def test_a_reply_of_the_superlink_for_a_node_that_is_away_counts_as_that_nodes(tmp_path, caplog):
+    """It comes by the number of the SuperLink, and names the message that it answers."""
+
+    class Link(Grid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            for number, message in enumerate(messages):
+                message.metadata.__dict__["_message_id"] = f"message {number}"
+            gone = [message for message in messages if message.metadata.dst_node_id in self.lost]
+            replies = super().send_and_receive([message for message in messages if message not in gone])
+            for message in gone:
+                message.metadata.__dict__["_src_node_id"] = 1
+                reply = Message(Error(code=5, reason="Node Unavailable"), reply_to=message)
+                reply.metadata.__dict__["_src_node_id"] = 1
+                replies.append(reply)
+            return replies
+
+    grid = Link(tmp_path, app_of())
+    grid.lost = set()
+    strategy, _ = run(tmp_path, grid, rounds=1)
+    grid.lost = {101}
+    strategy.start(grid, strategy._arrays(), 1)
+    assert "dpfl: silo 1 (node 101) gives no answer: Node Unavailable" in caplog.text
+    caplog.clear()
+    grid.silo_of[555], grid.states[555], grid.limits[1] = 1, RecordDict(), grid.limits[1]
+    grid.lost = {555}
+    strategy.start(grid, strategy._arrays(), 1)
+    assert "dpfl: node 555 does not say which silo it is: Node Unavailable" in caplog.text
+
+
+def test_what_a_round_waits_for_is_said_and_that_a_run_goes_on(tmp_path, caplog):
+    caplog.set_level("INFO")
+    run(tmp_path, Grid(tmp_path, app_of("same")), rounds=1)
+    assert "dpfl: round 1: waiting for answers of silos 0-2, for 3600 s at most" in caplog.text
+    caplog.clear()
+    run(tmp_path, Grid(tmp_path, app_of("same")), rounds=1)
+    assert f"dpfl: the run in {tmp_path} goes on after round 1; Flower counts from 1" in caplog.text
+    assert "dpfl: round 2: waiting for answers of silos 0-2, for 3600 s at most" in caplog.text
 
 
 def test_what_is_relied_on_holds_in_this_version(monkeypatch):
@@ -519,7 +616,7 @@ def test_who_is_waited_for_is_said_at_once_and_one_that_is_gone_is_waited_for_on
     grid.away = {102}
     strategy, _ = run(tmp_path, grid, rounds=3, patience=70.0)
     assert clock.now == 70  # in the first round alone
-    waits = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
+    waits = [record.getMessage() for record in caplog.records if "waiting for silos" in record.getMessage()]
     assert waits == [
         f"dpfl: waiting for silos 2 (2 of 3 here, 2 needed), for {left} s at most" for left in (70, 40, 10)
     ]

@@ -15,5 +15,5 @@ def main(grid: Grid, context: Context):
     strategy = FedAvg(min_available_nodes=5)
     rounds = context.run_config["num-server-rounds"]
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=rounds)
-    last = result.evaluate_metrics_clientapp[rounds]
-    print(f"accuracy after {rounds} rounds: {last['accuracy']:.3f}")
+    last = result.evaluate_metrics_clientapp.get(rounds)
+    print(f"accuracy after {rounds} rounds: {last['accuracy']:.3f}" if last else "no node sent its accuracy")
