@@ -37,7 +37,7 @@ def test_a_misspelt_or_missing_option_is_told(name: str) -> None:
         (dpfl.Scaffold, "lr", r" \(did you mean 'local_lr'\?\)"),
         (dpfl.MBSGD, "learning_rate", r" \(did you mean 'lr'\?\)"),
         (dpfl.Scaffold, "epochs", r" \(did you mean 'local_steps'\? It counts gradient steps in a round, not passes "),
-        (dpfl.MBSGD, "epochs", r"\. Known options: "),  # it takes one step a round
+        (dpfl.MBSGD, "epochs", r"[.;](.|\n)*Known options: "),  # it takes one step a round
         (dpfl.FedAvg, "batch_size", r" \(did you mean 'privacy.batch_size'\?\)"),
         (dpfl.FedAvg, "rounds", r" \(did you mean 'rounds', at the top level\?\)"),
     ],

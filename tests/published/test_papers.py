@@ -158,7 +158,7 @@ def test_numbers_of_another_version_say_so(tmp_path: Path, paper: Paper) -> None
     one.write_text(json.dumps(_without_modules(json.loads(one.read_text())) | {"package_sha256": "0" * 64}))
     (again,) = dpfl.reproduce("tiny", out=tmp_path / "out", quick=True, tell=told.append)
     assert again.numbers is not None and again.numbers.code == sorted(["0" * 64, package_sha256()])
-    assert any("1 runs were finished by another version of this package" in text for text in told)
+    assert any("1 run was finished by another version of this package" in text for text in told)
     assert again.page is not None and f"`{'0' * 12}`" in again.page.read_text()
     for numbers, current in ((first.numbers, True), (again.numbers, False)):
         numbers.write(tmp_path / "kept")
