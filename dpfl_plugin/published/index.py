@@ -55,8 +55,9 @@ def _computing() -> list[str]:
             left += whole if whole is not None and not _is_whole(numbers) else 0.0
             rows.append([f"`dpfl papers {paper.name} {option(item)}`", *_times(item, numbers, whole)])
     said = (
-        f"Times are on two cores. The numbers of these pages took {hours(measured)}. What is quick, or not run yet, "
-        f"takes {hours(left)}, as far as the length is known (figures that share runs count each by itself). {CLUSTER}"
+        f"Times are on two cores, some beside other work. The numbers of these pages took {hours(measured)}. What is "
+        f"quick, or not run yet, takes {hours(left)}, as far as the length is known (figures that share runs count "
+        f"each by itself). {CLUSTER}"
     )
     commands = "```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```"
     return ["## Computing", markdown(COMPUTING, rows), said, commands, GATHER]
