@@ -111,7 +111,7 @@ class PrivateOracle:
         clip_norms: C_i of each silo, where the clipping adapts it; in the end, what it was adapted to.
         cuts: which records are in the share, where that is known from an earlier round.
         pool: has the records of these silos by id, for answering them together where the engine and the rules allow it.
-        replayed: `Sums` of this engine and this pool, in place of our own.
+        replayed: `sums_of` this engine, this pool and these rules, in place of our own.
         clock: takes the time of each part.
         cycles: of these silos, for batches in a cycle.
     """

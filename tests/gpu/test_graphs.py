@@ -23,9 +23,9 @@ from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.replay import Record, Replayed, cuda_graph
-from dpfl_plugin.gradients.stacked import Pool, Sums
+from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Draw, PrivateOracle
+from dpfl_plugin.oracle import Draw, PrivateOracle, sums_of
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, usual_most
 from dpfl_plugin.privacy.schedules import Geometric
@@ -59,8 +59,8 @@ class Lab:
         there = [Records(one.features.to(self.device, self.dtype), one.labels.to(self.device)) for one in records()]
         self.pool = Pool({silo: self.engine.prepare(one) for silo, one in zip(IDS, there, strict=True)})
 
-    def replayed(self, record: Record) -> Replayed:
-        return Replayed(Sums(self.engine, self.pool), record)
+    def replayed(self, made_by: PrivacyRules, record: Record) -> Replayed:
+        return Replayed(sums_of(self.engine, self.pool, made_by), record)
 
     def asked(
         self, made_by: PrivacyRules, round: int = 0, ids: Sequence[int] = IDS, *, steps: int = 3, **more: Any
@@ -86,7 +86,7 @@ def test_rounds_with_one_recording_are_those_without(
     )
     clip_norms = [0.1, 0.4, 1.6, 6.4] if CLIPPINGS[clipping].adapts else [C] * 4
     lab, record, seen = Lab(kind, device), record_on(device), []
-    replayed = lab.replayed(record)
+    replayed = lab.replayed(made_by, record)
     for round in range(3):
         plain = lab.asked(made_by, round, clip_norms=clip_norms)
         other = lab.asked(made_by, round, clip_norms=clip_norms, replayed=replayed)
@@ -112,7 +112,7 @@ def test_a_batch_that_is_longer_than_what_was_recorded_is_computed_whole(
     monkeypatch.setattr(oracles, "usual_most", lambda sampler, size: 9)
     made_by = rules(1.5, C, Poisson(0.3))
     lab, record = Lab(kind), Recorder()
-    plain, other = lab.asked(made_by, steps=40), lab.asked(made_by, steps=40, replayed=lab.replayed(record))
+    plain, other = lab.asked(made_by, steps=40), lab.asked(made_by, steps=40, replayed=lab.replayed(made_by, record))
     for found, expected in zip(walk(other, start(kind), 40), walk(plain, start(kind), 40), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert other.charges() == plain.charges()
@@ -120,10 +120,10 @@ def test_a_batch_that_is_longer_than_what_was_recorded_is_computed_whole(
 
 
 def test_what_is_recorded_fits_all_silos_of_the_pool_whoever_takes_part() -> None:
-    lab, record = Lab("dense"), Recorder()
-    replayed = lab.replayed(record)
+    lab, record, made_by = Lab("dense"), Recorder(), rules(1.0, C, FixedSize(0.25))
+    replayed = lab.replayed(made_by, record)
     for some in ((5, 2), (9, 4), (2, 4)):
-        lab.asked(rules(1.0, C, FixedSize(0.25)), ids=some, replayed=replayed).gradient(start("dense")[:2])
+        lab.asked(made_by, ids=some, replayed=replayed).gradient(start("dense")[:2])
     (shapes,) = replayed._known
     assert shapes[1][0] == (2, FixedSize(0.25).divisor(max(SIZES))) and record.replays == 3  # type: ignore[index]
 
@@ -146,7 +146,7 @@ def launches(kind: str) -> tuple[int, int, int]:
         return lambda: None, outputs
 
     counted = []
-    for asked in (lab.asked(made_by), lab.asked(made_by, replayed=lab.replayed(not_again))):
+    for asked in (lab.asked(made_by), lab.asked(made_by, replayed=lab.replayed(made_by, not_again))):
         asked.gradient(y)  # what is done once: batches and noise of all steps, the recording
         with Operations() as seen:
             asked.gradient(y)
