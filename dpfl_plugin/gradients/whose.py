@@ -195,10 +195,10 @@ def _is_known_code(code: Any, within: tuple[int, ...] = (), *, of_python: bool =
     if issubclass(kind, type):
         return is_known(code.__module__)
     if kind is types.BuiltinFunctionType:
-        of = code.__self__
-        plain = of is None or isinstance(of, type | types.ModuleType) or _is_of_pybind(type(of))
-        return (is_known(str(code.__module__)) or of_python) and (plain or is_known(type(of).__module__))
-    if kind in (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, weakref.ref):
+        return _is_known_builtin(code, of_python=of_python)
+    if kind is types.MethodWrapperType:  # such as the __call__ of any function
+        return _is_known_thing(code.__self__, within)
+    if kind in (types.MethodDescriptorType, types.WrapperDescriptorType, weakref.ref):
         return True
     if kind is torch._ops.OpOverloadPacket:
         return bool(code._qualified_op_name.startswith("aten::"))
@@ -207,6 +207,16 @@ def _is_known_code(code: Any, within: tuple[int, ...] = (), *, of_python: bool =
     if of_python and kind.__module__ in ("typing", "typing_extensions"):
         return True
     return _is_known_object(code, within)
+
+
+def _is_known_builtin(code: types.BuiltinFunctionType, *, of_python: bool) -> bool:
+    """Of C or C++: by its module, or by the class, module or object that it is bound to."""
+    known, of = is_known(str(code.__module__)), code.__self__
+    if of is None or _is_of_pybind(type(of)):
+        return known or (of_python and code.__module__ in sys.stdlib_module_names)
+    if not (known or of_python):
+        return False
+    return is_own_value(of) if issubclass(type(of), type | types.ModuleType) else is_known(type(of).__module__)
 
 
 def _made_with(function: types.FunctionType) -> list[Any]:

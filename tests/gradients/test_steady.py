@@ -498,6 +498,8 @@ def test_torch_that_was_patched_before_is_not_taken_for_its_own(monkeypatch: pyt
         (functional, "relu", Disguised(functional.relu)),
         (functional, "relu", torch.no_grad()(own_activation)),
         (functional, "relu", [].append),
+        (functional, "relu", own_activation.__call__),
+        (functional, "relu", OwnDict.fromkeys),
         (nn.ReLU, "forward", lambda *given: given[-1]),
         (nn.ReLU, "forward", functools.partialmethod(own_loss)),
         (nn.Linear, "weight", property(own_activation)),

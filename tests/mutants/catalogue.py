@@ -1125,6 +1125,14 @@ CLIPPING = (
         (STEADY + "::test_torch_that_was_patched_before_is_not_taken_for_its_own",),
     ),
     Mutant(
+        "the-call-of-a-users-function",
+        "the `__call__` of a user's function in the place of one of torch's is taken for C's",
+        "gradients/whose.py",
+        "    if kind is types.MethodWrapperType:  # such",
+        "    if kind is types.MethodWrapperType:\n        return True\n    if kind is None:  # such",
+        (STEADY + "::test_torch_that_was_patched_before_is_not_taken_for_its_own",),
+    ),
+    Mutant(
         "a-descriptor-in-torchs-classes",
         "what a user put into a class of torch's counts only if it can be called",
         "gradients/whose.py",
