@@ -1029,8 +1029,8 @@ CLIPPING = (
         "functions-by-the-name-they-give",
         "a function of torch's is replaced by one that says, by functools.wraps, that it is torch's",
         "gradients/whose.py",
-        'return str(function.__globals__.get("__name__", ""))',
-        "return str(function.__module__)",
+        "names, code = function.__globals__, function.__code__",
+        "return str(function.__module__)\n    names, code = function.__globals__, function.__code__",
         (STEADY + "::test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gradients",),
     ),
     Mutant(
@@ -1187,8 +1187,8 @@ CLIPPING = (
         "trial-at-one-scale",
         "a model that looks at the whole batch to tell the scale of its records passes its trial",
         "gradients/independence.py",
-        "    _check_scales(model, x, dtype)\n    return",
-        "    return",
+        "    _check_scales(model, x, dtype)\n    _check_layers",
+        "    _check_layers",
         ("tests/gradients/test_independence.py::test_a_model_that_mixes_records_is_refused",),
     ),
     Mutant(
