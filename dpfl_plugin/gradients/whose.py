@@ -13,7 +13,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Generic, Protocol
 
 import torch
@@ -53,7 +53,7 @@ _CONTAINERS: Final = (list, tuple, set, frozenset, torch.Size)
 
 def keeps_nothing(model: nn.Module, loss: Loss) -> bool:
     """Whether all code of a model and its loss is torch's, Opacus' or this package's, and nobody put anything in."""
-    return _is_known_code(loss) and _layers_are_known(model) and _torch_is_its_own()
+    return _is_known_code(loss) and _layers_are_known(model) and not put_into_torch()
 
 
 def inner(loss: Loss) -> Any:
@@ -89,21 +89,35 @@ def is_own_value(value: Any) -> bool:
     return _is_of_python(kind.__module__) or is_known(kind.__module__)
 
 
-def _torch_is_its_own() -> bool:
-    """Whether nobody put a function of their own into torch before, or hooks on all layers, or what is asked about all
-    that is computed; or into Opacus, for a layer's gradients."""
-    if any(hooks for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_")):
-        return False
-    modes = (
-        torch.overrides._get_current_function_mode_stack(),
-        torch.utils._python_dispatch._get_current_dispatch_mode_stack(),
-    )
-    if not all(is_known(type(mode).__module__) for stack in modes for mode in stack) or _saves_otherwise():
-        return False
-    opacus = sys.modules.get("opacus.grad_sample.grad_sample_module")
-    samplers = () if opacus is None else opacus.GradSampleModule.GRAD_SAMPLERS.values()
-    values = (value for place in _places() for value in list(vars(place).values()))
-    return all(map(_is_known_code, samplers)) and all(map(is_own_value, values)) and not _operators_replaced()
+def put_into_torch() -> dict[str, Any]:
+    """What somebody else put into torch before, by where: a function of theirs in the place of one of torch's, hooks on
+    all layers, what is asked about all that is computed; and into Opacus, for a layer's gradients. Empty if nothing."""
+    found = {f"{_called(place)}.{name}": value for place in _places() for name, value in _others(place)}
+    if (opacus := sys.modules.get("opacus.grad_sample.grad_sample_module")) is not None:
+        samplers = opacus.GradSampleModule.GRAD_SAMPLERS
+        found |= {f"opacus: {kind.__name__}": one for kind, one in samplers.items() if not _is_known_code(one)}
+    for name, hooks in vars(nn.modules.module).items():
+        if name.startswith("_global_") and hooks:
+            found[f"torch.nn.modules.module.{name}"] = hooks
+    for mode in _modes():
+        if not is_known(type(mode).__module__):
+            found[f"mode: {type(mode).__module__}.{type(mode).__qualname__}"] = mode
+    if (hooks := _saved_by()) is not None:
+        found["torch.autograd.graph.saved_tensors_hooks"] = hooks
+    return found | dict.fromkeys(_operators_replaced())
+
+
+def _others(place: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in list(vars(place).items()) if not is_own_value(value))
+
+
+def _called(place: Any) -> str:
+    return str(place.__name__ if isinstance(place, types.ModuleType) else f"{place.__module__}.{place.__qualname__}")
+
+
+def _modes() -> list[object]:
+    functions = torch.overrides._get_current_function_mode_stack()
+    return [*functions, *torch.utils._python_dispatch._get_current_dispatch_mode_stack()]
 
 
 def _places() -> list[Any]:
@@ -112,16 +126,16 @@ def _places() -> list[Any]:
     return [torch, *asked, *(sys.modules[name] for name in _ASKED if name in sys.modules)]
 
 
-def _operators_replaced() -> bool:
-    """Whether `torch.library` was told to compute an operator of torch's by another function."""
-    told = (name.split("/") for name in getattr(torch.library, "_impls", ()))
-    return any(parts[0] == "aten" and parts[-1] in _KERNELS for parts in told)
+def _operators_replaced() -> list[str]:
+    """Operators of torch's that `torch.library` was told to compute by another function."""
+    told = getattr(torch.library, "_impls", ())
+    return sorted(name for name in told if name.split("/")[0] == "aten" and name.split("/")[-1] in _KERNELS)
 
 
-def _saves_otherwise() -> bool:
-    """Whether what backward passes need is kept by hooks (`torch.autograd.graph.saved_tensors_hooks`)."""
+def _saved_by() -> Any:
+    """The hooks that keep what backward passes need (`torch.autograd.graph.saved_tensors_hooks`); None without."""
     asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return asked is not None and asked(True) is not None
+    return None if asked is None else asked(True)
 
 
 def _layers_are_known(module: nn.Module) -> bool:
