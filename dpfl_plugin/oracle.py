@@ -28,6 +28,7 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import TrainingError, UnsupportedError
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
 from dpfl_plugin.gradients.blocks import filled
+from dpfl_plugin.gradients.precision import check_products, unreduced
 from dpfl_plugin.gradients.replay import Replayed
 from dpfl_plugin.gradients.shares import Cuts, share_of
 from dpfl_plugin.gradients.smoothing import Convolution
@@ -114,6 +115,9 @@ class PrivateOracle:
         replayed: `sums_of` this engine, this pool and these rules, in place of our own.
         clock: takes the time of each part.
         cycles: of these silos, for batches in a cycle.
+
+    Raises:
+        UnsupportedError: torch was told to multiply float32 in a shorter format everywhere.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class PrivateOracle:
         clock: Stopwatch = STOPPED,
         cycles: Cycles | None = None,
     ) -> None:
+        check_products()  # again: a caller may have told torch otherwise since the engine was chosen
         self.num_silos, self._cycles = len(silos), cycles
         self._rules, self._engine, self._draw, self._clock = rules, engine, draw, clock
         cuts = cuts or Cuts()
@@ -174,8 +179,9 @@ class PrivateOracle:
         Raises:
             TrainingError: the algorithm asks for more gradients than its plan said and the budget allowed.
         """
-        if torch.is_grad_enabled():  # asked first: to enter `no_grad` takes as long as a step of many a small model
-            with torch.no_grad():
+        # Asked first: to enter these takes as long as a step of many a small model.
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(y.device.type):
+            with torch.no_grad(), unreduced(y.device):
                 return self._gradient(y)
         return self._gradient(y)
 

@@ -57,7 +57,12 @@ class Given:
         *,
         classes: list[int | str] | None = None,
         outcome: str | dict[str, Any] | None = None,
+        label_column: str = "label",
+        silo_column: str | None = None,
+        ignore_columns: list[str] | None = None,
+        person_column: str | None = None,
     ) -> Dataset:
+        # The columns were used when the tables were made: `runs.predictions` reads new records by them.
         names = list(self._tables)
         return joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)], outcome)
 
@@ -198,7 +203,10 @@ class Federation(Asked):
             for key in ("label", "silo", "person"):
                 said = said.replace(f"{key}_column=", f"{key}=")
             raise type(error)(said) from error
-        return cls._of({str(FRAME): table}, classes, keys, natural=silo is not None, outcome=outcome)
+        columns = {"silo_column": silo, "person_column": person, "ignore_columns": list(ignore_columns or ()) or None}
+        columns |= {"label_column": None if label == "label" else label}
+        read = {key: value for key, value in columns.items() if value is not None}
+        return cls._of({str(FRAME): table}, classes, keys, natural=silo is not None, outcome=outcome, read=read)
 
     @classmethod
     def from_arrays(
@@ -336,10 +344,13 @@ class Federation(Asked):
         *,
         natural: bool,
         outcome: str | Mapping[str, Any] | None = None,
+        read: Mapping[str, Any] | None = None,
     ) -> Federation:
+        """``read``: by which columns of a data frame, as the options of a CSV file say it."""
         _check_list("classes", classes)
         options: dict[str, Any] = {} if classes is None else {"classes": plain(classes)}
         options |= {} if outcome is None else {"outcome": _plain_outcome(outcome)}
+        options |= plain(dict(read or {}))
         return cls._named(Given(tables), options, keys, natural=natural)
 
     @classmethod

@@ -46,6 +46,9 @@ NO_NAMES: Final = (
     "the run's server was not told the names of classes: classes are numbers, in the order of the training labels, "
     "and labels in DATA are not compared. Name classes in the configuration to have them."
 )
+NUMBER: Final = 7  # significant digits of a number in a file of predictions, as a float32 has them, and of a
+PROBABILITY: Final = 4
+NOT_COMPARED: Final = "outcome {}: labels in DATA, if there are any, are not compared, and there is no score."
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +103,16 @@ class Predicted:
         """
         return pandas_for("table", "rows").DataFrame(self._flat())
 
-    def _flat(self, shown: Callable[[float], Any] = float) -> list[dict[str, Any]]:
-        rows = []
+    def _flat(self, shown: Callable[[float, int], Any] | None = None) -> list[dict[str, Any]]:
+        shown, rows = shown or (lambda value, digits: value), []
         for row in self.rows:
             plain = {key: value for key, value in row.items() if key not in ("probabilities", "survival")}
             if isinstance(plain.get("predicted"), list):
                 plain["predicted"] = " ".join(plain["predicted"])
+            elif isinstance(plain.get("predicted"), float):
+                plain["predicted"] = shown(plain["predicted"], NUMBER)
             for key, prefix in (("probabilities", "p"), ("survival", "survival")):
-                plain |= {f"{prefix}({name})": shown(p) for name, p in row.get(key, {}).items()}
+                plain |= {f"{prefix}({name})": shown(p, PROBABILITY) for name, p in row.get(key, {}).items()}
             rows.append(plain)
         return rows
 
@@ -158,6 +163,8 @@ def predict(
     notes += [*doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
     if found.probabilities is None and found.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
+    if found.outcome.kind not in ("classes", "ordinal"):
+        notes.append(NOT_COMPARED.format(found.outcome.kind))
     if not trained.labels and found.outcome.has_classes:
         notes.append(NO_NAMES)
     return Predicted(
@@ -171,9 +178,9 @@ def predict(
     )
 
 
-def _plainly(probability: float) -> str:
-    """With four significant digits at most, and no exponent."""
-    text: str = np.format_float_positional(float(f"{probability:.4g}"), trim="-")
+def _plainly(value: float, most: int) -> str:
+    """With so many significant digits at most, and no exponent."""
+    text: str = np.format_float_positional(float(f"{value:.{most}g}"), trim="-")
     return text
 
 

@@ -31,6 +31,7 @@ DATES: Final = (None, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 CODES: Final = frozenset(sign * int(digit * count) for digit in "89" for count in range(1, 6) for sign in (-1, 1))
 """Numbers that tables of hospitals and surveys write where there is no value: -9, -99, 999, ..."""
 LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a category with more than MOST_LEVELS
+EMPTY: Final = "is empty: its first line must name the columns, and records follow it."
 FAR: Final = 3  # times the next largest number: no measurement of the same thing
 
 
@@ -119,7 +120,7 @@ def of_tables(named: Mapping[str, Any], roles: Roles) -> Draft:
 
 def _check_header(header: Sequence[str], name: str, roles: Roles) -> None:
     if not header:
-        raise DataError(f"{name} is empty: its first line must name the columns, and records follow it.")
+        raise DataError(f"{name} {EMPTY}")
     wanted = " and ".join(map(repr, roles.columns.values()))
     if all(_is_number(word) for word in header):
         raise DataError(f"{name} has no header: its first line must name the columns, {wanted} among them.")
@@ -141,10 +142,13 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     _check_header(header, names[0], roles)
     seen = {name: _Seen(name) for name in header}
     for pieces, name in zip(tables, names, strict=True):
+        if not pieces.header:
+            raise DataError(f"{name} {EMPTY}")
         if set(pieces.header) != set(header):
             other = sorted(set(pieces.header) ^ set(header))
+            verb = "is" if len(other) == 1 else "are"
             raise DataError(
-                f"{name} has other columns than {names[0]}: {', '.join(map(repr, other[:10]))} is in one only."
+                f"{name} has other columns than {names[0]}: {', '.join(map(repr, other[:10]))} {verb} in one only."
             )
         flaws = Flaws(Path(name), pieces.unit)
         with closing(pieces):
@@ -175,6 +179,11 @@ def _outcome(seen: Mapping[str, _Seen], roles: Roles, decimal: str) -> tuple[dic
         found = _label(seen[roles.label], decimal)
         listed = found["classes"] if "classes" in found else found["range"]
         told = [f"label: {roles.label}, {found['outcome']} [{', '.join(map(str, listed))}]."]
+        if found["outcome"] == "classes" and len(listed) > 2 and all(isinstance(name, int) for name in listed):
+            told.append(
+                f"Classes have no order. If {roles.label} has one: outcome: ordinal; if it counts something: outcome: "
+                "counts, with a range that begins at 0 in place of classes."
+            )
         low = found.get("range", [-1])[0]
         if low >= 0 and _column(seen[roles.label], decimal)["type"] == "integer":
             told.append(f"If {roles.label} counts something: outcome: counts, with a range that begins at 0.")

@@ -6,6 +6,8 @@ import codecs
 import csv
 import io
 import itertools
+import threading
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -24,6 +26,7 @@ from dpfl_plugin.errors import ConfigError, DataError
 DELIMITERS: Final = ",;\t|"
 BLOCK: Final = 2**22  # bytes of text, and so many records of other tables:
 RECORDS: Final = 2**16
+LET_GO: Final = 1.0  # seconds for which Arrow's threads are waited for; they need thousandths of one
 UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 OTHER_KINDS: Final = {
     b"ARROW1": "a Feather file: write it as Parquet",
@@ -126,25 +129,44 @@ def _of_frame(column: Any) -> pa.Array:
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
-class _Counted:
-    """A stream of bytes that counts its lines while it is read."""
+def _noting(mark: str, flaws: Flaws, wrong_rows: list[int]) -> Callable[[Any], str]:
+    """What Arrow asks about a row that has another number of cells than the header: it is noted and left out."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self.newlines, self.last, self.closed = stream, 0, b"\n", False
+    def note(row: Any) -> str:
+        wrong_rows.append(row.number)
+        other = next((one for one in DELIMITERS if (row.text or "").count(one) == row.expected_columns - 1 > 0), None)
+        if other is not None and other != mark:
+            said = f"divided by {other!r}, and the header by {mark!r}"
+            flaws.add(-row.number, None, f": is {said}.", f"are {said}", "Divide all lines alike.")
+            return "skip"
+        what = f": {row.actual_columns} columns, the header has {row.expected_columns}."
+        many = f"have another number of columns than the header, which has {row.expected_columns}"
+        flaws.add(-row.number, None, what, many, "Is a mark inside a cell, which needs quotes?")
+        return "skip"
 
-    def read(self, size: int = -1) -> bytes:
-        found: bytes = self._stream.read(size if size >= 0 else None)
-        self.newlines += found.count(b"\n")
-        self.last = found[-1:] or self.last
-        return found
+    return note
 
-    @property
-    def lines(self) -> int:
-        return self.newlines + (self.last != b"\n")
 
-    def close(self) -> None:
-        self._stream.close()
-        self.closed = True
+def _batches(stream: Any, read: Any, convert: Any, mark: str, note: list[Callable[[Any], str]]) -> Iterator[Any]:
+    """Batches of records, of a stream of Arrow's own making.
+
+    Arrow reads in threads of its own, and one of them may be the last to hold a finished reader. If Python ends while
+    a thread drops what is Python's in there, the process aborts, whatever it would have said. So nothing in there is
+    Python's but what is asked about rows, and that is gone when this returns.
+
+    Args:
+        note: holds that alone, and is emptied.
+    """
+    gone = threading.Event()
+    weakref.finalize(note[0], gone.set).atexit = False
+    parse = pyarrow.csv.ParseOptions(delimiter=mark, newlines_in_values=True, invalid_row_handler=note.pop())
+    reader = None
+    try:
+        with pyarrow.csv.open_csv(stream, read, parse, convert) as reader:
+            yield from reader
+    finally:
+        del parse, reader
+        gone.wait(LET_GO)
 
 
 def _opened(path: Path, encoding: str | None) -> Any:
@@ -152,6 +174,29 @@ def _opened(path: Path, encoding: str | None) -> Any:
     kind = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(path.suffix)
     stream = pa.input_stream(str(path), compression=kind)
     return stream if encoding is None else pa.transcoding_input_stream(stream, encoding, "utf-8")
+
+
+def _of_arrow(path: Path, encoding: str | None) -> Any:
+    """The same, of Arrow's own making throughout, for its threads (`_batches`)."""
+    if encoding is None:
+        return _opened(path, None)
+    sink = pa.BufferOutputStream()
+    for block in _blocks(path, encoding):
+        sink.write(block)
+    return pa.BufferReader(sink.getvalue())
+
+
+def _blocks(path: Path, encoding: str | None) -> Iterator[bytes]:
+    with closing(_opened(path, encoding)) as stream:
+        while block := stream.read(BLOCK):
+            yield block
+
+
+def _num_lines(path: Path, encoding: str | None) -> int:
+    count, last = 0, b"\n"
+    for block in _blocks(path, encoding):
+        count, last = count + block.count(b"\n"), block[-1:]
+    return count + (last != b"\n")
 
 
 def _encoding(path: Path, form: TextFormat) -> str | None:
@@ -194,44 +239,27 @@ def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     plain = [False]  # whether each record is one line, and no line is empty
 
     def rows(columns: Sequence[str], flaws: Flaws) -> Iterator[dict[str, pa.Array]]:
-        def note(row: Any) -> str:
-            wrong_rows.append(row.number)
-            other = next(
-                (one for one in DELIMITERS if (row.text or "").count(one) == row.expected_columns - 1 > 0), None
-            )
-            if other is not None and other != mark:
-                said = f"divided by {other!r}, and the header by {mark!r}"
-                flaws.add(-row.number, None, f": is {said}.", f"are {said}", "Divide all lines alike.")
-                return "skip"
-            what = f": {row.actual_columns} columns, the header has {row.expected_columns}."
-            many = f"have another number of columns than the header, which has {row.expected_columns}"
-            flaws.add(-row.number, None, what, many, "Is a mark inside a cell, which needs quotes?")
-            return "skip"
-
         names = [f"{place}" for place in range(len(header))]  # two columns that are not read may have one name
         wanted = {name: str(header.index(name)) for name in columns}
-        count, stream = 0, _Counted(_opened(path, encoding))
+        read = pyarrow.csv.ReadOptions(
+            use_threads=False, block_size=BLOCK, column_names=names, skip_rows_after_names=above
+        )
+        convert = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(wanted.values(), pa.string()),
+            include_columns=list(wanted.values()),
+            strings_can_be_null=False,
+        )
+        count = 0
         try:
-            with pyarrow.csv.open_csv(
-                pa.PythonFile(stream, "r"),
-                pyarrow.csv.ReadOptions(
-                    use_threads=False, block_size=BLOCK, column_names=names, skip_rows_after_names=above
-                ),
-                pyarrow.csv.ParseOptions(delimiter=mark, newlines_in_values=True, invalid_row_handler=note),
-                pyarrow.csv.ConvertOptions(
-                    column_types=dict.fromkeys(wanted.values(), pa.string()),
-                    include_columns=list(wanted.values()),
-                    strings_can_be_null=False,
-                ),
-            ) as reader:
-                for batch in reader:
-                    count += len(batch)
-                    yield {name: batch.column(place) for name, place in wanted.items()}
+            note = [_noting(mark, flaws, wrong_rows)]
+            for batch in _batches(_of_arrow(path, encoding), read, convert, mark, note):
+                count += len(batch)
+                yield {name: batch.column(place) for name, place in wanted.items()}
         except (OSError, EOFError, UnicodeError, pa.ArrowException) as error:
             if "Empty CSV file" in str(error):
                 return
             raise _no_csv(path, form, error) from error
-        plain[0] = stream.lines == count + len(wrong_rows) + above
+        plain[0] = _num_lines(path, encoding) == count + len(wrong_rows) + above
         if not plain[0]:
             _check_quotes(path, encoding, mark, count + len(wrong_rows) + above)
 

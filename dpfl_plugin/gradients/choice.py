@@ -26,7 +26,7 @@ from dpfl_plugin.gradients import costs, independence
 from dpfl_plugin.gradients.base import Engine, Loss, Records, mixing
 from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
 from dpfl_plugin.gradients.persons import MeanLoss, Persons, some_labels
-from dpfl_plugin.gradients.precision import Precision, check, passes
+from dpfl_plugin.gradients.precision import Precision, check, passes, unreduced
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.trace import Trace, trace
 from dpfl_plugin.gradients.trials import Subject, Terms, Trials
@@ -238,6 +238,10 @@ class _Trial:
     def expected(self) -> _Expected:
         return _Expected.of(self._model, self._loss, self._features, self._terms)
 
+    @property
+    def device(self) -> torch.device:
+        return self._features.device
+
     def passed(self, kind: type) -> tuple[Tensor, Records] | None:
         """(y, the records) of a trial that this kind of engine passed before; None where that is not known."""
         if self._trials is None or self._subject is None:
@@ -267,7 +271,7 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: _Trial) 
         return None, f"it computes in full precision only, and runtime.precision is {terms.precision}"
     try:
         engine: Engine = kind(model, loss, terms.chunk_bytes, *reduced)
-        with torch.no_grad():
+        with torch.no_grad(), unreduced(trial.device):
             if (known := trial.passed(kind)) is not None:  # but there may be less memory now
                 reason = _too_large(engine, terms, *known)
                 return (engine, "") if reason is None else (None, reason)

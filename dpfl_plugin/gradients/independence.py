@@ -116,6 +116,7 @@ def _check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int, dtyp
             )
         outputs.append(found)
     _check_scales(model, x, dtype)
+    _check_layers(model, x, dtype)
     return _LossTrial(loss, outputs, batch_size).check()
 
 
@@ -157,6 +158,50 @@ def _check_scales(model: nn.Module, x: Tensor, dtype: torch.dtype) -> None:
             raise
         except Exception:  # what is made for records of one scale may fail at another
             return
+
+
+def _check_layers(model: nn.Module, x: Tensor, dtype: torch.dtype) -> None:
+    """The same of torch's own layers, each by itself on numbers of its own: those before may keep from it, of made-up
+    records, what they let pass of others."""
+    with torch.no_grad():
+        few, many = (_seen(model, x[:count], dtype) for count in (ALONE, len(x)))
+        for layer, shape in many.items():
+            of_records = shape[:1] == x.shape[:1] and few.get(layer) == (ALONE, *shape[1:])
+            if of_records and _mixes(layer, shape, x.device):
+                raise UnsupportedError(f"{MODEL_MIXES} Here it is {type(layer).__name__} that mixes them.")
+
+
+def _seen(model: nn.Module, x: Tensor, dtype: torch.dtype) -> dict[nn.Module, torch.Size]:
+    """Layers of torch's that are given one tensor of numbers, and the shape of the last that they were given."""
+    found: dict[nn.Module, torch.Size] = {}
+
+    def see(layer: nn.Module, given: tuple[object, ...]) -> None:
+        if len(given) == 1 and isinstance(given[0], Tensor) and given[0].is_floating_point():
+            found[layer] = given[0].shape
+
+    kinds = [(one, type(one).__module__) for one in model.modules()]
+    own = [one for one, of in kinds if of.startswith("torch.nn.modules.") and not of.endswith(".container")]
+    handles = [layer.register_forward_pre_hook(see) for layer in own]
+    try:
+        _run(model, _values(model, 0.0, dtype), dtype, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _mixes(layer: nn.Module, shape: torch.Size, device: torch.device) -> bool:
+    """Whether what it makes of a row of normals (n, ...) depends on the other rows; False where it cannot be told."""
+    own = next((value.dtype for value in (*layer.parameters(), *layer.buffers())), torch.float64)
+    given = _normals(tuple(shape), 0).to(device, own if own.is_floating_point else torch.float64)
+    try:
+        together = layer(given)
+        alone = torch.cat([layer(given[row : row + 1]) for row in range(ALONE)])
+        found = together[:ALONE]
+        finite = bool(torch.isfinite(alone).all()) and bool(torch.isfinite(found).all())
+        return finite and not _rows_alike(found, alone, VALUES)
+    except Exception:  # it may take other numbers only, or give no tensor
+        return False
 
 
 def _check_slopes(run: Callable[[Tensor], Tensor], x: Tensor, trained: list[Tensor], expected: Tensor) -> bool:

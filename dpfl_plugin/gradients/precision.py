@@ -39,14 +39,8 @@ def products() -> dict[str, str]:
     return found
 
 
-def check(precision: Precision, y: Tensor) -> None:
-    """
-    Args:
-        y: a model's parameters; of its records, word numbers are integers in every precision.
-
-    Raises:
-        UnsupportedError: ``precision`` is not for such a model and device, or products would be reduced everywhere.
-    """
+def check_products() -> None:
+    """Raise UnsupportedError where torch was told to reduce products everywhere (`products`)."""
     reduced = {key: value for key, value in products().items() if value not in EXACT}
     if reduced:
         key, value = next(iter(reduced.items()))
@@ -55,6 +49,17 @@ def check(precision: Precision, y: Tensor) -> None:
             "add more than clip_norm. Leave it as torch begins with it ('highest', 'ieee'), and use runtime.precision, "
             "which reduces what is safe to reduce."
         )
+
+
+def check(precision: Precision, y: Tensor) -> None:
+    """
+    Args:
+        y: a model's parameters; of its records, word numbers are integers in every precision.
+
+    Raises:
+        UnsupportedError: ``precision`` is not for such a model and device, or products would be reduced everywhere.
+    """
+    check_products()
     if precision == "float32":
         return
     if y.dtype != torch.float32:
@@ -73,13 +78,19 @@ def full(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
 
 @contextlib.contextmanager
 def passes(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Forward and backward passes in ``precision``; on CUDA, in no less than was asked for."""
+    """Forward and backward passes in ``precision``, also within an autocast of a caller; on CUDA, in no less than was
+    asked for."""
     with contextlib.ExitStack() as stack:
-        if precision == "bf16":
-            stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+        if precision == "bf16" or torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"))
         if device.type == "cuda":
             matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
             stack.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
             stack.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
             matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
         yield
+
+
+def unreduced(device: torch.device) -> torch.autocast:
+    """Out of an autocast that a caller is in: it would round sums after the norms of what is added up were taken."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=False)

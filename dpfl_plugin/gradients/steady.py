@@ -6,8 +6,8 @@ counts its calls computes something else after a resume, with the same noise. Tr
 begins later (`independence`). So what code may keep anything in is looked at after each stack of silos, before anything
 of it is charged or leaves: attributes, buffers, frozen parameters, hooks, global variables that the code reads,
 settings of torch, generators that everybody draws from, and torch's own functions. Models and losses of this package
-and of torch keep nothing, and are not looked at. The parameters that it is asked at every engine compares itself,
-whoever's code it is: torch's own Embedding writes to them, if it is told to.
+and of torch keep nothing: beside them only torch's functions are looked at. The parameters that it is asked at every
+engine compares itself, whoever's code it is: torch's own Embedding writes to them, if it is told to.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Steady:
     def __init__(self, model: nn.Module, loss: Loss, copy: nn.Module | None = None) -> None:
         self._looks, self._loss = not keeps_nothing(model, loss), loss
         self._known: list[tuple[nn.Module, Any]] = []
-        self._settings, self._functions = (_settings(), _functions(model, loss)) if self._looks else ({}, [])
+        self._settings, self._functions = _settings() if self._looks else {}, _functions(model, loss)
         self._fixed = frozenset(fixed_tensors(model))  # copies may have all parameters frozen, and others each time
         self.know(model)
         self.know(copy)
@@ -99,6 +99,7 @@ class Steady:
         """
         if not self._looks:
             yield
+            self._check_functions()
             return
         drawn, left = _generators(), _left_on()
         yield
@@ -113,12 +114,16 @@ class Steady:
                 raise ChangedError(
                     CHANGED.format(f"a setting of this process ({key}: {value}, was {self._settings[key]})")
                 )
-        for functions in self._functions:
-            if (replaced := functions.replaced()) is not None:
-                raise ChangedError(CHANGED.format(f"torch's own {replaced}"))
+        self._check_functions()
         for model, facts in self._known:
             if self._facts(model) != facts:
                 raise ChangedError(CHANGED.format(KEPT))
+
+    def _check_functions(self) -> None:
+        """Also where all code was torch's: it may have been replaced since, and put back before anybody says so."""
+        for functions in self._functions:
+            if (replaced := functions.replaced()) is not None:
+                raise ChangedError(CHANGED.format(f"torch's own {replaced}"))
 
 
 def _built(module: nn.Module) -> list[Any]:

@@ -13,6 +13,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Generic, Protocol
 
 import torch
@@ -32,8 +33,16 @@ _BASES: Final = (object, Generic, Protocol, abc.ABC)
 _OF_PYTHON: Final = frozenset(
     {"builtins", "typing", "typing_extensions", "functools", "dataclasses", "types", "abc", "_abc", "contextlib"}
     | {"collections", "enum", "_thread", "_frozen_importlib", "_frozen_importlib_external", "importlib._bootstrap"}
+    | {"__future__", "logging", "re"}
 )
 _USED_BY_TORCH: Final = ("numpy", "typing_extensions", "pybind11_builtins", "collections", "importlib")
+_ASKED: Final = (
+    *("torch.nn.functional", "torch.linalg", "torch.special", "torch.autograd", "torch.autograd.graph"),
+    *("torch.nn._reduction", "torch.nn.utils.stateless", "torch.overrides", "torch._functorch.functional_call"),
+    *("torch._functorch.apis", "torch._functorch.eager_transforms", "torch._functorch.vmap"),
+)
+# Where torch gives none of its own operators a function of Python's.
+_KERNELS: Final = frozenset({"", "CPU", "Autograd", "AutogradCPU", "AutogradCUDA"})
 # What libraries add to torch's classes, by names that neither torch nor Python looks up.
 _ADDED: Final = frozenset({"smart_apply"})  # by transformers, with the first model that it makes
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -44,7 +53,7 @@ _CONTAINERS: Final = (list, tuple, set, frozenset, torch.Size)
 
 def keeps_nothing(model: nn.Module, loss: Loss) -> bool:
     """Whether all code of a model and its loss is torch's, Opacus' or this package's, and nobody put anything in."""
-    return _is_known_code(loss) and _layers_are_known(model) and _torch_is_its_own()
+    return _is_known_code(loss) and _layers_are_known(model) and not put_into_torch()
 
 
 def inner(loss: Loss) -> Any:
@@ -71,6 +80,8 @@ def is_own_value(value: Any) -> bool:
     if issubclass(kind, type | types.ModuleType):
         name = value.__module__ if issubclass(kind, type) else value.__name__
         return name.partition(".")[0] in (*_KEEP_NOTHING, *_USED_BY_TORCH) or name in sys.stdlib_module_names
+    if issubclass(kind, types.GenericAlias):
+        return True
     if callable(value):
         return _is_known_code(value, of_python=True)
     if hasattr(kind, "__get__"):
@@ -78,41 +89,73 @@ def is_own_value(value: Any) -> bool:
     return _is_of_python(kind.__module__) or is_known(kind.__module__)
 
 
-def _torch_is_its_own() -> bool:
-    """Whether nobody put a function of their own into torch before, or hooks on all layers, or what is asked about all
-    that is computed; or into Opacus, for a layer's gradients."""
-    if any(hooks for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_")):
-        return False
-    modes = (
-        torch.overrides._get_current_function_mode_stack(),
-        torch.utils._python_dispatch._get_current_dispatch_mode_stack(),
-    )
-    if not all(is_known(type(mode).__module__) for stack in modes for mode in stack) or _saves_otherwise():
-        return False
-    opacus = sys.modules.get("opacus.grad_sample.grad_sample_module")
-    samplers = () if opacus is None else opacus.GradSampleModule.GRAD_SAMPLERS.values()
-    places = (
-        torch,
-        torch.nn.functional,
-        torch.Tensor,
-        torch.linalg,
-        torch.special,
-        torch._VF,
-        torch.autograd,
-        torch.func,
-    )
-    values = (value for place in places for value in list(vars(place).values()))
-    return all(map(_is_known_code, samplers)) and all(map(is_own_value, values))
+def put_into_torch() -> dict[str, Any]:
+    """What somebody else put into torch before, by where: a function of theirs in the place of one of torch's, hooks on
+    all layers, what is asked about all that is computed; and into Opacus, for a layer's gradients. Empty if nothing."""
+    found = {f"{_called(place)}.{name}": value for place in _places() for name, value in _others(place)}
+    if (opacus := sys.modules.get("opacus.grad_sample.grad_sample_module")) is not None:
+        samplers = opacus.GradSampleModule.GRAD_SAMPLERS
+        found |= {f"opacus: {kind.__name__}": one for kind, one in samplers.items() if not _is_known_code(one)}
+    for name, hooks in vars(nn.modules.module).items():
+        if name.startswith("_global_") and hooks:
+            found[f"torch.nn.modules.module.{name}"] = hooks
+    for mode in _modes():
+        if not is_known(type(mode).__module__):
+            found[f"mode: {type(mode).__module__}.{type(mode).__qualname__}"] = mode
+    if (hooks := _saved_by()) is not None:
+        found["torch.autograd.graph.saved_tensors_hooks"] = hooks
+    return found | dict.fromkeys(_operators_replaced())
 
 
-def _saves_otherwise() -> bool:
-    """Whether what backward passes need is kept by hooks (`torch.autograd.graph.saved_tensors_hooks`)."""
+def _others(place: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in list(vars(place).items()) if not is_own_value(value))
+
+
+def _called(place: Any) -> str:
+    return str(place.__name__ if isinstance(place, types.ModuleType) else f"{place.__module__}.{place.__qualname__}")
+
+
+def _modes() -> list[object]:
+    functions = torch.overrides._get_current_function_mode_stack()
+    return [*functions, *torch.utils._python_dispatch._get_current_dispatch_mode_stack()]
+
+
+def _places() -> list[Any]:
+    """Classes and modules of torch's that are looked up when something is computed or derived."""
+    asked = (torch.Tensor, torch._VF, torch._C._nn, torch.func)
+    return [torch, *asked, *(sys.modules[name] for name in _ASKED if name in sys.modules)]
+
+
+def _operators_replaced() -> list[str]:
+    """Operators of torch's that `torch.library` was told to compute by another function."""
+    told = getattr(torch.library, "_impls", ())
+    return sorted(name for name in told if name.split("/")[0] == "aten" and name.split("/")[-1] in _KERNELS)
+
+
+def _saved_by() -> Any:
+    """The hooks that keep what backward passes need (`torch.autograd.graph.saved_tensors_hooks`); None without."""
     asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return asked is not None and asked(True) is not None
+    return None if asked is None else asked(True)
 
 
 def _layers_are_known(module: nn.Module) -> bool:
-    return all(map(_is_known_layer, module.modules()))
+    layers = _layers(module)
+    return all(map(_is_known_layer, layers)) and all(map(_is_its_own, _modules_of(layers)))
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """All of them, found by none of their own methods: one of them may have been given another."""
+    found, waiting = dict[int, nn.Module](), [module]
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) not in found:
+            found[id(layer)] = layer
+            waiting += [one for one in vars(layer).get("_modules", {}).values() if one is not None]
+    return list(found.values())
+
+
+def _modules_of(layers: Iterable[object]) -> set[str]:
+    return {one.__module__ for layer in layers for one in _classes(type(layer))}
 
 
 def _is_known_layer(layer: nn.Module) -> bool:
@@ -136,13 +179,18 @@ def _classes(kind: type) -> list[type]:
 
 def _is_known_class(kind: type, of: tuple[str, ...] = _LAYERS) -> bool:
     methods = (value for name, value in vars(kind).items() if name not in _ADDED)
-    return kind.__module__.startswith(of) and all(map(is_own_value, methods)) and _uses_torch(kind.__module__)
+    return kind.__module__.startswith(of) and all(map(is_own_value, methods))
 
 
-def _uses_torch(module: str) -> bool:
-    """Whether a module of layers calls torch by the names that it does."""
+def _is_its_own(module: str) -> bool:
+    """Whether a module of layers, which torch and this package have many of, names what it did, and torch by itself."""
     found = vars(sys.modules[module])
-    return all(isinstance(found[name], types.ModuleType) for name in ("F", "_VF", "torch") if name in found)
+    own = {"torch": torch, "F": nn.functional, "_VF": torch._VF}
+    return all(found[name] is one for name, one in own.items() if name in found) and all(
+        _is_made_of_known(value, ()) if type(value) in (dict, OrderedDict, *_CONTAINERS) else is_own_value(value)
+        for name, value in list(found.items())
+        if not name.startswith("__")
+    )
 
 
 def _is_known_thing(value: Any, within: tuple[int, ...] = ()) -> bool:
@@ -170,7 +218,8 @@ def _is_known_object(value: Any, within: tuple[int, ...]) -> bool:
     classes = _classes(type(value))
     names = {name for one in classes for name in _slots(one)} | set(getattr(value, "__dict__", ()))
     held = (getattr(value, name, None) for name in names)
-    return all(_is_known_class(one, _OBJECTS) for one in classes) and all(_is_known_thing(one, within) for one in held)
+    known = all(_is_known_class(one, _OBJECTS) and _is_its_own(one.__module__) for one in classes)
+    return known and all(_is_known_thing(one, within) for one in held)
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -204,6 +253,9 @@ def _is_known_code(code: Any, within: tuple[int, ...] = (), *, of_python: bool =
         return bool(code._qualified_op_name.startswith("aten::"))
     if kind is functools._lru_cache_wrapper:
         return _is_known_code(code.__wrapped__, within, of_python=of_python)
+    if kind is functools.partial:
+        given = (code.args, code.keywords, vars(code))
+        return _is_known_code(code.func, within, of_python=of_python) and _is_known_thing(given, within)
     if of_python and kind.__module__ in ("typing", "typing_extensions"):
         return True
     return _is_known_object(code, within)
@@ -259,5 +311,11 @@ def _is_of_python(module: str) -> bool:
 
 
 def _written_in(function: types.FunctionType) -> str:
-    """The module of its code, whatever it says: `functools.wraps` has a function say that it is what it wraps."""
-    return str(function.__globals__.get("__name__", ""))
+    """The module of its code, whatever it says: `functools.wraps` has a function say that it is what it wraps, and a
+    function may have been given other code, or names of its own making; "" then."""
+    names, code = function.__globals__, function.__code__
+    name = str(names.get("__name__", ""))
+    of_file = code.co_filename == names.get("__file__") or code.co_filename.startswith("<frozen ")
+    made = code.co_filename == "<string>" and code.co_name.startswith("__")  # by dataclasses
+    module = sys.modules.get(name)
+    return name if (of_file or made) and module is not None and vars(module) is names else ""

@@ -1,10 +1,10 @@
 """The name of a run's batches and noise, and whether a folder's run is still the one that it was.
 
 **The rule.** Noise repeats only where all that decides what is released is proven to be the same. So the name is a
-digest of the configuration, the records, the code (ours, users', and the versions of what is installed), the model that
-was made with its initial parameters, buffers and attributes, and of what computes: processor, device, threads,
-libraries and their switches. What may differ and is in none of these is met by `federation.query_digest`, which binds
-the noise of each round to what is asked in it.
+digest of the configuration, the records, the code (ours, users', what they put into torch, and the versions of what is
+installed), the model that was made with its initial parameters, buffers and attributes, and of what computes:
+processor, device, threads, libraries and their switches. What may differ and is in none of these is met by
+`federation.query_digest`, which binds the noise of each round to what is asked in it.
 
 Where something cannot be proven, a part of the name comes from the operating system: then no other run has this noise,
 and what is released is charged as a run of its own.
@@ -27,6 +27,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, TrainingError, Worded
+from dpfl_plugin.gradients.whose import put_into_torch
 from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.environment import package_changed, package_sha256
@@ -81,9 +82,14 @@ def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mappi
     doubts = doubts_of(code, parts)
     if package_changed():
         doubts.append("files of dpfl_plugin changed since this process began")
+    into_torch = describe(put_into_torch())
+    doubts += into_torch.doubts
     if here["device"] != "cpu":
         doubts.append(f"{here['device']} may round in another way each time")
     made_of: dict[str, Any] = {"code": code.facts, "model": model, "arithmetic": dict(here), "options": options.facts}
+    others = {str(name): request_digest({}, [made, into_torch.facts[1]]).hex() for name, made in into_torch.facts[0]}
+    if others:
+        made_of["torch"] = others
     if parts.own.of:
         made_of["silos"] = parts.own.facts(parts.rules)
     noise, bits = (noise_name(config, by, parts.noise_multiplier, made_of) for by in (parts.data_sha256, ""))
@@ -97,6 +103,7 @@ def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mappi
         "package": package_sha256(),
         **{key: made_of[key] for key in ("code", "model")},
         "options": request_digest({}, options.facts).hex(),
+        "torch": others,
     }
     return Naming(noise, bits, facts, tuple(doubts))
 
@@ -135,6 +142,12 @@ def check_same(folder: RunFolder, began: Mapping[str, Any], naming: Naming, here
         OtherCodeError: they are not; names what changed.
     """
     changes, model = changed_files(naming.facts["code"], began["code"]), naming.facts["model"]
+    now, then = naming.facts["torch"], began.get("torch", {})
+    changes += [
+        f"{name}, as put into torch, {'is new' if name not in then else 'is gone' if name not in now else 'changed'}"
+        for name in sorted({*now, *then})
+        if now.get(name) != then.get(name)
+    ]
     same_libraries = all(began["arithmetic"].get(key) == here[key] for key in ("torch", "device", "dpfl_plugin"))
     if not changes and same_libraries:
         what = [f"the model's {key}" for key, value in model.items() if value != began["model"][key]]

@@ -78,7 +78,8 @@ ZERO_OUT = (
 SHARED = (
     "The total covers the runs that the shared ledger holds, and no other use of the records. In each of them a record "
     "is at one silo at most, and how records are dealt to silos is taken as given: a partitioner that looks at labels "
-    "could deal other records elsewhere if one were replaced.",
+    "could deal other records elsewhere if one were replaced. What the statements of the other runs take on trust, as "
+    "a user's own model, the total takes on trust as well.",
 )
 TUNED = (
     "What each place of the tuning's plan releases was fixed before the first of them; only which configuration takes "

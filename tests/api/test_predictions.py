@@ -40,6 +40,21 @@ def trained(kind: str, folder: Path) -> dpfl.Run:
     return dpfl.train(records, out=folder / "runs", **SETTING)
 
 
+def test_a_data_frames_label_and_silo_are_known_by_their_names_to_predictions(tmp_path: Path) -> None:
+    records = dpfl.Federation.from_frame(
+        FRAME.assign(number=range(N)), silo="site", label="state", ignore_columns=["number"], classes=["healthy", "ill"]
+    )
+    run = dpfl.train(records, out=tmp_path / "runs", **SETTING)
+    FRAME.assign(old=FRAME["old"].astype(int)).to_csv(tmp_path / "new.csv", index=False)
+    for new in (FRAME.assign(number=range(N)), tmp_path / "new.csv"):
+        found = dpfl.predict(run, new)
+        right = np.mean(np.array(found.labels) == Y)
+        assert found.found.labelled == N and found.accuracy == pytest.approx(right)
+        assert not any("not used" in note for note in found.notes)
+    with pytest.raises(DataError, match="row 0, column 'state': 'sick' is not one of the run's classes healthy, ill"):
+        dpfl.predict(run, FRAME.assign(state="sick"))
+
+
 @pytest.mark.parametrize("kind", ["frame", "table", "arrays"])
 def test_what_a_program_has_is_predicted_as_its_file_is(tmp_path: Path, kind: str) -> None:
     run = trained(kind, tmp_path)

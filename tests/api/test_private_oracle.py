@@ -71,6 +71,18 @@ def test_its_epsilon_is_that_of_the_ledger_through_several_oracles(tmp_path, cap
     assert f"dpfl account {path.name}" in oracle.statement
 
 
+def test_a_total_with_a_model_of_a_users_own_says_that_it_is_taken_on_trust(tmp_path):
+    class Own(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).tanh()
+
+    for model in (Own(3, 2), net()):
+        with made(tmp_path / "silo.jsonl", model) as oracle:
+            oracle.backward()
+    assert "code from outside this package" not in oracle.statement
+    assert "a user's own model, the total takes on trust as well" in oracle.statement
+
+
 def test_it_refuses_at_the_budget_whoever_spent_it(tmp_path):
     path, privacy = tmp_path / "silo.jsonl", {**GIVEN, "epsilon": 1.0}
     del privacy["noise_multiplier"]

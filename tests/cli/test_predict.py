@@ -133,7 +133,7 @@ def test_a_patients_number_is_carried(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "shown"), [(1.98698e-08, "0.00000001987"), (0.123456, "0.1235"), (0.99999, "1")])
 def test_a_probability_is_shown_plainly(given: float, shown: str) -> None:
-    assert _plainly(given) == shown
+    assert _plainly(given, 4) == shown
 
 
 def test_it_says_what_epsilon_covers_and_leaves_files_alone(folder: Path, tmp_path: Path) -> None:

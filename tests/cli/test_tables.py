@@ -256,6 +256,21 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
     assert "2 silos" in command("check", "study/run.yaml", "--set", "model=linear").out
     counts = command("init", "counts", "--from", "site0.csv", "--label", "months")
     assert "If months counts something: outcome: counts" in counts.out
+    frame().assign(stays=[row % 4 for row in range(80)]).to_csv("stays.csv", index=False)
+    few = command("init", "few", "--from", "stays.csv", "--label", "stays").out
+    assert "If stays has one: outcome: ordinal; if it counts something: outcome: counts" in few
+    assert "Classes have no order" not in command("init", "words", "--from", "stays.csv", "--label", "ill").out
+
+
+def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame().to_csv("first.csv", index=False)
+    Path("second.csv").write_text("")
+    done = command("init", "study", "--from", "*.csv", "--label", "ill")
+    assert done.code == 2 and "second.csv is empty: its first line must name the columns" in done.err, done.err
+    frame().rename(columns={"age": "years"}).to_csv("second.csv", index=False)
+    done = command("init", "study", "--from", "*.csv", "--label", "ill")
+    assert "other columns than first.csv: 'age', 'years' are in one only" in done.err, done.err
 
 
 def test_what_init_cannot_draft_is_refused_and_nothing_is_written(

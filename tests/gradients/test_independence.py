@@ -310,6 +310,38 @@ def test_a_model_that_mixes_records_is_refused(mix, shape, engine):
         tried(Mixes(mix, shape, 3), shape, losses.cross_entropy, engine)
 
 
+HIDDEN = {
+    "softmax": lambda: nn.Sequential(nn.Softmax(dim=0), nn.Hardtanh(0.0, 1e-3)),
+    "attention": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0), nn.Flatten()
+    ),
+}
+
+
+@pytest.mark.parametrize("layers", HIDDEN.values(), ids=HIDDEN)
+def test_a_layer_that_made_up_records_do_not_reach_is_tried_by_itself(layers):
+    """Numbers below 10,000 become 0, and of zeros alone nothing shows."""
+    model = nn.Sequential(nn.Hardshrink(1e4), layers(), nn.Linear(6, 3))
+    with pytest.raises(UnsupportedError, match=r"the model mixes the records of a batch.*that mixes them"):
+        tried(model, (6,), losses.cross_entropy)
+    assert not any(layer._forward_pre_hooks for layer in model.modules())
+
+
+def test_layers_that_are_given_positions_first_are_not_taken_for_mixing():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.softmax, self.last = nn.Linear(2, 4), nn.Softmax(dim=0), nn.Linear(4, 3)
+            self.encode = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
+
+        def forward(self, x):
+            found = self.encode(self.embed(x).transpose(0, 1))  # (positions, records, 4)
+            return self.last((self.softmax(found) * found).sum(dim=0))
+
+    for positions in (independence.ALONE, independence.RECORDS, 5):
+        assert tried(Positions(), (positions, 2), losses.cross_entropy).name == "vmap"
+
+
 class Shifts(nn.Module):
     """Adds something of the batch to outputs, which no derivative by a parameter shows."""
 

@@ -20,11 +20,24 @@ from dpfl_plugin.gradients.choice import Terms, choose
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.opacus import Opacus
+from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
+from dpfl_plugin.oracle import Draw, PrivateOracle
 from tests.gradients.test_bookkeeping import CLASSES, MODELS
+from tests.quadratics import rules
 
 REDUCIBLE = [BookKeeping, Opacus, Vmap]
 FAILS = {(Vmap, "bf16", "attention")}
+
+
+def summed(*layers_of):
+    """(model, its parameters, records of it) in float32."""
+    generator, model = torch.Generator().manual_seed(0), nn.Sequential(*layers_of)
+    records = torch.randn(30, 20, generator=generator), torch.randint(0, 3, (30,), generator=generator)
+    return model, torch.randn(Layout.of(model).dimension, generator=generator), records
+
+
+SUMMED = {True: summed(nn.Linear(20, 3)), False: summed(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3))}  # if one layer
 
 
 def one_record(name, scale, seed):
@@ -186,6 +199,47 @@ def test_a_torch_whose_products_are_all_reduced_is_refused(part, value):
     finally:
         tell(before)
     choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=1), trial(6))
+
+
+@pytest.mark.parametrize("kind", [BookKeeping, ClosedForm, Dense, Opacus, Vmap], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("together", [False, True])
+def test_sums_are_no_others_within_an_autocast_of_a_caller(kind, together):
+    model, y, (x, labels) = SUMMED[kind is ClosedForm]
+    engine = kind(model, losses.cross_entropy, 2**20)
+    if together and not hasattr(engine, "clipped_sums"):
+        pytest.skip("it answers one silo at a time")
+    pool = Pool({silo: engine.prepare(Records(x + silo, labels)) for silo in (0, 1)})
+
+    def released():
+        silos = [pool.records[silo] for silo in (0, 1)]
+        asked = {"max_gradients": 1, "pool": pool if together else None}
+        oracle = PrivateOracle(rules(clip_norm=0.05), engine, silos, [0, 1], Draw(0, 0), **asked)
+        return oracle.gradient(y.expand(2, -1).contiguous())
+
+    expected = released()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(released(), expected)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_an_engine_is_the_same_within_an_autocast_of_a_caller(linear):
+    model, _, (x, _) = SUMMED[linear]
+    chosen, why = choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=2**20), x[:3])
+    with torch.autocast("cpu", torch.bfloat16):
+        found, said = choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=2**20), x[:3])
+    assert (type(found), said) == (type(chosen), why)
+
+
+def test_products_that_are_reduced_after_the_engine_was_chosen_are_refused():
+    model, _, (x, labels) = SUMMED[True]
+    engine = ClosedForm(model, losses.cross_entropy, 2**20)
+    silos = [engine.prepare(Records(x, labels))]
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(UnsupportedError, match=r"more than clip_norm"):
+            PrivateOracle(rules(), engine, silos, [0], Draw(0, 0), max_gradients=1)
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.gpu

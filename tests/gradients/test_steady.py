@@ -278,6 +278,18 @@ def own_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return outputs.sum(dim=1)
 
 
+def test_torch_that_is_replaced_later_is_seen_whoevers_code_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stood there meanwhile no statement would say, once it is put back."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.GELU())
+    assert keeps_nothing(net, cross_entropy)
+    steady, real = Steady(net, cross_entropy), functional.gelu
+    with steady():
+        pass
+    monkeypatch.setattr(functional, "gelu", lambda x: real(x))
+    with pytest.raises(ChangedError, match=r"torch's own torch\.nn\.functional\.gelu"), steady():
+        pass
+
+
 def hooked_loss() -> nn.Module:
     loss = nn.CrossEntropyLoss(reduction="none")
     loss.register_forward_hook(lambda *given: None)

@@ -94,8 +94,10 @@ def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> Non
     done = train(federation(kind), tmp_path, rounds=3)
     assert 0 < done.epsilon < math.inf
     np.savez(tmp_path / "new.npz", x=X[:4])
-    rows = dpfl.predict(done, tmp_path / "new.npz").rows
+    said = dpfl.predict(done, tmp_path / "new.npz")
+    rows = said.rows
     assert len(rows) == 4
+    assert any("not compared" in note for note in said.notes) == (kind != "ordinal")
     if kind == "survival":
         curve = list(rows[0]["survival"].values())
         assert list(rows[0]["survival"]) == ["2", "5", "10"] and 1 > curve[0] > curve[1] > curve[2] > 0
@@ -105,6 +107,9 @@ def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> Non
         assert set(rows[0]["predicted"]) <= {"up", "down"} == set(rows[0]["probabilities"])
     else:
         assert isinstance(rows[0]["predicted"], float)
+        cells = [row["predicted"] for row in csv.DictReader(said.to_csv().splitlines())]
+        assert [float(cell) for cell in cells] == pytest.approx([row["predicted"] for row in rows], rel=1e-6)
+        assert all(len(cell.replace("-", "").replace(".", "").lstrip("0")) <= 7 for cell in cells)
     again = train(federation(kind), tmp_path / "again", rounds=3)
     assert again.result["model_sha256"] == done.result["model_sha256"]
     assert done.model(torch.from_numpy(X[:4])).shape == (
