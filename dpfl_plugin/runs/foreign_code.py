@@ -152,12 +152,14 @@ class _Tracer:
         while isinstance(plugin, functools.partial):
             plugin = plugin.func
         kind = plugin if isinstance(plugin, type) else type(plugin)
+        top = str(kind.__module__).partition(".")[0]
         for made in [plugin] if inspect.isroutine(plugin) else kind.__mro__:
             name = getattr(made, "__module__", None)
             if not isinstance(name, str) or name not in sys.modules:
                 self.doubts.add(f"{getattr(made, '__qualname__', made)!s} is of no module that could be looked at")
             else:
-                self.add(name, own=own)
+                # Classes of other packages that it is made of count as what it imports of them.
+                self.add(name, own=own and (inspect.isroutine(plugin) or name.partition(".")[0] == top))
 
     def add(self, name: str, *, own: bool = False) -> None:
         parts = name.split(".")

@@ -47,6 +47,17 @@ def test_imports_of_imports_count_whoever_loaded_them_first(folder: Path) -> Non
     assert not loaded.asked_for_by("plugin") and not loaded.asked_for_by("middle")
 
 
+def test_a_class_is_its_source_and_what_it_is_made_of_in_other_packages_is_their_version(
+    folder: Path,
+) -> None:
+    """So that the name of a run with ``model=Net`` rests on no source of torch's, which does much that is not known."""
+    imported(folder / "layers.py", "from torch import nn\nclass Base(nn.Module): ...\n")
+    module = imported(folder / "nets.py", "import layers\nclass Net(layers.Base): ...\n")
+    for plugin in (module.Net, module.Net()):
+        found = trace([plugin])
+        assert set(found.files) == {"layers", "nets"} and set(found.packages) == {"torch"} and not found.doubts
+
+
 def test_bytecode_that_is_older_than_its_source_is_not_loaded(folder: Path) -> None:
     """Python trusts it by size and second of change: an edit within a second would run the old code."""
     module = imported(folder / "second.py", "VALUE = 1\n")
