@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpfl_plugin.data.cells import Cells, Found
+from dpfl_plugin.data.cells import Cells, Found, empty_records
 from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, Flaws, is_decimal_comma, with_point
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
@@ -152,7 +152,11 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
             )
         flaws = Flaws(Path(name), pieces.unit)
         with closing(pieces):
+            count = 0
             for part in pieces.rows(header, flaws):
+                size = len(part[header[0]])
+                flaws.add_empty((np.flatnonzero(empty_records(part.values(), size)) + count).tolist())
+                count += size
                 for column, cells in part.items():
                     seen[column].parts.append(cells)
         flaws.move(pieces.lines)

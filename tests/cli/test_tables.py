@@ -280,7 +280,12 @@ def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
     frame().to_csv("all.csv", index=False)
     frame().to_csv("index.csv")
     frame()[["ill"]].to_csv("one.csv", index=False)
-    for name, text in {"empty": "", "header": "age,ill\n", "twice": "age,age,ill\n1,2,no\n"}.items():
+    for name, text in {
+        "empty": "",
+        "header": "age,ill\n",
+        "twice": "age,age,ill\n1,2,no\n",
+        "last": "age,ill\n1,no\n,\n",
+    }.items():
         Path(f"{name}.csv").write_text(text)
     for arguments, message in (
         (["--from", "all.csv"], "predicted? For survival: --time and --event"),
@@ -294,6 +299,7 @@ def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
         (["--from", "header.csv", "--label", "ill"], "a header and no records"),
         (["--from", "index.csv", "--label", "ill"], "column 1 has no name. Is it a row number"),
         (["--from", "twice.csv", "--label", "ill"], "two columns have the name 'age'"),
+        (["--from", "last.csv", "--label", "ill"], "last.csv, line 3 is empty: remove it."),
         (["--from", "one.csv", "--label", "ill"], "no column is left to learn from besides ill"),
         (["--from", "all.csv", "--label", "il"], "did you mean 'ill'"),
         (["--from", "none.csv", "--label", "ill"], "'none.csv': there is no such file"),
