@@ -234,6 +234,50 @@ def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: p
         one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
 
 
+def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are named by their lines, and `dpfl check` refuses them; words for no value become missing values."""
+    monkeypatch.chdir(tmp_path)
+    columns: dict[str, tuple[list[Any], dict[int, Any]]] = {
+        "pressure": ([90 + row % 60 for row in range(200)], {3: "high", 5: "n/a", 70: "-", 71: "None", 72: "none"}),
+        "weight": ([f"{40 + row % 70},5" for row in range(200)], {0: "heavy", 150: "light"}),
+        "seen": ([f"{1 + row % 28:02d}.{1 + row % 12:02d}.2021" for row in range(200)], {120: "2020-02-01"}),
+        "many": ([90 + row % 60 for row in range(200)], {row: f"word {row}" for row in range(11)}),
+        "stage": ([row % 4 for row in range(200)], {8: "3a"}),
+        "vessels": ([row % 4 for row in range(200)], {8: "-"}),
+    }
+    table = pandas.DataFrame({"ill": [row % 2 for row in range(200)]})
+    for name, (cells, others) in columns.items():
+        table[name] = [others.get(row, cell) for row, cell in enumerate(cells)]
+    for number, part in enumerate((table[:100], table[100:])):
+        part.to_csv(f"site{number}.csv", index=False, sep=";")
+    done = command("init", "study", "--from", "site*.csv", "--label", "ill")
+    data = yaml.safe_load((tmp_path / "study" / "run.yaml").read_text())["data"]
+    assert data["dataset"]["decimal"] == ","
+    assert data["schema"]["columns"] == {
+        "pressure": {"type": "integer", "range": [90, 150], "missing": "indicator", "missing_values": ["-", "none"]},
+        "weight": {"type": "number", "range": [40, 110]},
+        "seen": {"type": "date", "range": ["2021-01-01", "2023-01-01"], "format": "%d.%m.%Y"},
+        "many": {"type": "ignored"},
+        "stage": {"type": "category", "values": [0, 1, 2, 3, "3a"]},
+        "vessels": {"type": "category", "values": [0, 1, 2, 3], "missing": "category", "missing_values": ["-"]},
+    }
+    checked = command("check", "study/run.yaml").err
+    for line, place, cell in (
+        ("pressure: 1 cell is not a number", "site0.csv, line 5", "high"),
+        ("weight: 2 cells are not numbers", "site0.csv, line 2", "heavy"),
+        ("weight: 2 cells are not numbers", "site1.csv, line 52", "light"),
+        ("seen: 1 cell is not a date as %d.%m.%Y", "site1.csv, line 22", "2020-02-01"),
+    ):
+        (told,) = (one for one in done.out.splitlines() if one.startswith(line))
+        assert f"{place}: {cell!r}" in told and cell in told.partition("missing_values: [")[2], told
+        path, _, where = place.partition(", ")
+        assert re.search(rf"(?s){path}.*{where}, column '{line.partition(':')[0]}': '{cell}' is not", checked), checked
+    assert "'-', 'none' stand for no value in this draft" in done.out and "4 places are wrong" not in checked
+    assert "more than 50 different words: many" in done.out
+
+
 def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a pattern; the last of two words is an event. Counts are told of, not guessed."""
     monkeypatch.chdir(tmp_path)
