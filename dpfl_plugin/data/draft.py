@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import empty_records
+from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, Flaws, is_decimal_comma, with_point
 from dpfl_plugin.data.names import column_list
+from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
 from dpfl_plugin.data.schema import Column
 from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, told_of
@@ -115,9 +117,9 @@ def _check_header(header: Sequence[str], name: str, roles: Roles) -> None:
         raise DataError(f"{name}, header: two columns have the name {', '.join(map(repr, twice))}. Rename one.")
 
 
-def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
+def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, Seen]:
+    """{name: column}, of all tables together."""
     header = tables[0].header
-    _check_header(header, names[0], roles)
     seen = {name: Seen(name) for name in header}
     for place, (pieces, name) in enumerate(zip(tables, names, strict=True)):
         if not pieces.header:
@@ -139,9 +141,16 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
                     seen[column].parts.append((place, cells))
         flaws.move(pieces.lines)
         flaws.check()
+        if not count:
+            raise DataError(f"{name} holds a header and no records.")
+    return seen
+
+
+def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
+    header = tables[0].header
+    _check_header(header, names[0], roles)
+    seen = _read(tables, names)
     form = replace(form, decimal=_decimal(list(seen.values())))
-    if not any(column.count for column in seen.values()):
-        raise DataError(f"{names[0]} holds a header and no records.")
     columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in roles.columns.values()}
     if all(entry["type"] in ("identifier", "ignored") for entry in columns.values()):
         used = ", ".join(roles.columns.values())
@@ -153,7 +162,17 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     odd += [line for name, entry in columns.items() for line in _strays(seen[name], entry, tables, names)]
     alike = _alike(roles.label, label.get("classes", ()))
     schema = {"drafted": True, "label": label, **named, "columns": columns}
-    return Draft(schema, form, (*told, *alike, *_told(columns, seen), *odd))
+    return Draft(schema, form, (*told, *alike, *_told(columns, seen), *odd, *_small(seen, roles, names)))
+
+
+def _small(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list[str]:
+    """Silos of one record: by their column, or else the files."""
+    if roles.silo is not None:
+        return alone(seen[roles.silo].words.to_pylist())
+    if len(names) == 1:  # whose records are dealt out
+        return []
+    silos, any_column = silo_names([Path(name) for name in names]), next(iter(seen.values()))
+    return alone(silos[place] for place, part in any_column.parts for _ in range(len(part)))
 
 
 def _outcome(seen: Mapping[str, Seen], roles: Roles, decimal: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -317,6 +317,29 @@ def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypa
     assert "other columns than first.csv: 'age', 'years' are in one only" in done.err, done.err
 
 
+@pytest.mark.parametrize("by", ["files", "column", "numbers"])
+def test_a_silo_of_one_record_is_told_of_in_the_words_of_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clinics = np.array(["north"] * 40 + ["west"] * 39 + ["south"])
+    whole = frame().assign(age=[20 + row % 40 for row in range(80)], clinic=clinics).drop(columns="stage")
+    for name, part in whole.groupby("clinic"):
+        part.drop(columns="clinic").to_csv(f"{name}.csv", index=False)
+    (tmp_path / "one").mkdir()
+    whole.to_csv("one/all.csv", index=False)
+    given = {"files": ["--from", "*.csv"], "column": ["--from", "one/all.csv", "--silo", "clinic"]}
+    done = command("init", "study", *given.get(by, ["--data", "."]), "--label", "ill")
+    assert done.code == 0, done.err
+    one = "has 1 record; it needs one to train on and one to test at least. Give it more records, or leave it out"
+    assert f"\nsilo south {one}" in done.out and done.out.count("has 1 record") == 1
+    assert f"(south) {one}" in command("check", "study/run.yaml").err
+    Path("south.csv").write_text("age,ill\n")
+    if by != "column":
+        done = command("init", "empty", *given.get(by, ["--data", "."]), "--label", "ill")
+        one_message(done, "south.csv holds a header and no records")
+
+
 def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
