@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import empty_records
 from dpfl_plugin.data.federation import alone
-from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws, is_decimal_comma, with_point
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
@@ -323,6 +323,12 @@ def _label(column: Seen, decimal: str) -> dict[str, Any]:
     whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
     if numbers is None or (whole and len(np.unique(numbers)) <= MOST_CLASSES):
         if len(different) > MOST_CLASSES:
+            if (found := nearly_all(column.words, is_number)) is not None:
+                shown = ", ".join(map(repr, (found.nothing + found.strays)[:SHOWN]))
+                raise DataError(
+                    f"column {column.name!r} is to be predicted and holds numbers, but also {shown}. Correct these "
+                    "cells, or leave the records out."
+                )
             raise DataError(
                 f"column {column.name!r} holds {len(different)} different words: is this what is to be predicted?"
             )

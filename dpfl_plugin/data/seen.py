@@ -85,9 +85,18 @@ class Sorted:
 
 def nearly_all(words: pa.Array, fits: Callable[[str], bool]) -> Sorted | None:
     """The words, if nearly all of those that are values fit (`STRAYS`)."""
+    return _nearly_all(_counted(words), fits)
+
+
+def _counted(words: pa.Array) -> list[tuple[str, int]]:
+    found = pc.value_counts(words)
+    return list(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
+
+
+def _nearly_all(counted: Sequence[tuple[str, int]], fits: Callable[[str], bool]) -> Sorted | None:
+    most = sum(often for _, often in counted)
     fit, nothing, strays, count, astray = [], [], [], 0, 0
-    for one in pc.value_counts(words).to_pylist():
-        word, often = one["values"], one["counts"]
+    for word, often in counted:
         if fits(word):
             fit.append(word)
             count += often
@@ -96,7 +105,7 @@ def nearly_all(words: pa.Array, fits: Callable[[str], bool]) -> Sorted | None:
         else:
             strays.append(word)
             astray += often
-            if STRAYS * astray > len(words):  # most columns of words end here, soon
+            if STRAYS * astray > most:  # most columns of words end here, soon
                 return None
     if not fit or STRAYS * astray > count + astray:
         return None
@@ -105,9 +114,10 @@ def nearly_all(words: pa.Array, fits: Callable[[str], bool]) -> Sorted | None:
 
 def best(words: pa.Array, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, Sorted] | None:
     """(the place of the kind, the words by it): that of which the fewest words are strays; the first of several."""
+    counted = _counted(words)
     found: list[tuple[int, Sorted]] = []
     for place, fits in enumerate(kinds):
-        if (one := nearly_all(words, fits)) is not None:
+        if (one := _nearly_all(counted, fits)) is not None:
             found.append((place, one))
             if not one.strays:
                 break
@@ -117,9 +127,9 @@ def best(words: pa.Array, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, 
 def is_number(word: str) -> bool:
     """Whether it is a finite number, with whichever mark."""
     try:
-        return math.isfinite(float(with_point(word) if is_decimal_comma(word) else word))
+        return math.isfinite(float(word))
     except ValueError:
-        return False
+        return is_decimal_comma(word) and math.isfinite(float(with_point(word)))
 
 
 def is_date(form: str | None) -> Callable[[str], bool]:

@@ -354,7 +354,10 @@ def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
         "last": "age,ill\n1,no\n,\n",
     }.items():
         Path(f"{name}.csv").write_text(text)
+    odd = {3: "high", 4: "low"}
+    frame().assign(dose=[odd.get(row, row + 0.5) for row in range(80)]).to_csv("dose.csv", index=False)
     for arguments, message in (
+        (["--from", "dose.csv", "--label", "dose"], "is to be predicted and holds numbers, but also 'high', 'low'."),
         (["--from", "all.csv"], "predicted? For survival: --time and --event"),
         (["--from", "all.csv", "--time", "age"], "--time is for survival, and --event is missing"),
         (["--from", "all.csv", "--time", "age", "--event", "ill", "--label", "ill"], "both given"),
