@@ -18,6 +18,7 @@ from dpfl_plugin.api import tables
 from dpfl_plugin.config import yaml_text
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
+from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import check_kind, not_utf8
 from dpfl_plugin.data.names import column_list
@@ -139,6 +140,8 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     told += _scales(features, read.features[:, [read.columns.index(name) for name in features]])
     if numbers:
         told.append(f"not used, as their numbers differ in every record, as identifiers do: {column_list(numbers)}.")
+    if read.groups is not None:
+        told += alone(read.silo_names[silo] for silo in read.groups.tolist())
     return DataBlock(tuple(lines), (*told, *dealt))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ class Cells:
         name: of the column. key: of the schema, that says what it holds. array: [n]. first: the number of the first
             record. missing: words that are no value. decimal: "." or ",". asked: of a record that a
             model is asked about; another schema would be another model, so that only the file can be mended.
+        empty: records [n] of which no cell is filled, which are told of by themselves.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Cells:
     missing: frozenset[str]
     decimal: str = "."
     asked: bool = False
+    empty: Mask | None = None
 
     def mend(self, by_schema: str, asked: str = NOT_KNOWN) -> str:
         """How to mend a cell: of training records also by the configuration."""
@@ -68,7 +70,7 @@ class Cells:
 
     def flag(self, wrong: Mask, what: str, many: str, mend: str, cells: Callable[[int], str] | None = None) -> None:
         """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell; " ({})" nothing where that shows none."""
-        rows = np.flatnonzero(wrong)
+        rows = np.flatnonzero(wrong if self.empty is None else wrong & ~self.empty)
         if len(rows):
             shown = [(int(row) + self.first, (cells or self.cell)(int(row))) for row in rows[:3]]
             told = [
@@ -209,6 +211,23 @@ def plain(array: pa.Array) -> pa.Array:
     if pa.types.is_floating(array.type):  # pandas has whole numbers so, where one of them is missing
         array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
     return array if array.type == pa.string() else pc.cast(array, pa.string())
+
+
+def empty_records(columns: Iterable[pa.Array], size: int) -> Mask:
+    """Which records [size] have no cell that is filled, as the last lines that spreadsheets write."""
+    rows = np.arange(size)
+    for array in columns:
+        if not len(rows):
+            break
+        cells = array if len(rows) == size else array.take(pa.array(rows))
+        if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type) or pa.types.is_dictionary(cells.type):
+            unfilled = pc.equal(pc.utf8_trim_whitespace(plain(cells)), "").fill_null(True)
+        else:
+            unfilled = pc.is_null(cells, nan_is_null=True)
+        rows = rows[_mask(unfilled)]
+    found = np.zeros(size, dtype=bool)
+    found[rows] = True
+    return found
 
 
 def _as_number(word: str) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,17 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpfl_plugin.data.cells import Cells, Found
-from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.cells import empty_records
+from dpfl_plugin.data.federation import alone
+from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws, is_decimal_comma, with_point
 from dpfl_plugin.data.names import column_list
+from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
-from dpfl_plugin.data.schema import MISSING, Column
+from dpfl_plugin.data.schema import Column
+from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, told_of
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
 MOST_VALUES: Final = 50  # of a category
 MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
 MOST_CLASSES: Final = 20
 DATES: Final = (None, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+KINDS: Final = (is_number, *map(is_date, DATES))
 CODES: Final = frozenset(sign * int(digit * count) for digit in "89" for count in range(1, 6) for sign in (-1, 1))
 """Numbers that tables of hospitals and surveys write where there is no value: -9, -99, 999, ..."""
 LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a category with more than MOST_LEVELS
@@ -42,30 +46,6 @@ class Draft:
     schema: dict[str, Any]
     form: TextFormat
     told: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Seen:
-    """One column: its cells, as words or typed, in pieces."""
-
-    name: str
-    parts: list[pa.Array] = field(default_factory=list)
-
-    @property
-    def words(self) -> pa.Array:
-        """Words that are values, as often as they occur."""
-        found = Found(Flaws(Path()))
-        texts = [Cells(self.name, "", part, 0, found, frozenset(MISSING)).words() for part in self.parts]
-        kept = [text.filter(pa.array(~nothing)) for text, nothing in texts]
-        return pa.chunked_array(kept, pa.string()).combine_chunks()
-
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.parts))
-
-    @property
-    def is_time(self) -> bool:
-        return any(pa.types.is_temporal(part.type) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +117,11 @@ def _check_header(header: Sequence[str], name: str, roles: Roles) -> None:
         raise DataError(f"{name}, header: two columns have the name {', '.join(map(repr, twice))}. Rename one.")
 
 
-def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
+def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, Seen]:
+    """{name: column}, of all tables together."""
     header = tables[0].header
-    _check_header(header, names[0], roles)
-    seen = {name: _Seen(name) for name in header}
-    for pieces, name in zip(tables, names, strict=True):
+    seen = {name: Seen(name) for name in header}
+    for place, (pieces, name) in enumerate(zip(tables, names, strict=True)):
         if not pieces.header:
             raise DataError(f"{name} {EMPTY}")
         if set(pieces.header) != set(header):
@@ -152,14 +132,25 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
             )
         flaws = Flaws(Path(name), pieces.unit)
         with closing(pieces):
+            count = 0
             for part in pieces.rows(header, flaws):
+                size = len(part[header[0]])
+                flaws.add_empty((np.flatnonzero(empty_records(part.values(), size)) + count).tolist())
+                count += size
                 for column, cells in part.items():
-                    seen[column].parts.append(cells)
+                    seen[column].parts.append((place, cells))
         flaws.move(pieces.lines)
         flaws.check()
+        if not count:
+            raise DataError(f"{name} holds a header and no records.")
+    return seen
+
+
+def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
+    header = tables[0].header
+    _check_header(header, names[0], roles)
+    seen = _read(tables, names)
     form = replace(form, decimal=_decimal(list(seen.values())))
-    if not any(column.count for column in seen.values()):
-        raise DataError(f"{names[0]} holds a header and no records.")
     columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in roles.columns.values()}
     if all(entry["type"] in ("identifier", "ignored") for entry in columns.values()):
         used = ", ".join(roles.columns.values())
@@ -167,13 +158,24 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
         raise DataError(f"{names[0]}: no column is left to learn from besides {used}.{why}")
     label, told = _outcome(seen, roles, form.decimal)
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
-    odd = (line for name, entry in columns.items() for line in _odd(name, seen[name], entry, form.decimal))
+    odd = [line for name, entry in columns.items() for line in _odd(name, seen[name], entry, form.decimal)]
+    odd += [line for name, entry in columns.items() for line in _strays(seen[name], entry, tables, names)]
     alike = _alike(roles.label, label.get("classes", ()))
     schema = {"drafted": True, "label": label, **named, "columns": columns}
-    return Draft(schema, form, (*told, *alike, *_told(columns, seen), *odd))
+    return Draft(schema, form, (*told, *alike, *_told(columns, seen), *odd, *_small(seen, roles, names)))
 
 
-def _outcome(seen: Mapping[str, _Seen], roles: Roles, decimal: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _small(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list[str]:
+    """Silos of one record: by their column, or else the files."""
+    if roles.silo is not None:
+        return alone(seen[roles.silo].words.to_pylist())
+    if len(names) == 1:  # whose records are dealt out
+        return []
+    silos, any_column = silo_names([Path(name) for name in names]), next(iter(seen.values()))
+    return alone(silos[place] for place, part in any_column.parts for _ in range(len(part)))
+
+
+def _outcome(seen: Mapping[str, Seen], roles: Roles, decimal: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(the schema's label, what to say of it)"""
     if roles.label is not None:
         found = _label(seen[roles.label], decimal)
@@ -213,16 +215,17 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _marks(column: _Seen) -> tuple[list[str], list[str]]:
-    """(cells with a decimal comma, cells with a point); none of a column with words that are no numbers."""
-    words = column.words.to_pylist()
-    commas = list(filter(is_decimal_comma, words))
-    if not commas or not all(is_decimal_comma(word) or _is_number(word) for word in set(words)):
+def _marks(column: Seen) -> tuple[list[str], list[str]]:
+    """(cells with a decimal comma, cells with a point); none of a column of words."""
+    words = column.words
+    if not pc.any(pc.match_substring(words, ",")).as_py() or (found := nearly_all(words, is_number)) is None:
         return [], []
-    return commas, [word for word in words if "." in word and not is_decimal_comma(word)]
+    numbers = words.filter(pc.is_in(words, value_set=pa.array(found.fit, pa.string()))).to_pylist()
+    commas = list(filter(is_decimal_comma, numbers))
+    return commas, [word for word in numbers if commas and "." in word and not is_decimal_comma(word)]
 
 
-def _decimal(columns: Sequence[_Seen]) -> str:
+def _decimal(columns: Sequence[Seen]) -> str:
     """The mark that most numbers have, of columns where some have a comma."""
     marks = [_marks(column) for column in columns]
     return "," if sum(len(c) for c, _ in marks) > sum(len(p) for _, p in marks) else "."
@@ -237,7 +240,7 @@ def _numbers(words: Sequence[str], decimal: str) -> np.ndarray[Any, Any] | None:
     return found if np.isfinite(found).all() else None
 
 
-def _column(column: _Seen, decimal: str) -> dict[str, Any]:
+def _column(column: Seen, decimal: str) -> dict[str, Any]:
     words = column.words
     different = sorted(pc.unique(words).to_pylist())
     lacking = len(words) < column.count
@@ -245,24 +248,35 @@ def _column(column: _Seen, decimal: str) -> dict[str, Any]:
         return {"type": "ignored"}
     if column.is_time:
         return _date(different, None, lacking=lacking)
-    numbers = _numbers(different, decimal)
-    all_different = len(different) == len(words) >= LEAST_RECORDS
-    if numbers is not None:
-        whole = bool((numbers == np.floor(numbers)).all())
-        if whole and all_different:
-            return {"type": "identifier"}
-        if whole and len(np.unique(numbers)) <= MOST_LEVELS:
-            return _category([f"{number:g}" for number in np.unique(numbers)], lacking=lacking)
-        entry = {"type": "integer" if whole else "number", "range": list(_outwards(numbers))}
-        return entry | ({"missing": "indicator"} if lacking else {})
-    for form in DATES:
-        if _reads(different, form):
-            return _date(different, form, lacking=lacking)
-    if all_different:
+    found = best(words, KINDS)
+    entry = None if found is None else _of_kind(*found, decimal, lacking=lacking)
+    if entry is not None:
+        return entry
+    if len(different) == len(words) >= LEAST_RECORDS:
         return {"type": "identifier"}
     if len(different) > MOST_VALUES or _names_somebody(len(different), len(words)):
         return {"type": "ignored"}
     return _category(different, lacking=lacking)
+
+
+def _of_kind(place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[str, Any] | None:
+    """Of a column nearly all of whose words are numbers or dates; None where all of its words are better listed."""
+    lacking = lacking or bool(found.nothing)
+    named: dict[str, Any] = {"missing_values": found.nothing} if found.nothing else {}
+    if place:
+        return _date(found.fit, DATES[place - 1], lacking=lacking) | named if len(found.fit) > 1 else None
+    numbers = _numbers(found.fit, decimal)
+    assert numbers is not None
+    different = np.unique(numbers)
+    whole = bool((different == np.floor(different)).all())
+    if whole and len(found.fit) == found.count >= LEAST_RECORDS:
+        return {"type": "identifier"}
+    if len(different) < 2 or (whole and len(different) <= MOST_LEVELS and found.strays):
+        return None
+    if whole and len(different) <= MOST_LEVELS:
+        return _category([f"{number:g}" for number in different], lacking=lacking) | named
+    entry = {"type": "integer" if whole else "number", "range": list(_outwards(numbers))}
+    return entry | ({"missing": "indicator"} if lacking else {}) | named
 
 
 def _names_somebody(different: int, cells: int) -> bool:
@@ -278,16 +292,6 @@ def _category(values: list[str], *, lacking: bool) -> dict[str, Any]:
 def _plain(value: str) -> int | str:
     """A whole number as YAML has it; other words as they are, which YAML quotes where it would read something else."""
     return int(value) if value.isdigit() and str(int(value)) == value else value
-
-
-def _reads(words: Sequence[str], form: str | None) -> bool:
-    column = Column(type="date", range=("1900-01-01", "2100-01-01"), format=form)
-    try:
-        for word in words:
-            column.days(word)
-    except (ValueError, OverflowError):
-        return False
-    return True
 
 
 def _date(words: Sequence[str], form: str | None, *, lacking: bool) -> dict[str, Any]:
@@ -311,7 +315,7 @@ def _round(value: float) -> float:
     return int(short) if short.is_integer() else short
 
 
-def _label(column: _Seen, decimal: str) -> dict[str, Any]:
+def _label(column: Seen, decimal: str) -> dict[str, Any]:
     different = sorted(pc.unique(column.words).to_pylist())
     if len(different) < 2:
         raise DataError(f"column {column.name!r} holds {different or 'no value'}: nothing is to be predicted there.")
@@ -319,6 +323,12 @@ def _label(column: _Seen, decimal: str) -> dict[str, Any]:
     whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
     if numbers is None or (whole and len(np.unique(numbers)) <= MOST_CLASSES):
         if len(different) > MOST_CLASSES:
+            if (found := nearly_all(column.words, is_number)) is not None:
+                shown = ", ".join(map(repr, (found.nothing + found.strays)[:SHOWN]))
+                raise DataError(
+                    f"column {column.name!r} is to be predicted and holds numbers, but also {shown}. Correct these "
+                    "cells, or leave the records out."
+                )
             raise DataError(
                 f"column {column.name!r} holds {len(different)} different words: is this what is to be predicted?"
             )
@@ -327,7 +337,7 @@ def _label(column: _Seen, decimal: str) -> dict[str, Any]:
     return {"column": column.name, "outcome": "regression", "range": list(_outwards(numbers))}
 
 
-def _told(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, _Seen]) -> tuple[str, ...]:
+def _told(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen]) -> tuple[str, ...]:
     kinds: dict[str, list[str]] = {}
     for name, entry in columns.items():
         kinds.setdefault(entry["type"], []).append(name)
@@ -362,7 +372,7 @@ def _alike(name: str | None, words: Sequence[int | str]) -> tuple[str, ...]:
     )
 
 
-def _odd(name: str, column: _Seen, entry: Mapping[str, Any], decimal: str) -> tuple[str, ...]:
+def _odd(name: str, column: Seen, entry: Mapping[str, Any], decimal: str) -> tuple[str, ...]:
     """What of a column's values is probably not meant."""
     if entry["type"] == "category":
         return _alike(name, entry["values"])
@@ -375,7 +385,8 @@ def _odd(name: str, column: _Seen, entry: Mapping[str, Any], decimal: str) -> tu
             f"{name}: {len(other)} cells, such as {other[0]!r}, are written with the other decimal mark than most "
             "numbers. dpfl check lists their lines."
         )
-    numbers = _numbers(pc.unique(column.words).to_pylist(), decimal)
+    found = nearly_all(column.words, is_number)
+    numbers = None if found is None else _numbers(found.fit, decimal)
     assert numbers is not None
     if (code := _code(np.unique(numbers))) is not None:
         told.append(
@@ -383,6 +394,20 @@ def _odd(name: str, column: _Seen, entry: Mapping[str, Any], decimal: str) -> tu
             "to the column, and correct its range."
         )
     return tuple(told)
+
+
+def _strays(column: Seen, entry: Mapping[str, Any], tables: Sequence[Pieces], names: Sequence[str]) -> tuple[str, ...]:
+    """Which words of a column of numbers or dates are none, and where they are."""
+    is_category = entry["type"] == "category" and "missing_values" in entry
+    if column.is_time or not (entry["type"] in ("number", "integer", "date") or is_category):
+        return ()
+    form = entry.get("format")
+    found = nearly_all(column.words, is_date(form) if entry["type"] == "date" else is_number)
+    assert found is not None
+    what = f"{'a date' if found.num_strays == 1 else 'dates'} as {form or '2020-01-31'}"
+    if entry["type"] != "date":
+        what = "a number" if found.num_strays == 1 else "numbers"
+    return told_of(column.name, found, what, column.first(found.strays, tables, names))
 
 
 def _code(numbers: np.ndarray[Any, Any]) -> int | None:

@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.base import Features
-from dpfl_plugin.data.cells import NOTHING, UNKNOWN, Cells, Codes, Doubles, Found, Mask
+from dpfl_plugin.data.cells import NOTHING, UNKNOWN, Cells, Codes, Doubles, Found, Mask, empty_records
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
 from dpfl_plugin.errors import DataError
 
 CORRECT: Final = "Correct the file, or leave the record out."
+IN_ALL: Final = " in all columns that are read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Encoder:
     decimal: str = "."
     with_labels: bool = True
     count: int = 0
+    _empty: Mask | None = None  # records of this piece
     _features: Features = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
     _labels: list[NDArray[Any]] = field(default_factory=list)
     _names: dict[str, list[pa.Array]] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class Encoder:
         size = len(next(iter(columns.values())))
         if not size:
             return
+        self._note_empty(columns, size)
         if self.count + size > len(self._features):  # grown in place, so that no second copy is ever there
             self._features.resize(((self.count + size) * 5 // 4, len(self.schema.features)), refcheck=False)
         x = self._features[self.count : self.count + size]
@@ -88,9 +91,19 @@ class Encoder:
         names = {key: _joined(parts) for key, parts in self._names.items()}
         return Encoded(features, np.concatenate(self._labels), names.get("silo"), names.get("person"))
 
+    def _note_empty(self, columns: Mapping[str, pa.Array], size: int) -> None:
+        """Where a record without any value would be refused in one column after another, it is refused as a whole."""
+        self._empty = None
+        if self.with_labels or any(
+            one.missing == "refuse" and one.features("") for one in self.schema.columns.values()
+        ):
+            self._empty = empty_records(columns.values(), size)
+            self.found.flaws.add_empty((np.flatnonzero(self._empty) + self.count).tolist(), IN_ALL)
+
     def _cells(self, name: str, key: str, array: pa.Array, extra: tuple[str, ...] = ()) -> Cells:
         missing = frozenset((*self.schema.missing_values, *extra))
-        return Cells(name, key, array, self.count, self.found, missing, self.decimal, not self.with_labels)
+        asked = not self.with_labels
+        return Cells(name, key, array, self.count, self.found, missing, self.decimal, asked, self._empty)
 
     def _column(self, name: str, column: Column, array: pa.Array) -> Doubles:
         """[n, features]"""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,6 +16,7 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.data import persons as whose
 from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integers, Labels, Ownership, Silo, validate
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.flaws import SHOWN
 from dpfl_plugin.data.memmap_store import Scratch
 from dpfl_plugin.data.names import called, tidy
 from dpfl_plugin.data.partition import iid, natural, quantity_skew
@@ -268,10 +270,20 @@ def _chosen(data: Dataset, names: Mapping[int, str]) -> tuple[list[str], list[st
 def _check_sizes(rows: Mapping[int, Integers], names: Mapping[int, str]) -> None:
     for i, silo in rows.items():
         if len(silo) < 2:
-            raise DataError(
-                f"{called(i, names)} has {len(silo)} record{'s' * (len(silo) != 1)}; it needs one to train on and one "
-                f"to test at least. {_mend(i, names)}"
-            )
+            raise DataError(f"{too_few(called(i, names), len(silo))} {_mend(i, names)}")
+
+
+def too_few(who: str, count: int) -> str:
+    """Of a silo, by its name in a sentence."""
+    return f"{who} has {count} record{'s' * (count != 1)}; it needs one to train on and one to test at least."
+
+
+def alone(names: Iterable[str]) -> list[str]:
+    """What to say of natural silos, where ``names`` has that of each record, with one record: a run refuses them."""
+    few = [tidy(name) for name, count in Counter(names).items() if count == 1]
+    told = [f"{too_few(f'silo {name}', 1)} {ALONE}" for name in few[:SHOWN]]
+    left = len(few) - len(told)
+    return [*told, f"{left} more silo{'s have' if left > 1 else ' has'} 1 record."] if left else told
 
 
 def _mend(silo: int, names: Mapping[int, str]) -> str:

@@ -17,6 +17,7 @@ LEAST_RECORDS: Final = 20  # of which all values are different by chance rarely
 NAMELESS: Final = (
     "Is it a row number (pandas writes one; index=False leaves it out), or a delimiter at the end of the line?"
 )
+REMOVE: Final = ("remove it", "remove them")  # of empty lines
 SPREADSHEET: Final = 'open it in a spreadsheet program and save it as "CSV UTF-8"'
 PANDAS: Final = 'python -c "import pandas; pandas.{reader}.to_csv({target!r}, index=False)"'
 # By the first bytes: what it is, and pandas's function; None for text that is in another encoding.
@@ -69,6 +70,13 @@ class Flaws:
         alike.count += count
         for line, what, cell in first[: SHOWN - len(alike.first)]:
             alike.first.append((line, f"{what}{mend and ' ' + mend}", cell))
+
+    def add_empty(self, records: Sequence[int], where: str = "") -> None:
+        """Lines of which no cell is filled, or none ``where`` it is read: one place each, and not one a column."""
+        one, all_of_them = (f"empty{where}: {mend}" for mend in REMOVE)
+        shown = [(record, f" is {one}.", "") for record in records[:SHOWN]]
+        if len(records):
+            self.add_all(len(records), shown, None, f"are {all_of_them}", "")
 
     def move(self, lines: Callable[[list[int]], Mapping[int, int]]) -> None:
         """Where places were noted as numbers of records: make them lines, by what ``lines`` says of these records."""

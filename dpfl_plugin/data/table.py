@@ -247,6 +247,9 @@ def _pieces(reader: Any, width: int, flaws: Flaws) -> Iterator[tuple[list[list[s
             many = f"have another number of columns than the header, which has {width}"
             flaws.add(reader.line_num, None, f": {len(row)} columns, the header has {width}.", many)
             continue
+        if not any(map(str.strip, row)):
+            flaws.add_empty([reader.line_num])
+            continue
         rows.append(row)
         lines.append(reader.line_num)
         if len(rows) == ROWS_AT_ONCE:

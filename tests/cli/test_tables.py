@@ -234,6 +234,50 @@ def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: p
         one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
 
 
+def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are named by their lines, and `dpfl check` refuses them; words for no value become missing values."""
+    monkeypatch.chdir(tmp_path)
+    columns: dict[str, tuple[list[Any], dict[int, Any]]] = {
+        "pressure": ([90 + row % 60 for row in range(200)], {3: "high", 5: "n/a", 70: "-", 71: "None", 72: "none"}),
+        "weight": ([f"{40 + row % 70},5" for row in range(200)], {0: "heavy", 150: "light"}),
+        "seen": ([f"{1 + row % 28:02d}.{1 + row % 12:02d}.2021" for row in range(200)], {120: "2020-02-01"}),
+        "many": ([90 + row % 60 for row in range(200)], {row: f"word {row}" for row in range(11)}),
+        "stage": ([row % 4 for row in range(200)], {8: "3a"}),
+        "vessels": ([row % 4 for row in range(200)], {8: "-"}),
+    }
+    table = pandas.DataFrame({"ill": [row % 2 for row in range(200)]})
+    for name, (cells, others) in columns.items():
+        table[name] = [others.get(row, cell) for row, cell in enumerate(cells)]
+    for number, part in enumerate((table[:100], table[100:])):
+        part.to_csv(f"site{number}.csv", index=False, sep=";")
+    done = command("init", "study", "--from", "site*.csv", "--label", "ill")
+    data = yaml.safe_load((tmp_path / "study" / "run.yaml").read_text())["data"]
+    assert data["dataset"]["decimal"] == ","
+    assert data["schema"]["columns"] == {
+        "pressure": {"type": "integer", "range": [90, 150], "missing": "indicator", "missing_values": ["-", "none"]},
+        "weight": {"type": "number", "range": [40, 110]},
+        "seen": {"type": "date", "range": ["2021-01-01", "2023-01-01"], "format": "%d.%m.%Y"},
+        "many": {"type": "ignored"},
+        "stage": {"type": "category", "values": [0, 1, 2, 3, "3a"]},
+        "vessels": {"type": "category", "values": [0, 1, 2, 3], "missing": "category", "missing_values": ["-"]},
+    }
+    checked = command("check", "study/run.yaml").err
+    for line, place, cell in (
+        ("pressure: 1 cell is not a number", "site0.csv, line 5", "high"),
+        ("weight: 2 cells are not numbers", "site0.csv, line 2", "heavy"),
+        ("weight: 2 cells are not numbers", "site1.csv, line 52", "light"),
+        ("seen: 1 cell is not a date as %d.%m.%Y", "site1.csv, line 22", "2020-02-01"),
+    ):
+        (told,) = (one for one in done.out.splitlines() if one.startswith(line))
+        assert f"{place}: {cell!r}" in told and cell in told.partition("missing_values: [")[2], told
+        path, _, where = place.partition(", ")
+        assert re.search(rf"(?s){path}.*{where}, column '{line.partition(':')[0]}': '{cell}' is not", checked), checked
+    assert "'-', 'none' stand for no value in this draft" in done.out and "4 places are wrong" not in checked
+    assert "more than 50 different words: many" in done.out
+
+
 def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a pattern; the last of two words is an event. Counts are told of, not guessed."""
     monkeypatch.chdir(tmp_path)
@@ -273,6 +317,29 @@ def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypa
     assert "other columns than first.csv: 'age', 'years' are in one only" in done.err, done.err
 
 
+@pytest.mark.parametrize("by", ["files", "column", "numbers"])
+def test_a_silo_of_one_record_is_told_of_in_the_words_of_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clinics = np.array(["north"] * 40 + ["west"] * 39 + ["south"])
+    whole = frame().assign(age=[20 + row % 40 for row in range(80)], clinic=clinics).drop(columns="stage")
+    for name, part in whole.groupby("clinic"):
+        part.drop(columns="clinic").to_csv(f"{name}.csv", index=False)
+    (tmp_path / "one").mkdir()
+    whole.to_csv("one/all.csv", index=False)
+    given = {"files": ["--from", "*.csv"], "column": ["--from", "one/all.csv", "--silo", "clinic"]}
+    done = command("init", "study", *given.get(by, ["--data", "."]), "--label", "ill")
+    assert done.code == 0, done.err
+    one = "has 1 record; it needs one to train on and one to test at least. Give it more records, or leave it out"
+    assert f"\nsilo south {one}" in done.out and done.out.count("has 1 record") == 1
+    assert f"(south) {one}" in command("check", "study/run.yaml").err
+    Path("south.csv").write_text("age,ill\n")
+    if by != "column":
+        done = command("init", "empty", *given.get(by, ["--data", "."]), "--label", "ill")
+        one_message(done, "south.csv holds a header and no records")
+
+
 def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,9 +347,17 @@ def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
     frame().to_csv("all.csv", index=False)
     frame().to_csv("index.csv")
     frame()[["ill"]].to_csv("one.csv", index=False)
-    for name, text in {"empty": "", "header": "age,ill\n", "twice": "age,age,ill\n1,2,no\n"}.items():
+    for name, text in {
+        "empty": "",
+        "header": "age,ill\n",
+        "twice": "age,age,ill\n1,2,no\n",
+        "last": "age,ill\n1,no\n,\n",
+    }.items():
         Path(f"{name}.csv").write_text(text)
+    odd = {3: "high", 4: "low"}
+    frame().assign(dose=[odd.get(row, row + 0.5) for row in range(80)]).to_csv("dose.csv", index=False)
     for arguments, message in (
+        (["--from", "dose.csv", "--label", "dose"], "is to be predicted and holds numbers, but also 'high', 'low'."),
         (["--from", "all.csv"], "predicted? For survival: --time and --event"),
         (["--from", "all.csv", "--time", "age"], "--time is for survival, and --event is missing"),
         (["--from", "all.csv", "--time", "age", "--event", "ill", "--label", "ill"], "both given"),
@@ -294,6 +369,7 @@ def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
         (["--from", "header.csv", "--label", "ill"], "a header and no records"),
         (["--from", "index.csv", "--label", "ill"], "column 1 has no name. Is it a row number"),
         (["--from", "twice.csv", "--label", "ill"], "two columns have the name 'age'"),
+        (["--from", "last.csv", "--label", "ill"], "last.csv, line 3 is empty: remove it."),
         (["--from", "one.csv", "--label", "ill"], "no column is left to learn from besides ill"),
         (["--from", "all.csv", "--label", "il"], "did you mean 'ill'"),
         (["--from", "none.csv", "--label", "ill"], "'none.csv': there is no such file"),

@@ -105,6 +105,7 @@ def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:
     [
         ("u,label\n1,0\nred,1\n", r"a\.csv, line 3, column 'u': 'red' is not a number"),
         ("u,label\n1,0\n,1\n", r"a\.csv, line 3, column 'u' is empty: fill it in, or leave the record out"),
+        ("u,label\n1,0\n , \n", r"a\.csv, line 3 is empty: remove it\.$"),
         ("u,label\n1,0\n\n1, \n", r"a\.csv, line 4, column 'label' is empty: fill it in, or leave the record out"),
         ("u,label\n1,0\n" + 30 * ",1\n", "are empty: fill them in, or leave the records out"),
         ("u,label\n1,0\nnan,1\n", r"a\.csv, line 3, column 'u': 'nan' is not a finite"),

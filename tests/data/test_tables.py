@@ -23,7 +23,7 @@ from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import asked, table
 from dpfl_plugin.errors import ConfigError, DataError
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "label": {"column": "ill", "classes": ["no", "yes"]},
     "person": "id",
     "columns": {
@@ -88,7 +88,7 @@ def test_every_way_to_write_a_table_is_the_same_records(
     write(tmp_path / name)
     found = load(tmp_path, name, **options)
     days = (FRAME["seen"] - pandas.Timestamp("2020-01-01")).dt.days.to_numpy()
-    hot = np.stack([FRAME["town"] == town for town in SCHEMA["columns"]["town"]["values"]], axis=1)  # type: ignore[index]
+    hot = np.stack([FRAME["town"] == town for town in SCHEMA["columns"]["town"]["values"]], axis=1)
     expected = np.column_stack([FRAME["age"] / 50 - 1, hot, days / 366 * 2 - 1])
     np.testing.assert_allclose(found.features, expected, atol=1e-6)
     assert found.labels.tolist() == [0, 1, 1, 0] and found.labels.dtype == np.int64
@@ -127,6 +127,12 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "empty": ("", {}, "is empty: its first line must name the columns"),
     "no records": (lines(), {}, "a header and no records"),
     "another width": (lines(GOOD, "p2,1,Köln,2020-02-01", GOOD), {}, "line 3: 4 columns, the header has 5"),
+    "an empty last line": (lines(GOOD, ", ,,,"), {}, r"line 3 is empty in all columns that are read: remove it\.$"),
+    "empty lines": (
+        lines(GOOD, ",,,,", "p2,x,Köln,2020-02-01,no", *[",,,,"] * 3),
+        {},
+        r"5 places are wrong:\n  4 lines are empty.*: remove them \(line 3, line 5, line 6, ...\)\.\n  line 4.*'x'",
+    ),
     "another delimiter": (
         lines(GOOD, GOOD.replace(",", ";"), GOOD.replace(",", "\t")),
         {},
@@ -259,6 +265,16 @@ def test_records_that_a_model_is_asked_about_need_no_label_and_are_held_to_the_s
     path.write_text(lines("20,Rom,2020-02-01,no", header="age,town,seen,ill"))
     with pytest.raises(DataError, match=r"line 2, column 'town': 'Rom' is not one of.*The model knows nothing else"):
         asked(path, {"schema": SCHEMA})
+
+
+def test_a_model_that_knows_gaps_may_be_asked_about_a_record_of_nothing_else(tmp_path: Path) -> None:
+    columns = {name: {**one, "missing": "indicator"} for name, one in list(SCHEMA["columns"].items())[:2]}
+    path = tmp_path / "new.csv"
+    path.write_text(lines("20,Köln", ",", header="age,town"))
+    assert asked(path, {"schema": {**SCHEMA, "columns": columns}}).lines.tolist() == [2, 3]
+    columns["town"] = SCHEMA["columns"]["town"]
+    with pytest.raises(DataError, match=r"new\.csv, line 3 is empty in all columns that are read: remove it\.$"):
+        asked(path, {"schema": {**SCHEMA, "columns": columns}})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""A column as who drafts a schema sees it: what its words are, and the few that are something else, by their lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpfl_plugin.data.cells import Cells, Found
+from dpfl_plugin.data.flaws import SHOWN, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.pieces import Pieces
+from dpfl_plugin.data.schema import MISSING, Column
+
+STRAYS: Final = 20  # at most 1 in so many words may be something else: more are no slips, but a column of another kind
+SPELLED: Final = frozenset(
+    ("-", "--", "---", "n/a", "na", "n.a.", "none", "null", "nil", "nan", "missing", "unknown", "not available")
+)
+"""Words for no value, in any capitals, besides those that every schema takes for it (`MISSING`), among numbers."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """One column: its cells, as words or typed, in pieces, each with the place of its table among all."""
+
+    name: str
+    parts: list[tuple[int, pa.Array]] = field(default_factory=list)
+
+    @property
+    def words(self) -> pa.Array:
+        """Words that are values, as often as they occur."""
+        texts = [_words(self.name, part) for _, part in self.parts]
+        kept = [text.filter(pc.is_valid(text)) for text in texts]
+        return pa.chunked_array(kept, pa.string()).combine_chunks()
+
+    @property
+    def count(self) -> int:
+        return sum(len(part) for _, part in self.parts)
+
+    @property
+    def is_time(self) -> bool:
+        return any(pa.types.is_temporal(part.type) for _, part in self.parts)
+
+    def first(self, words: Collection[str], tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
+        """Where the first few cells with one of these ``words`` are, and what they hold."""
+        found: list[str] = []
+        before = [0] * len(tables)
+        for table, part in self.parts:
+            if len(found) == SHOWN:
+                break
+            text = _words(self.name, part)
+            rows = pc.indices_nonzero(pc.is_in(text, value_set=pa.array(sorted(words), pa.string()))).to_pylist()
+            rows = rows[: SHOWN - len(found)]
+            at = tables[table].lines([row + before[table] for row in rows]) if rows else {}
+            where = f"{names[table]}, {tables[table].unit}"
+            found += [f"{where} {at[row + before[table]]}: {text[row].as_py()!r}" for row in rows]
+            before[table] += len(part)
+        return found
+
+
+def _words(name: str, part: pa.Array) -> pa.Array:
+    """[n], null where there is no value."""
+    text, nothing = Cells(name, "", part, 0, Found(Flaws(Path())), frozenset(MISSING)).words()
+    return pc.if_else(pa.array(nothing), pa.scalar(None, pa.string()), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """The different words of a column of which nearly all are of one kind.
+
+    Attributes:
+        fit: of that kind, and count: in how many cells. nothing: that stand for no value. strays: something else.
+    """
+
+    fit: list[str]
+    count: int
+    nothing: list[str]
+    strays: list[str]
+    num_strays: int
+
+
+def nearly_all(words: pa.Array, fits: Callable[[str], bool]) -> Sorted | None:
+    """The words, if nearly all of those that are values fit (`STRAYS`)."""
+    return _nearly_all(_counted(words), fits)
+
+
+def _counted(words: pa.Array) -> list[tuple[str, int]]:
+    found = pc.value_counts(words)
+    return list(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
+
+
+def _nearly_all(counted: Sequence[tuple[str, int]], fits: Callable[[str], bool]) -> Sorted | None:
+    most = sum(often for _, often in counted)
+    fit, nothing, strays, count, astray = [], [], [], 0, 0
+    for word, often in counted:
+        if fits(word):
+            fit.append(word)
+            count += often
+        elif word.casefold() in SPELLED:
+            nothing.append(word)
+        else:
+            strays.append(word)
+            astray += often
+            if STRAYS * astray > most:  # most columns of words end here, soon
+                return None
+    if not fit or STRAYS * astray > count + astray:
+        return None
+    return Sorted(sorted(fit), count, sorted(nothing), sorted(strays), astray)
+
+
+def best(words: pa.Array, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, Sorted] | None:
+    """(the place of the kind, the words by it): that of which the fewest words are strays; the first of several."""
+    counted = _counted(words)
+    found: list[tuple[int, Sorted]] = []
+    for place, fits in enumerate(kinds):
+        if (one := _nearly_all(counted, fits)) is not None:
+            found.append((place, one))
+            if not one.strays:
+                break
+    return min(found, key=lambda one: one[1].num_strays, default=None)
+
+
+def is_number(word: str) -> bool:
+    """Whether it is a finite number, with whichever mark."""
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return is_decimal_comma(word) and math.isfinite(float(with_point(word)))
+
+
+def is_date(form: str | None) -> Callable[[str], bool]:
+    """Whether a word is a date as ``form``."""
+    column = Column(type="date", range=("1900-01-01", "2100-01-01"), format=form)
+
+    def fits(word: str) -> bool:
+        try:
+            column.days(word)
+        except (ValueError, OverflowError):
+            return False
+        return True
+
+    return fits
+
+
+def told_of(name: str, found: Sorted, what: str, where: Sequence[str]) -> tuple[str, ...]:
+    """What to say of the words of ``found`` that are none of the kind; ``where``: of the first strays."""
+    told = []
+    if found.nothing:
+        shown = ", ".join(map(repr, found.nothing))
+        verb = "stands" if len(found.nothing) == 1 else "stand"
+        told.append(f"{name}: {shown} {verb} for no value in this draft: if not so, correct its missing_values.")
+    if found.strays:
+        listed = ", ".join(map(repr, found.strays[:SHOWN])) + ", ..." * (len(found.strays) > SHOWN)
+        cells = "1 cell is" if found.num_strays == 1 else f"{found.num_strays} cells are"
+        more = ", ..." if found.num_strays > len(where) else ""
+        told.append(
+            f"{name}: {cells} not {what} ({'; '.join(where)}{more}); dpfl check refuses that. Correct the file, or, "
+            f"where it is no value, list it in missing_values: [{listed}] of the column, with missing: indicator."
+        )
+    return tuple(told)
