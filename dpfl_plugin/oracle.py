@@ -115,9 +115,6 @@ class PrivateOracle:
         replayed: `sums_of` this engine, this pool and these rules, in place of our own.
         clock: takes the time of each part.
         cycles: of these silos, for batches in a cycle.
-
-    Raises:
-        UnsupportedError: torch was told to multiply float32 in a shorter format everywhere.
     """
 
     def __init__(

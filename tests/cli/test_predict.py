@@ -95,8 +95,9 @@ def test_the_model_is_applied_to_what_preprocessing_makes_of_the_records(folder:
 
 def test_a_class_whose_name_is_a_formula_is_none_in_a_spreadsheet(tmp_path: Path) -> None:
     """A run of somebody else's configuration names the classes."""
-    formula = "=1+1"
-    folder = trained(tmp_path, {"data": {"dataset": {**CSV["data"]["dataset"], "classes": [formula, "yes"]}}}, formula)
+    formula, little = "=1+1", {**BASE["privacy"], "noise_multiplier": 0.1}  # so that both are predicted
+    named = {"dataset": {**CSV["data"]["dataset"], "classes": [formula, "yes"]}}
+    folder = trained(tmp_path, {"data": named, "privacy": little}, formula)
     (tmp_path / "new.csv").write_text(table(2, 30, label=""))
     done = dpfl("predict", folder, tmp_path / "new.csv")
     assert {row["predicted"] for row in rows(done)} == {f"'{formula}", "yes"}
