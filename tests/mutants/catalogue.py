@@ -1104,8 +1104,8 @@ CLIPPING = (
         "a-layer-below-torchs-class",
         "a user's layer to which weight_norm gave a class of torch's is taken for torch's",
         "gradients/whose.py",
-        "all(map(_is_known_class, _classes(type(layer))))",
-        "all(map(_is_known_class, [nn.Module]))",
+        "    return [one for one in kind.__mro__ if one not in _BASES]\n",
+        "    return [one for one in kind.__mro__ if one not in _BASES][-1:]\n",
         (STEADY + "::test_whose_code_of_a_layer_keeps_nothing",),
     ),
     Mutant(
@@ -5021,7 +5021,7 @@ NAMING_OF_NOISE = (
         "runs/hooks.py",
         "settings if config.privacy.secure else decides",
         "nothing if config.privacy.secure else decides",
-        ("tests/test_callbacks.py::test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise",),
+        ("tests/test_callbacks.py::test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise[hook-True]",),
     ),
     Mutant(
         "resumed-with-another-algorithm",
