@@ -46,8 +46,8 @@ NO_NAMES: Final = (
     "the run's server was not told the names of classes: classes are numbers, in the order of the training labels, "
     "and labels in DATA are not compared. Name classes in the configuration to have them."
 )
-NUMBER: Final = 7  # significant digits of a number in a file of predictions, as a float32 has them, and of a
-PROBABILITY: Final = 4
+NUMBER: Final = 7  # significant digits in a file of predictions, as many as a float32 has
+PROBABILITY: Final = 4  # significant digits there
 NOT_COMPARED: Final = "outcome {}: labels in DATA, if there are any, are not compared, and there is no score."
 
 
