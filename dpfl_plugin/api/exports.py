@@ -21,8 +21,10 @@ from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
+from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import Backbone
-from dpfl_plugin.runs.predictions import Asked, Trained, predict
+from dpfl_plugin.runs.predictions import predict
+from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.tuning.winner import check_run
 
 FILES: Final = {"torch": "model.pt2", "onnx": "model.onnx"}
@@ -186,7 +188,7 @@ def _onnx(program: torch.export.ExportedProgram, x: Tensor, module: nn.Module) -
 
 def _compare(module: nn.Module, x: Tensor, trained: Trained) -> None:
     """By the way that `dpfl predict` goes, with its own preprocessing."""
-    said = predict(trained, Asked(x.numpy().copy(), None))
+    said = predict(trained, Asked(x.numpy().copy()))
     with torch.no_grad():
         outputs = module(x)
     if trained.outcome.kind != "classes":

@@ -8,8 +8,8 @@ import yaml
 
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.schema import Column, TableSchema
-from dpfl_plugin.runs.predictions import Trained
 from dpfl_plugin.runs.result import views_of_all
+from dpfl_plugin.runs.trained import Trained
 
 SIMULATED: Final = (
     "**Not to be published**: the noise of this run follows from its seed, so whoever guesses it can compute it. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,11 +16,14 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.measures.tables import NO_LIFELINES
+from dpfl_plugin.runs.asked import ids_of, read, read_array, read_frame
 from dpfl_plugin.runs.carried import doubts
 from dpfl_plugin.runs.csv_cells import csv_text
-from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, ids_of, read, read_array, read_frame
+from dpfl_plugin.runs.predictions import Predictions, by_record
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
+from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.runs.usefulness import worse_than_baseline
 from dpfl_plugin.tuning.winner import check_run
 
@@ -48,7 +52,6 @@ NO_NAMES: Final = (
 )
 NUMBER: Final = 7  # significant digits in a file of predictions, as many as a float32 has
 PROBABILITY: Final = 4  # significant digits there
-NOT_COMPARED: Final = "outcome {}: labels in DATA, if there are any, are not compared, and there is no score."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Predicted:
     Attributes:
         run: the id of the run whose model it is. access: who may read its files.
         found: ``classes`` in the order of the model's outputs, ``predicted`` [n] numbers of classes, ``probabilities``
-            [n, classes] or None, ``correct`` and ``labelled`` counts of the records that have a label.
+            [n, classes] or None, ``labelled``, how many records have a label, and ``measures`` of these.
         epsilon: of the run, as in result.json.
         rows: a mapping for each record: its ``line`` in a table (else its ``record``, from 0), the class that is
             ``predicted``, and the ``probabilities`` by class. Of other outcomes ``predicted`` is the mean of a
@@ -86,9 +89,21 @@ class Predicted:
         return [str(row.get("predicted", "")) for row in self.rows]
 
     @property
+    def measures(self) -> Mapping[str, Any] | None:
+        """Of the records that have a label: AUC, RMSE ..., by name, the one that runs are ranked by first, as
+        `Run.measures` has them (docs/outcomes.md); None where one is not defined. Computed from raw records: no epsilon
+        covers them. None without labels."""
+        return self.found.measures
+
+    @property
     def accuracy(self) -> float | None:
-        """Of the records that have a label, computed from them: no epsilon covers it. None without any."""
-        return self.found.correct / self.found.labelled if self.found.labelled else None
+        """Of `measures`."""
+        return (self.measures or {}).get("accuracy")
+
+    @property
+    def positive_class(self) -> str | None:
+        """Of two classes the second, of which AUC, sensitivity and others are; else None."""
+        return self.classes[1] if self.found.outcome.kind == "classes" and len(self.classes) == 2 else None
 
     def to_csv(self) -> str:
         """A header and a line for each record: where it is in its file, its class, the probability of each class."""
@@ -163,8 +178,8 @@ def predict(
     notes += [*doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
     if found.probabilities is None and found.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
-    if found.outcome.kind not in ("classes", "ordinal"):
-        notes.append(NOT_COMPARED.format(found.outcome.kind))
+    if found.measures is not None and found.outcome.kind == "survival" and find_spec("lifelines") is None:
+        notes.append(NO_LIFELINES)
     if not trained.labels and found.outcome.has_classes:
         notes.append(NO_NAMES)
     return Predicted(

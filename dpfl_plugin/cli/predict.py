@@ -23,10 +23,7 @@ def predict_file(folder: Path, data: str, out: Path | None, id_column: str | Non
     made = predict(folder, data, id_column=id_column)
     for line in made.notes:
         print(f"note: {line}", file=sys.stderr)
-    if made.accuracy is not None:
-        share = f"{made.found.correct} of {made.found.labelled} records with a label: {made.accuracy:.4f}"
-        print(f"accuracy: {share}. It is computed from raw records; no epsilon covers it.", file=sys.stderr)
-    for line in made.statement:
+    for line in (*_measures(made), *made.statement):
         print(line, file=sys.stderr)
     text = to_json(_document(made)) if as_json else made.to_csv()
     if out is None:
@@ -50,6 +47,23 @@ def _check_free(out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be written: {error.strerror}. Use another --out.") from error
 
 
+def _measures(made: Predicted) -> list[str]:
+    """A line for each that is a number, of the records that have a label."""
+    if made.measures is None:
+        return []
+    single = {
+        key.replace("_", " "): value for key, value in made.measures.items() if not isinstance(value, dict | list)
+    }
+    width = max(map(len, single))
+    shown = {key: "undefined" if value is None else f"{value:.4g}" for key, value in single.items()}
+    positive = "" if made.positive_class is None else f" The positive class is {made.positive_class}."
+    return [
+        f"of {made.found.labelled} records with a label, of {len(made.rows)}:",
+        *(f"  {key:<{width}}  {value}" for key, value in shown.items()),
+        f"  Computed from raw records: no epsilon covers them.{positive}",
+    ]
+
+
 def _document(made: Predicted) -> dict[str, Any]:
     return {
         "run": made.run,
@@ -57,5 +71,7 @@ def _document(made: Predicted) -> dict[str, Any]:
         "statement": list(made.statement),
         "classes": list(made.classes),
         "accuracy": made.accuracy,
+        "labelled": made.found.labelled,
+        "measures": made.measures,
         "predictions": list(made.rows),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -13,15 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from dpfl_plugin.api.progress import duration
+from dpfl_plugin.api.reports import flat
 from dpfl_plugin.cli import fitting
+from dpfl_plugin.config.load import NOT_IN_ID, read_yaml
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.runs.folder import to_json
+from dpfl_plugin.errors import ConfigError, DpflError
+from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.sweeps.single import Single, runs_in
 
 COLOURS: Final = {"running": "cyan", "failed": "red", "interrupted": "yellow", "done": "green"}
 WATCH_SECONDS: Final = 2.0
 MOST: Final = 30  # rows, unless all are asked for
+MOST_SETTINGS, MOST_SIGNS = 3, 40  # of what tells runs of one name apart, in a row; of each value
 RUNS, SWEEPS = Path("runs"), Path("sweeps")  # where `dpfl run` and `dpfl sweep` put theirs
 
 
@@ -59,12 +63,13 @@ def show(folder: Path, *, watch: bool, every: bool, as_json: bool) -> bool:
         time.sleep(WATCH_SECONDS)
         found = runs_in(folder)
     if as_json:
-        print(to_json({"runs": [_plain(run) for run in found]}))
+        apart = _apart(found)
+        print(to_json({"runs": [_plain(run) | {"settings": apart[run.folder]} for run in found]}))
         return True
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(_summary(found), markup=False, soft_wrap=True)
     most = len(found) if every else MOST
-    fitting.show(console, _table(found[:most], folder))
+    fitting.show(console, _table(found[:most], folder, _apart(found[:most])))
     if len(found) > most:
         console.print(f"and {len(found) - most} more (--all)")
     for run in found[:most]:
@@ -81,14 +86,45 @@ def _summary(found: list[Single]) -> str:
     return f"{runs}: {counted}" + (f" ({'; '.join(at_work[:3])})" if at_work else "")
 
 
-def _table(found: list[Single], folder: Path) -> Table:
+def _apart(found: list[Single]) -> dict[Path, dict[str, Any]]:
+    """Of each run the settings that tell it from others of its name; {} of the only one."""
+    settings = {run.folder: _settings(run.folder) for run in found}
+    apart: dict[Path, dict[str, Any]] = {}
+    for name in dict.fromkeys(run.name for run in found):
+        alike = [settings[run.folder] for run in found if run.name == name]
+        keys = dict.fromkeys(key for one in alike for key in one)
+        varied = [key for key in keys if len({json.dumps(one.get(key), default=str) for one in alike}) > 1]
+        apart |= {
+            run.folder: {key: settings[run.folder].get(key) for key in varied} for run in found if run.name == name
+        }
+    return apart
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        return flat(read_yaml(RunFolder(folder).config), NOT_IN_ID)
+    except (DpflError, OSError):
+        return {}
+
+
+def _said(settings: dict[str, Any]) -> str:
+    written = {key: json.dumps(value, default=str).strip('"') for key, value in settings.items()}
+    short = [
+        f"{key}={value if len(value) <= MOST_SIGNS else value[:MOST_SIGNS] + '...'}" for key, value in written.items()
+    ]
+    return ", ".join(short[:MOST_SETTINGS]) + ", ..." * (len(short) > MOST_SETTINGS)
+
+
+def _table(found: list[Single], folder: Path, apart: dict[Path, dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
-    for name in ("run", "folder", "status", "rounds", "score", "epsilon", "what"):
+    shown = any(apart[run.folder] for run in found)
+    for name in ("run", *(["settings"] if shown else []), "folder", "status", "rounds", "score", "epsilon", "what"):
         table.add_column(name)
     for run in found:
         inside = run.folder.relative_to(folder) if run.folder != folder else run.folder
         table.add_row(
             Text(run.name),
+            *([Text(_said(apart[run.folder]))] if shown else []),
             Text(str(inside)),
             Text(run.status, style=COLOURS[run.status]),
             f"{run.round}{_of(run)}",

@@ -24,6 +24,7 @@ UNKNOWN, NOTHING, IN_VAIN = -1, -2, -3
 """Codes of a cell: a value that is not listed; no value; one that was flagged already."""
 
 NOT_KNOWN: Final = "The model knows nothing else: correct this file, or leave the record out."
+NO_NEED: Final = "Correct it, or leave the cell empty: a label is not needed."
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
 
@@ -66,7 +67,9 @@ class Cells:
 
     def mend(self, by_schema: str, asked: str = NOT_KNOWN) -> str:
         """How to mend a cell: of training records also by the configuration."""
-        return asked if self.asked else by_schema
+        if not self.asked:
+            return by_schema
+        return asked if self.is_column else NO_NEED
 
     def flag(self, wrong: Mask, what: str, many: str, mend: str, cells: Callable[[int], str] | None = None) -> None:
         """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell; " ({})" nothing where that shows none."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.cells import NOTHING, UNKNOWN, Cells, Codes, Doubles, Found, Mask, empty_records
+from dpfl_plugin.data.labels import unlabelled
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
 from dpfl_plugin.errors import DataError
 
@@ -26,13 +27,14 @@ class Encoded:
 
     Attributes:
         features: [n, d] as float32. labels: by the schema's outcome, int64 [n] (classes, ordinal), float32 [n]
-            (regression), [n, 2] (counts: count and exposure; survival: time and event), [n, k] (multi_label); -1 where
-            a label of a class is not given, and was not asked for. silos, persons: their names [n], where the schema
+            (regression), [n, 2] (counts: count and exposure; survival: time and event), [n, k] (multi_label). known:
+            [n], False where a label is not given, and was not needed. silos, persons: their names [n], where the schema
             has such columns.
     """
 
     features: Features
     labels: NDArray[Any]
+    known: Mask
     silos: NDArray[Any] | None
     persons: NDArray[Any] | None
 
@@ -54,6 +56,7 @@ class Encoder:
     _empty: Mask | None = None  # records of this piece
     _features: Features = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
     _labels: list[NDArray[Any]] = field(default_factory=list)
+    _known: list[Mask] = field(default_factory=list)
     _names: dict[str, list[pa.Array]] = field(default_factory=dict)
 
     def add(self, columns: Mapping[str, pa.Array]) -> None:
@@ -71,8 +74,8 @@ class Encoder:
             if width:
                 x[:, place : place + width] = self._column(name, column, columns[name])
                 place += width
-        label = self._label(self.schema.label, columns) if self.with_labels else self._known_label(columns, size)
-        self._labels.append(label)
+        self._known.append(np.ones(size, dtype=bool))
+        self._labels.append(self._label(self.schema.label, columns))
         for key, named in {"silo": self.schema.silo, "person": self.schema.person}.items():
             if named is not None and self.with_labels:
                 self._names.setdefault(key, []).append(self._name(named, key, columns[named]))
@@ -89,7 +92,8 @@ class Encoder:
         features, self._features = self._features, np.empty((0, 0), dtype=np.float32)
         features.resize((self.count, len(self.schema.features)), refcheck=False)
         names = {key: _joined(parts) for key, parts in self._names.items()}
-        return Encoded(features, np.concatenate(self._labels), names.get("silo"), names.get("person"))
+        labels, known = np.concatenate(self._labels), np.concatenate(self._known)
+        return Encoded(features, labels, known, names.get("silo"), names.get("person"))
 
     def _note_empty(self, columns: Mapping[str, pa.Array], size: int) -> None:
         """Where a record without any value would be refused in one column after another, it is refused as a whole."""
@@ -203,15 +207,6 @@ class Encoder:
         cells.flag(nothing, f" is empty: it has to say {what}.", f"are empty: they have to say {what}", CORRECT)
         return words
 
-    def _known_label(self, columns: Mapping[str, pa.Array], size: int) -> NDArray[Any]:
-        """Classes [n] where they are given, -1 where not; of other outcomes none."""
-        label = self.schema.label
-        if label.classes is None or label.column is None or label.column not in columns:
-            return np.full(size, -1, dtype=np.int64)
-        cells = self._cells(label.column, "label.column", columns[label.column])
-        codes = self._classes(cells, label)
-        return np.where(codes < 0, -1, codes)
-
     def _classes(self, cells: Cells, label: Label) -> Codes:
         """The class of each cell [n], `UNKNOWN` or `NOTHING`."""
         words = [word for group in label.cells for word in group]
@@ -219,15 +214,16 @@ class Encoder:
         codes = cells.codes(words)
         shown = ", ".join(words[:10]) + ", ..." * (len(words) > 10)
         key, what = ("class_values", "values") if label.class_values else ("classes", "classes")
-        mend = cells.mend(
-            f"Correct the file, leave the record out, or add it to {WHERE}.label.{key}.",
-            "Correct it, or leave the cell empty: a label is not needed.",
-        )
+        mend = cells.mend(f"Correct the file, leave the record out, or add it to {WHERE}.label.{key}.")
         wrong = codes == UNKNOWN
         cells.flag(wrong, f": {{}} is not one of the {what} {shown}.", f"are not one of the {what} {shown}", mend)
         return np.where(codes < 0, codes, of_class[codes])
 
     def _label(self, label: Label, columns: Mapping[str, pa.Array]) -> NDArray[Any]:
+        """Of one piece. Where labels are not needed, and not all of their columns are there, none is known."""
+        if not self.with_labels and not all(name in columns for name in label.named):
+            values, self._known[-1] = unlabelled(label.known, len(self.schema.class_names), len(self._known[-1]))
+            return values
         if label.outcome in ("classes", "ordinal"):
             assert label.column is not None and label.classes is not None
             cells = self._cells(label.column, "label.column", columns[label.column])
@@ -243,7 +239,7 @@ class Encoder:
         if label.outcome == "counts":
             cells = self._cells(str(label.column), "label.column", columns[str(label.column)])
             wrong = (values < 0) | (values != np.floor(values))
-            cells.flag(wrong, ": {} is not a count.", "are not counts (0, 1, 2, ...)", CORRECT)
+            cells.flag(wrong, ": {} is not a count.", "are not counts (0, 1, 2, ...)", cells.mend(CORRECT))
         values = self._within(str(label.column), values, label)
         if label.outcome == "regression":
             return values.astype(np.float32)
@@ -251,7 +247,8 @@ class Encoder:
         if label.exposure is not None:
             exposure = self._amount(label.exposure, "label.exposure", columns)
             cells = self._cells(label.exposure, "label.exposure", columns[label.exposure])
-            cells.flag(exposure <= 0, ": an exposure of {}.", "are exposures of 0 or less", CORRECT)
+            wrong = (exposure <= 0) & self._known[-1]
+            cells.flag(wrong, ": an exposure of {}.", "are exposures of 0 or less", cells.mend(CORRECT))
         return np.stack([values, exposure], axis=1).astype(np.float32)
 
     def _survival(self, label: Label, columns: Mapping[str, pa.Array]) -> NDArray[Any]:
@@ -260,11 +257,12 @@ class Encoder:
         event = self._yes(label.event, "label.event_values", label.event_values, columns)
         cells = self._cells(label.time, "label.time", columns[label.time])
         time, nothing = cells.numbers()
-        without = nothing & (event == 1)
+        without = nothing & (event == 1) & self.with_labels
         what, word = " holds no value ({}): an event without time.", cells.word_for_nothing
         cells.flag(without, what, "hold no time of their event", CORRECT, word)
         self._no_label(cells, nothing & ~without)
-        cells.flag(time < 0, ": a time of {} is before the beginning.", "are before the beginning", CORRECT)
+        mend = cells.mend(CORRECT)
+        cells.flag(time < 0, ": a time of {} is before the beginning.", "are before the beginning", mend)
         late = time > label.range[1]
         if late.any():
             self.found.clipped[label.time] += int(late.sum())
@@ -275,7 +273,9 @@ class Encoder:
         cells = self._cells(name, key, columns[name])
         codes = cells.codes(values)
         shown = " or ".join(map(repr, values))
-        mend = f"Correct the file, or write the two words of the file, for no and for yes: {WHERE}.{key}: [...]."
+        mend = cells.mend(
+            f"Correct the file, or write the two words of the file, for no and for yes: {WHERE}.{key}: [...]."
+        )
         cells.flag(codes == UNKNOWN, f": {{}} is neither {shown}.".replace(" or ", " nor "), f"are not {shown}", mend)
         self._no_label(cells, codes == NOTHING)
         return np.maximum(codes, 0).astype(np.float64)
@@ -288,12 +288,15 @@ class Encoder:
 
     def _within(self, name: str, values: Doubles, label: Label) -> Doubles:
         assert label.range is not None
-        outside = (values < label.range[0]) | (values > label.range[1])
+        outside = ((values < label.range[0]) | (values > label.range[1])) & self._known[-1]
         if outside.any():
             self.found.clipped[name] += int(outside.sum())
         return np.clip(values, *label.range)
 
     def _no_label(self, cells: Cells, nothing: Mask) -> None:
+        if not self.with_labels:
+            self._known[-1] &= ~nothing
+            return
         what, word = " holds no value ({}), and is the label.", cells.word_for_nothing
         cells.flag(nothing, what, "hold no value, and are the label", CORRECT, word)
 

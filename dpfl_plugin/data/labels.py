@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,16 @@ Labels = NDArray[Any]
 """int64 [n] of classes, float32 [n] or [n, k] of other outcomes: see `Outcome`."""
 
 
+class KnownLabels(NamedTuple):
+    """Labels of records that a model is asked about, of which some may have none.
+
+    values: [n, ...] as of training records; 0 where none is given. known: [n], where one is given.
+    """
+
+    values: Labels
+    known: NDArray[np.bool_]
+
+
 def shape_of(outcome: Outcome, num_outputs: int) -> tuple[int, ...]:
     """The shape of one record's label."""
     if outcome.kind in ("counts", "survival"):
@@ -24,8 +34,14 @@ def shape_of(outcome: Outcome, num_outputs: int) -> tuple[int, ...]:
 
 def no_labels(outcome: Outcome, names: int) -> Labels:
     """Of no records; ``names``: how many classes or labels have one."""
+    return unlabelled(outcome, names, 0).values
+
+
+def unlabelled(outcome: Outcome, names: int, count: int) -> KnownLabels:
+    """Of so many records, none of which has one."""
     kind = np.int64 if outcome.has_classes else np.float32
-    return np.zeros((0, *shape_of(outcome, outcome.num_outputs(names))), kind)
+    shape = (count, *shape_of(outcome, outcome.num_outputs(names)))
+    return KnownLabels(np.zeros(shape, kind), np.zeros(count, bool))
 
 
 def check_labels(y: Labels, outcome: Outcome, num_outputs: int, source: str) -> None:

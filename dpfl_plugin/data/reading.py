@@ -36,6 +36,7 @@ class Read:
     missing: Mapping[str, int] = field(default_factory=Counter)
     other: Mapping[str, int] = field(default_factory=Counter)
     unused: tuple[str, ...] = ()
+    unlabelled_for: tuple[str, ...] = ()
     lines: Any = None
     unit: str = "line"
 
@@ -84,8 +85,18 @@ def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = 
         lines = pieces.lines(list(range(encoder.count))) if asked else None
     except DataError as error:
         return Read(path, wrong=str(error))
+    gone = [name for name in schema.label.named if name not in pieces.header]
     return Read(
-        path, encoded, None, found.clipped, found.missing, found.other, tuple(strangers), lines, unit=pieces.unit
+        path,
+        encoded,
+        None,
+        found.clipped,
+        found.missing,
+        found.other,
+        tuple(strangers),
+        tuple(gone if len(gone) < len(schema.label.named) else ()),
+        lines,
+        pieces.unit,
     )
 
 
@@ -113,9 +124,8 @@ def _wanted(schema: TableSchema, header: Sequence[str], *, asked: bool) -> dict[
     if not asked:
         return schema.used
     features = {name: f"columns.{name}" for name, column in schema.columns.items() if column.features(name)}
-    label = schema.label.column
-    given = label is not None and schema.label.classes is not None and label in header
-    return features | ({label: "label.column"} if label is not None and given else {})
+    labels = {name: f"label.{key}" for name, key in schema.label.named.items()}
+    return features | (labels if all(name in header for name in labels) else {})
 
 
 def _strangers(schema: TableSchema, header: Sequence[str]) -> list[str]:
@@ -171,7 +181,11 @@ def _listed(where: str, wrong: Sequence[str]) -> str:
 def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
     """What the owner of the records should look at; it tells of records."""
     count = sum(len(one.table.labels) for one in found)
-    told = []
+    told = [
+        f"labels are not compared: there is no column {', '.join(map(repr, one.unlabelled_for))}"
+        for one in found
+        if one.unlabelled_for
+    ]
     for name, cells in _total(one.clipped for one in found).items():
         of_label = name not in schema.columns
         low, high = (f"{end:g}" for end in schema.label.range or ()) if of_label else schema.columns[name].ends

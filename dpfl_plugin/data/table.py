@@ -61,7 +61,8 @@ class Table(NamedTuple):
         """Where a record's label is, in words."""
         if self.lines is None:
             return f"{self.path}, record {record}, label"
-        return f"{self.path}, {self.unit} {self.lines[record]}, column {self.label_column!r}"
+        column = f"column {self.label_column!r}" if self.label_column else "label"
+        return f"{self.path}, {self.unit} {self.lines[record]}, {column}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import AS_READ, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.frame_rows import FRAME
-from dpfl_plugin.data.labels import no_labels
+from dpfl_plugin.data.labels import KnownLabels, no_labels
 from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Table
@@ -73,12 +73,11 @@ def table(
 
 
 class Asked(NamedTuple):
-    """Records that a model is asked about: features [n, d] by the names ``columns``; labels [n] by the schema's
-    classes, -1 where none is given, None if none is given at all; lines [n]; notes: what of them was changed; unused:
-    columns that the schema does not name."""
+    """Records that a model is asked about: features [n, d] by the names ``columns``; labels by the schema; lines [n];
+    notes: what of them was changed; unused: columns that the schema does not name."""
 
     features: Features
-    labels: Integers | None
+    labels: KnownLabels
     lines: Integers
     notes: tuple[str, ...]
     columns: tuple[str, ...]
@@ -125,11 +124,11 @@ def _asked(found: Read, schema: TableSchema) -> Asked:
     from dpfl_plugin.data import reading
 
     reading.check([found])
-    labels, classes = found.table.labels, schema.label.known.has_classes
-    lines = np.array([found.lines[record] for record in range(len(labels))], dtype=np.int64)
+    table = found.table
+    lines = np.array([found.lines[record] for record in range(len(table.labels))], dtype=np.int64)
     return Asked(
-        found.table.features,
-        None if not classes or (labels < 0).all() else labels,
+        table.features,
+        KnownLabels(table.labels, table.known),
         lines,
         tuple(f"{note}." for note in reading.notes([found], schema)),
         schema.features,

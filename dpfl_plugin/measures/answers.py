@@ -30,6 +30,11 @@ class Answers:
     predicted: NDArray[Any] | None = None
     scores: Doubles | None = None
 
+    def at(self, which: NDArray[np.bool_]) -> Answers:
+        """What is said of these [n] of the records."""
+        parts = (self.probabilities, self.predicted, self.scores)
+        return Answers(*(None if part is None else part[which] for part in parts))
+
     def survival(self) -> Doubles:
         """[n, B] the probability of no event up to the end of each bin, from hazards."""
         assert self.probabilities is not None

@@ -29,6 +29,23 @@ def test_a_run_that_is_over(tmp_path: Path) -> None:
     assert "1 run: 1 done" in shown and "3/3" in shown and f"accuracy {found['test_accuracy']:.4f}" in shown
 
 
+def test_runs_of_one_name_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+    config = write(tmp_path, FEW)
+    for settings in ([], ["rounds=2"], ["rounds=2", "algorithm.local_lr=0.25"]):
+        run(config, *[word for one in settings for word in ("--set", one)])
+    found = dpfl("status", tmp_path / "runs", "--json").json["runs"]
+    told = [one["settings"] for one in found]
+    assert all(set(one) == {"rounds", "algorithm.local_lr"} for one in told)
+    assert sorted((one["rounds"], one["algorithm.local_lr"] == 0.25) for one in told) == [
+        (2, False),
+        (2, True),
+        (3, False),
+    ]
+    shown = dpfl("status", tmp_path / "runs").out
+    assert "rounds=2" in shown and "algorithm.local_lr=0.25" in shown
+    assert dpfl("status", found[0]["folder"], "--json").json["runs"][0]["settings"] == {}
+
+
 def test_an_interrupted_run_and_the_command_that_goes_on_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

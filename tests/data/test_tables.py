@@ -254,14 +254,14 @@ def test_records_that_a_model_is_asked_about_need_no_label_and_are_held_to_the_s
     path = tmp_path / "new.csv"
     path.write_text(lines("20,Köln,2020-02-01,7", "-5,Köln,2020-02-01,8", header="age,town,seen,extra"))
     found = asked(path, {"schema": SCHEMA})
-    assert found.labels is None and found.lines.tolist() == [2, 3]
+    assert not found.labels.known.any() and found.lines.tolist() == [2, 3]
     assert found.notes == (
         "column 'age': 1 of 2 cells are outside data.schema.columns.age.range, and clipped to 0 or 100.",
     )
     assert found.unused == ("extra",)
     path.write_text(lines("20,Köln,2020-02-01,", "20,Köln,2020-02-01,yes", header="age,town,seen,ill"))
     labels = asked(path, {"schema": SCHEMA}).labels
-    assert labels is not None and labels.tolist() == [-1, 1]
+    assert labels.known.tolist() == [False, True] and labels.values[1] == 1
     path.write_text(lines("20,Rom,2020-02-01,no", header="age,town,seen,ill"))
     with pytest.raises(DataError, match=r"line 2, column 'town': 'Rom' is not one of.*The model knows nothing else"):
         asked(path, {"schema": SCHEMA})

@@ -4303,7 +4303,7 @@ HOSTILE_RANK_0 = (
     Mutant(
         "predicted-without-its-statistics",
         "predictions of a run whose preprocessing was fitted to records are made, with other statistics than its own",
-        "runs/predictions.py",
+        "runs/trained.py",
         "    if fitted:\n",
         "    if False:\n",
         ("tests/cli/test_predict.py::test_what_was_fitted_to_private_records_is_refused",),

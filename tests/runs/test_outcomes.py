@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -97,7 +98,7 @@ def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> Non
     said = dpfl.predict(done, tmp_path / "new.npz")
     rows = said.rows
     assert len(rows) == 4
-    assert any("not compared" in note for note in said.notes) == (kind != "ordinal")
+    assert said.measures is None and said.found.labelled == 0
     if kind == "survival":
         curve = list(rows[0]["survival"].values())
         assert list(rows[0]["survival"]) == ["2", "5", "10"] and 1 > curve[0] > curve[1] > curve[2] > 0
@@ -116,6 +117,98 @@ def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> Non
         4,
         {"ordinal": 2, "multi_label": 2, "survival": 3}.get(kind, 1),
     )
+
+
+COLUMNS: dict[str, list[str]] = {"counts": ["y", "years"], "multi_label": ["up", "down"], "survival": ["time", "died"]}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "classes": {"column": "y", "classes": ["0", "1"]},
+    "regression": {"outcome": "regression", "column": "y", "range": [0, 100]},
+    "counts": {"outcome": "counts", "column": "y", "exposure": "years", "range": [0, 30]},
+    "ordinal": {"outcome": "ordinal", "column": "y", "classes": ["0", "1", "2"]},
+    "multi_label": {"outcome": "multi_label", "columns": ["up", "down"]},
+    "survival": {"outcome": "survival", "time": "time", "event": "died", "range": [0, 10], "bins": EDGES},
+}
+
+
+FEATURES = {name: {"type": "number", "range": [-1, 1]} for name in ("a", "b")}
+
+
+def labelled(kind: str, which: Any, without: tuple[int, ...] = ()) -> pandas.DataFrame:
+    """Records by their columns, as a schema reads them; without label where it says so."""
+    y = (SCORE > 0).astype(int) if kind == "classes" else LABELS[kind]
+    names, x = COLUMNS.get(kind, ["y"]), X[which].astype(float)
+    labels = pandas.DataFrame(y[which].reshape(len(x), -1), columns=names)
+    whole = [name for name in names if (labels[name] % 1 == 0).all()]
+    labels = labels.astype(dict.fromkeys(whole, "Int64"))
+    labels.loc[list(without), :] = None
+    return pandas.concat([pandas.DataFrame(x, columns=["a", "b"]), labels], axis=1)
+
+
+def written(folder: Path, kind: str, how: str, which: Any, without: tuple[int, ...] = ()) -> Path:
+    frame = labelled(kind, which, without)
+    path = folder / f"{len(list(folder.iterdir()))}.{how}"
+    if how == "csv":
+        frame.to_csv(path, index=False)
+        return path
+    y = frame[COLUMNS.get(kind, ["y"])].to_numpy(float, na_value=math.nan)
+    y = y.astype(int) if kind in ("classes", "ordinal") else y
+    np.savez(path, x=X[which], y=y if y.shape[1] > 1 else y[:, 0])
+    return path
+
+
+@pytest.mark.parametrize("how", ["csv", "npz"])
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_records_with_labels_are_measured_as_the_runs_own_test_records_are(kind: str, how: str, tmp_path: Path) -> None:
+    """To the bit; those without a label are left out."""
+    train_file, test_file = (written(tmp_path, kind, how, which) for which in (range(60), range(60, N)))
+    options: dict[str, Any] = {"schema": {"label": SCHEMAS[kind], "columns": FEATURES}}
+    if how == "npz":
+        public = {"classes": [*map(int, SCHEMAS[kind]["classes"])]} if "classes" in SCHEMAS[kind] else {}
+        options = public | ({"outcome": OUTCOMES[kind]} if kind != "classes" else {})
+    files = {"files": str(train_file), "test_files": str(test_file)}
+    name = "table" if how == "csv" else "npz"
+    records = dpfl.Federation.load(name, **files, **options, num_silos=1, test="own")
+    done = train(records, tmp_path / "runs", rounds=2, model="softmax" if kind == "classes" else "linear")
+    assert done.measures is not None
+    found = dpfl.predict(done, test_file)
+    assert found.measures == done.measures["pooled"]["model"] and found.found.labelled == N - 60
+    assert found.accuracy == found.measures.get("accuracy")
+    said, score = command("predict", done.folder, test_file).err, next(iter(found.measures))
+    assert f"of 30 records with a label, of 30:\n  {score.replace('_', ' ')} " in said, said
+    assert f"  {found.measures[score]:.4g}\n" in said and "no epsilon covers them" in said
+    if how == "npz" and kind in ("classes", "ordinal"):
+        return  # whole numbers, of which none says that there is no label
+    without = (0, 7, 29)
+    rest = [60 + record for record in range(30) if record not in without]
+    some = dpfl.predict(done, written(tmp_path, kind, how, range(60, N), without))
+    alone = dpfl.predict(done, written(tmp_path, kind, how, rest))
+    assert len(some.rows) == 30 and some.found.labelled == 27 and some.measures == alone.measures
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("regression", "a,b,y\n0,0,50\n0,0,high\n", "line 3, column 'y': 'high' is not a number"),
+        ("counts", "a,b,y,years\n0,0,1,1\n0,0,1.5,1\n", "line 3, column 'y': '1.5' is not a count"),
+        ("counts", "a,b,y,years\n0,0,1,0\n0,0,,\n", "line 2, column 'years': an exposure of '0'"),
+        ("multi_label", "a,b,up,down\n0,0,1,0\n0,0,2,0\n", "line 3, column 'up': '2' is neither '0' nor '1'"),
+        ("survival", "a,b,time,died\n0,0,-1,0\n0,0,1,0\n", "line 2, column 'time': a time of '-1'"),
+    ],
+)
+def test_a_wrong_label_of_records_to_predict_is_refused(kind: str, text: str, says: str, tmp_path: Path) -> None:
+    """With its place, and that it may be left empty; columns that are not all there are said."""
+    frame = labelled(kind, range(N))
+    schema = {"label": SCHEMAS[kind], "columns": FEATURES}
+    parts = {"a": frame[: N // 2], "b": frame[N // 2 :]}
+    done = train(dpfl.Federation.from_table(parts, schema), tmp_path / "runs", rounds=1)
+    (tmp_path / "new.csv").write_text(text)
+    with pytest.raises(DataError) as refused:
+        dpfl.predict(done, tmp_path / "new.csv")
+    assert says in str(refused.value) and "or leave the cell empty: a label is not needed" in str(refused.value)
+    first, *others = COLUMNS.get(kind, ["y"])
+    found = dpfl.predict(done, frame[:5].drop(columns=first))
+    assert found.measures is None and len(found.rows) == 5
+    assert any(f"labels are not compared: there is no column '{first}'" in one for one in found.notes) == bool(others)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind != "ordinal"])

@@ -1,0 +1,217 @@
+"""Records that a finished run's model is asked about, from files, frames and arrays, labels included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfl_plugin import registry
+from dpfl_plugin.data import outcome_option, tables
+from dpfl_plugin.data.base import Dataset, Features, Integers, validate
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.files import numeric_features, read_npz
+from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
+from dpfl_plugin.data.labels import KnownLabels, shape_of, unlabelled
+from dpfl_plugin.data.table import Columns, Table
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.runs.carried import carried
+from dpfl_plugin.runs.trained import FILES, Trained
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Records that a model is asked about.
+
+    Attributes:
+        features: [n, *shape], before preprocessing.
+        labels: [n, ...] of the run's outcome; of classes, those before preprocessing. None if none can be compared.
+        lines: [n], where they are in their file, for tables.
+        notes: what of them was changed.
+        unused: columns that the model was not trained on.
+    """
+
+    features: Features
+    labels: KnownLabels | None = None
+    lines: Integers | None = None
+    notes: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def read(trained: Trained, data: str) -> Asked:
+    """The records in a CSV or NPZ file, or the test part of the run's own data set by its name.
+
+    Raises:
+        DataError: the file is missing, or its records are not of the kind that the model was trained on; the message
+            names file, line and column.
+        ConfigError: ``data`` is neither a file nor the run's data set, or the data set has no test part.
+    """
+    path, dataset = Path(data), trained.config.data.dataset
+    if not path.is_file():
+        if data == dataset.name and data not in FILES:
+            return _test_part(trained, data)
+        by_name = "" if dataset.name in (*FILES, None) else f", nor the run's data set ({dataset.name})"
+        raise ConfigError(f"DATA={data!r} is not a file{by_name}; looked for {path.absolute()}.")
+    if "schema" in dataset.options:
+        return _by_schema(trained, tables.asked(path, dataset.options))
+    named = dataset.name == "csv" or (dataset.name is None and trained.inputs.columns)  # or of a program's data frame
+    return _table(trained, path) if named else _arrays(trained, path)
+
+
+def read_frame(trained: Trained, frame: Any) -> Asked:
+    """The records in a data frame, by the names of its columns.
+
+    Raises:
+        DataError: they are not of the kind that the model was trained on; the message names row (from 0) and column.
+    """
+    if "schema" in trained.config.data.dataset.options:
+        found = _by_schema(trained, tables.asked_frame(frame, trained.config.data.dataset.options))
+    elif trained.inputs.columns:
+        columns = _columns(trained)
+        rows = FrameRows(frame, (columns.label, columns.silo, columns.person))
+        found = _of_table(trained, *columns.parse_new(FRAME, rows, trained.inputs.columns, "row"))
+    else:
+        raise DataError("the run was trained on arrays, whose columns have no names: give an array, not a data frame.")
+    return replace(found, lines=None)  # a row is counted as a record is, from 0
+
+
+def read_array(trained: Trained, given: Any) -> Asked:
+    """The records in an array or a tensor, [n, *shape] as before preprocessing.
+
+    Raises:
+        DataError: it is of another shape, or holds something else than finite numbers.
+    """
+    x, where = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given), Path("the array")
+    if "schema" in trained.config.data.dataset.options:
+        raise DataError("the run was trained on tables with a schema: give a data frame or a file, not an array.")
+    if x.shape[1:] != trained.inputs.shape or not len(x):
+        raise DataError(f"{where} has shape {x.shape}; the model was trained on [n, {_sizes(trained.inputs.shape)}].")
+    return Asked(numeric_features(x, where))
+
+
+def ids_of(trained: Trained, data: Any, name: str) -> list[str]:
+    """A column [n] of the records that `read` or `read_frame` read, as text; see `carried`.
+
+    Raises:
+        ConfigError: it is not there, or the records are no table.
+    """
+    options = trained.config.data.dataset.options
+    named = "schema" in options or bool(trained.inputs.columns)
+    if not named or not (is_frame(data) or (isinstance(data, str | Path) and Path(data).is_file())):
+        raise ConfigError(f"a column to carry, {name!r}, is of a table: these records are none.")
+    return carried(data, name, _columns(trained), options)
+
+
+def _by_schema(trained: Trained, found: tables.Asked) -> Asked:
+    """Records of a table that a schema describes: what it refuses in training is refused here, too."""
+    if found.columns != trained.inputs.columns:
+        raise DataError(f"{trained.folder.config}: data.schema makes other features than the run was trained on.")
+    return Asked(found.features, found.labels, found.lines, found.notes, found.unused)
+
+
+def _table(trained: Trained, path: Path) -> Asked:
+    return _of_table(trained, *_columns(trained).read_new(path, trained.inputs.columns))
+
+
+def _columns(trained: Trained) -> Columns:
+    options = trained.config.data.dataset.options
+    return Columns(
+        options.get("label_column", "label"),
+        options.get("silo_column"),
+        tuple(options.get("ignore_columns") or ()),
+        options.get("delimiter", ","),
+        options.get("person_column"),
+    )
+
+
+def _of_table(trained: Trained, table: Table, unused: tuple[str, ...]) -> Asked:
+    return Asked(table.features, _labels(trained, table), table.lines, unused=unused)
+
+
+def _labels(trained: Trained, table: Table) -> KnownLabels | None:
+    """Of words; "" for none."""
+    if not trained.outcome.has_classes:
+        return _of_outcome(trained, table, table.labels != "")
+    names = table.labels.tolist()
+    if not trained.labels:
+        return None
+    number = {name: index for index, name in enumerate(trained.labels)} | {"": 0}
+    for record, name in enumerate(names):
+        if name not in number:
+            raise DataError(
+                f"{table.place(record)}: {name!r} is not one of the run's classes "
+                f"{', '.join(trained.labels[:20])}. Correct it, or leave the cell empty: a label is not needed."
+            )
+    return KnownLabels(np.array([number[name] for name in names], dtype=np.int64), table.labels != "")
+
+
+def _of_outcome(trained: Trained, table: Table, known: NDArray[np.bool_]) -> KnownLabels:
+    """Of an outcome without classes."""
+    found = unlabelled(trained.outcome, trained.inputs.num_classes, len(known))
+    if not known.any():
+        return found
+    lines = None if table.lines is None else table.lines[known]
+    given = table._replace(features=table.features[known], labels=table.labels[known], lines=lines)
+    (labels,), _ = outcome_option.labels_of([given], trained.outcome, trained.labels)
+    found.values[known] = labels
+    return KnownLabels(found.values, known)
+
+
+def _arrays(trained: Trained, path: Path) -> Asked:
+    if path.suffix != ".npz":
+        raise DataError(f"{path}: the run was trained on arrays, not on a table. Give an .npz file with an array x.")
+    arrays, shape = read_npz(path), trained.inputs.shape
+    x = arrays.get("x", arrays.get("features"))
+    if x is None or x.shape[1:] != shape:
+        found = f"holds {', '.join(arrays) or 'nothing'}" if x is None else f"has records of shape {x.shape[1:]}"
+        raise DataError(f"{path} {found}; the model was trained on an array x (or features) [n, {_sizes(shape)}].")
+    if not len(x):
+        raise DataError(f"{path} holds no records: x has shape {x.shape}.")
+    return Asked(numeric_features(x, path), _array_labels(trained, arrays, len(x), path))
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _array_labels(trained: Trained, arrays: Mapping[str, NDArray[Any]], count: int, path: Path) -> KnownLabels | None:
+    y = arrays.get("y", arrays.get("labels"))
+    if y is None:
+        return None
+    if not trained.outcome.has_classes:
+        table = Table(path, np.zeros((count, 1), np.float32), y, None, (), np.arange(count), unit="record")
+        return _of_outcome(trained, table, _without_nan(trained, y, count, path))
+    if y.shape != (count,) or y.dtype.kind not in "iubUS":
+        raise DataError(
+            f"{path}: y must be one integer or string for each of the {count} records, got {y.dtype} {y.shape}."
+        )
+    table = Table(path, np.zeros((count, 1), np.float32), y.astype(str), None, ())
+    return _labels(trained, table)
+
+
+def _without_nan(trained: Trained, y: NDArray[Any], count: int, path: Path) -> NDArray[np.bool_]:
+    """[n], of labels of an outcome without classes: which are given."""
+    shape, kind = (count, *shape_of(trained.outcome, trained.inputs.num_classes)), trained.outcome.kind
+    of_counts = kind == "counts" and y.shape == (count,)  # without exposures
+    if y.dtype.kind not in "fiub" or not (y.shape == shape or of_counts):
+        raise DataError(f"{path}: y must be the labels of {kind}, numbers {shape}, got {y.dtype} {y.shape}.")
+    return np.array([not np.isnan(label).any() for label in y.astype(np.float64)], dtype=bool)
+
+
+def _test_part(trained: Trained, name: str) -> Asked:
+    data = trained.config.data
+    source = DataSource(Path(data.folder) if data.folder else None, trained.config.seed, data.num_silos, trained.base)
+    loaded = registry.call(registry.load("datasets", name), source, where="data.dataset", **data.dataset.options)
+    assert isinstance(loaded, Dataset)  # or the run would not be there
+    if loaded.test is None:
+        raise ConfigError(
+            f"DATA={name!r}: this data set has no test part of its own; its records are those that the run was trained "
+            "and tested on, of which result.json tells. Give other records, in a file."
+        )
+    validate(loaded, name)
+    labels = loaded.test.labels
+    return Asked(loaded.test.features, KnownLabels(labels, np.ones(len(labels), bool)))
