@@ -13,6 +13,7 @@ import numpy as np
 from dpfl_plugin.access import Access
 from dpfl_plugin.api.pandas_frames import pandas_for
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, require
@@ -168,7 +169,8 @@ def predict(
     asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
     ids = None if id_column is None else ids_of(trained, data, id_column)
     found = predict_records(trained, asked)
-    useless = worse_than_baseline(trained.result, trained.config.algorithm.options)
+    scores = [line[score_key(line)] for line in trained.folder.read_metrics()]
+    useless = worse_than_baseline(trained.result, trained.config.algorithm.options, scores)
     rows = by_record(found, asked.lines)
     if id_column is not None and ids is not None:
         rows = [{id_column: one, **row} for one, row in zip(ids, rows, strict=True)]

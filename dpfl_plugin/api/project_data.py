@@ -7,6 +7,7 @@ import glob
 import gzip
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,9 @@ SUFFIXES: Final = (".csv", ".csv.gz")
 TABLES: Final = (*SUFFIXES, ".tsv", ".txt", ".parquet", ".xlsx")
 FAR_APART: Final = 10.0  # scales of columns
 LOCAL_LR: Final = 0.3  # of classes: of 0.1, 0.3, 1 and 3 the best over tables of hospitals, with averaged models
+STEEP_LR: Final = 0.1  # of regression and counts: of 0.01, 0.03, 0.1 and 0.3 the best on stays in hospitals and scores
 DEALT: Final = 5  # silos that the records of one file are dealt to
+FEW: Final = 10  # records of a silo, below which a fixed share of those to train on may be none
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class DataBlock:
     """What the configuration says of the data, and what the user is told of it.
 
     Attributes:
-        lines: of YAML under ``data:``, without their indentation. local_lr: a step small enough that the noise of
+        lines: of YAML under ``data:``, without their indentation. fewest: how many records the smallest silo has, where
+            silos are known. local_lr: a step small enough that the noise of
             small silos does not make a model over-confident, and large enough to leave the constant model. Squared
             errors and counts are steeper than classes.
     """
@@ -70,6 +74,18 @@ class DataBlock:
         "preprocess: [unit_norm]",
     )
     local_lr: float = LOCAL_LR
+    fewest: int | None = None
+
+    @property
+    def sampler(self) -> list[str]:
+        """Of `privacy`: how a silo draws batches, where the default may have nothing to draw from."""
+        if self.fewest is None or self.fewest >= FEW:
+            return []
+        records = f"{self.fewest} record{'s' * (self.fewest != 1)}"
+        return [
+            f"# Each record is drawn by itself: the smallest silo has {records}, of which a fixed share may be none.",
+            "sampler: poisson",
+        ]
 
 
 def made_up() -> DataBlock:
@@ -140,9 +156,9 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     told += _scales(features, read.features[:, [read.columns.index(name) for name in features]])
     if numbers:
         told.append(f"not used, as their numbers differ in every record, as identifiers do: {column_list(numbers)}.")
-    if read.groups is not None:
-        told += alone(read.silo_names[silo] for silo in read.groups.tolist())
-    return DataBlock(tuple(lines), (*told, *dealt))
+    silos = [] if read.groups is None else [read.silo_names[silo] for silo in read.groups.tolist()]
+    told += alone(silos)
+    return DataBlock(tuple(lines), (*told, *dealt), fewest=min(Counter(silos).values(), default=None))
 
 
 def drafted(own: OwnData, folder: Path) -> DataBlock:
@@ -178,7 +194,7 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
         lines.append("partition: natural      # the silos that the data have")
     by_schema = "# preprocess: [unit_norm]           # each record to norm 1; the schema brings columns to one scale"
     steep = found.schema["label"]["outcome"] in ("regression", "counts")
-    return DataBlock(tuple(lines), tuple(told), (by_schema,), 0.03 if steep else LOCAL_LR)
+    return DataBlock(tuple(lines), tuple(told), (by_schema,), STEEP_LR if steep else LOCAL_LR, found.fewest)
 
 
 def _flow(value: Any) -> str:

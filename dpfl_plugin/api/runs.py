@@ -209,8 +209,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         options = self.config.algorithm.options
-        useless = worse_than_baseline(self.result, options)
-        small = too_small_a_step(self.result, [line[score_key(line)] for line in self.lines], options)
+        scores = [line[score_key(line)] for line in self.lines]
+        useless = worse_than_baseline(self.result, options, scores)
+        small = too_small_a_step(self.result, scores, options)
         told = [*self.result.get("warnings", ()), *(text for text in (useless, small) if text is not None)]
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in told)
         parts = [

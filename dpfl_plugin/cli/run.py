@@ -366,10 +366,10 @@ def _useless(plan: Plan, results: dict[str, Result]) -> list[str]:
         if (result := results.get(label)) is None:
             continue
         of = f"{label}: " if len(results) > 1 else ""
-        if (said := worse_than_baseline(result, options)) is not None:
+        scores = [line[score_key(line)] for line in RunFolder(Path(result["folder"])).read_metrics()]
+        if (said := worse_than_baseline(result, options, scores)) is not None:
             lines.append(f"warning: {of}{said}")
-        measured = RunFolder(Path(result["folder"])).read_metrics()
-        if (said := too_small_a_step(result, [line[score_key(line)] for line in measured], options)) is not None:
+        if (said := too_small_a_step(result, scores, options)) is not None:
             lines.append(f"note: {of}{said}")
     return lines
 

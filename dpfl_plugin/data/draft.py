@@ -7,6 +7,7 @@ one, until whoever knows categories and ranges without looking has put them in t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -41,11 +42,13 @@ FAR: Final = 3  # times the next largest number: no measurement of the same thin
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A schema as plain values, and how the files are written; told: what to look at."""
+    """A schema as plain values, and how the files are written; told: what to look at; fewest: how many records the
+    smallest silo has, None where there are no silos."""
 
     schema: dict[str, Any]
     form: TextFormat
     told: tuple[str, ...]
+    fewest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +165,20 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     odd += [line for name, entry in columns.items() for line in _strays(seen[name], entry, tables, names)]
     alike = _alike(roles.label, label.get("classes", ()))
     schema = {"drafted": True, "label": label, **named, "columns": columns}
-    return Draft(schema, form, (*told, *alike, *_told(columns, seen), *odd, *_small(seen, roles, names)))
+    silos = _silos(seen, roles, names)
+    fewest = min(Counter(silos).values(), default=None)
+    return Draft(schema, form, (*told, *alike, *_told(columns, seen), *odd, *alone(silos)), fewest)
 
 
-def _small(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list[str]:
-    """Silos of one record: by their column, or else the files."""
+def _silos(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list[str]:
+    """Whose each record is: by their column, or else the files; [] of one file, whose records are dealt out."""
     if roles.silo is not None:
-        return alone(seen[roles.silo].words.to_pylist())
-    if len(names) == 1:  # whose records are dealt out
+        words: list[str] = seen[roles.silo].words.to_pylist()
+        return words
+    if len(names) == 1:
         return []
     silos, any_column = silo_names([Path(name) for name in names]), next(iter(seen.values()))
-    return alone(silos[place] for place, part in any_column.parts for _ in range(len(part)))
+    return [silos[place] for place, part in any_column.parts for _ in range(len(part))]
 
 
 def _outcome(seen: Mapping[str, Seen], roles: Roles, decimal: str) -> tuple[dict[str, Any], tuple[str, ...]]:

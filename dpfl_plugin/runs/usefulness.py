@@ -19,6 +19,7 @@ MEANS: Final = {
 }
 FEWER: Final = 10  # times smaller is the step that is proposed
 MORE: Final = 3  # times larger
+CLOSE: Final = 0.02  # of a score: so near the best it counts as the best
 FEWEST: Final = 5  # evaluations, of which half being alike says something
 STEPS: Final = ("local_lr", "lr", "eta_0")
 
@@ -89,22 +90,27 @@ def _step(algorithm: Mapping[str, Any]) -> str | None:
     return next((key for key in STEPS if isinstance(algorithm.get(key), int | float)), None)
 
 
-def worse_than_baseline(result: Mapping[str, Any], algorithm: Mapping[str, Any]) -> str | None:
+def worse_than_baseline(
+    result: Mapping[str, Any], algorithm: Mapping[str, Any], scores: Sequence[float | None] = ()
+) -> str | None:
     """A warning where the model's probabilities, or expected values, are worse than a baseline's; else None.
 
     Accuracy does not show it: an over-confident model may rank well, and be far off in what it says of a patient.
 
     Args:
-        result: as in `result.json`. algorithm: options of the configuration, {name: value}.
+        result: as in `result.json`. algorithm: options of the configuration, {name: value}. scores: of its evaluations,
+            in their order.
     """
     if (judged := _judged(result)) is None:
         return None
     name, value, known = judged
     if value <= known:
         return None
+    ranked = name == (result.get("measures") or {}).get("ranked_by")
+    mend = _by_scores(scores, algorithm) if ranked else _mend(value, _untrained(name, result), algorithm)
     return (
         f"the model's {name.replace('_', ' ')} {value:.3g} is worse than that of a baseline without features, "
-        f"{known:.3g}: {MEANS[name]}. {_mend(value, _untrained(name, result), algorithm)}"
+        f"{known:.3g}: {MEANS[name]}. {mend}"
     )
 
 
@@ -129,6 +135,18 @@ def _untrained(measure: str, result: Mapping[str, Any]) -> float:
     if measure == "log_loss":
         return math.log(max(1, (result.get("inputs") or {}).get("num_classes", 1)))
     return 0.25 if measure == "brier" else 0.0
+
+
+def _by_scores(scores: Sequence[float | None], algorithm: Mapping[str, Any]) -> str:
+    """Of errors, whose value before the first round is not known: by whether they still fell at the end."""
+    key, known = _step(algorithm), [score for score in scores if score is not None]
+    if key is None or len(known) < FEWEST:
+        return "Other step sizes, more rounds or a larger epsilon may help."
+    step, best = algorithm[key], min(known)
+    if known[-1] <= (1 + CLOSE) * best < known[0]:
+        return f"It was still falling: more rounds or a larger step may help: --set algorithm.{key}={MORE * step:.2g}"
+    fewer = FEWER if known[-1] > known[0] else MORE
+    return f"The mean of silos was {best:.3g} before: a smaller step may help: --set algorithm.{key}={step / fewer:.2g}"
 
 
 def _mend(value: float, untrained: float, algorithm: Mapping[str, Any]) -> str:

@@ -340,6 +340,26 @@ def test_a_silo_of_one_record_is_told_of_in_the_words_of_check(
         one_message(done, "south.csv holds a header and no records")
 
 
+@pytest.mark.parametrize("by", ["files", "column", "numbers"])
+def test_a_draft_for_small_silos_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """A fifth of the three records that one of them trains on would be none."""
+    monkeypatch.chdir(tmp_path)
+    clinics = np.array(["north"] * 40 + ["west"] * 36 + ["south"] * 4)
+    whole = frame().assign(age=[20 + row % 40 for row in range(80)], clinic=clinics).drop(columns="stage")
+    for name, part in whole.groupby("clinic"):
+        part.drop(columns="clinic").to_csv(f"{name}.csv", index=False)
+    (tmp_path / "one").mkdir()
+    whole.to_csv("one/all.csv", index=False)
+    given = {"files": ["--from", "*.csv"], "column": ["--from", "one/all.csv", "--silo", "clinic"]}
+    assert command("init", "study", *given.get(by, ["--data", "."]), "--label", "ill").code == 0
+    text = Path("study/run.yaml").read_text()
+    assert "the smallest silo has 4 records" in text and yaml.safe_load(text)["privacy"]["sampler"] == "poisson"
+    checked = command("check", "study/run.yaml")
+    assert checked.code == 0 and "3 silos with 3 to 32 training records" in checked.out, checked.err
+    assert command("init", "large", "--from", "one/all.csv", "--label", "ill").code == 0
+    assert "sampler" not in yaml.safe_load(Path("large/run.yaml").read_text())["privacy"]
+
+
 def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

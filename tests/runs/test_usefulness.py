@@ -41,6 +41,24 @@ def test_the_warning_and_its_remedy(found: dict[str, Any], algorithm: dict[str, 
     assert (said is None) == (not parts) and all(part in str(said) for part in parts), said
 
 
+@pytest.mark.parametrize(
+    ("scores", "remedy"),
+    [
+        ([30.0, 25.0, 20.0, 15.0, 9.0], "It was still falling: more rounds or a larger step may help: --set a.lr=0.3"),
+        ([30.0, 12.0, 9.1, 9.0, 9.05], "still falling"),
+        ([9.5, 8.0, 7.0, 8.5, 9.0], "The mean of silos was 7 before: a smaller step may help: --set a.lr=0.033"),
+        ([8.0, 8.2, 8.5, 8.9, 9.0], "The mean of silos was 8 before: a smaller step may help: --set a.lr=0.01"),
+        ([None, 30.0, 9.0], "Other step sizes, more rounds"),
+    ],
+)
+def test_the_remedy_of_an_error_is_read_from_how_it_went(scores: list[float | None], remedy: str) -> None:
+    """What it is before the first round depends on where the labels lie in their range."""
+    found = result({"rmse": 9.0}, {"rmse": 5.0})
+    found["measures"]["ranked_by"] = "rmse"
+    said = worse_than_baseline(found, {"lr": 0.1}, scores)
+    assert remedy.replace(" a.", " algorithm.") in str(said), said
+
+
 CONSTANT = {"confusion_matrix": [[30, 0], [19, 0]], "log_loss": 0.66}
 TRAINED = {"confusion_matrix": [[25, 5], [9, 10]], "log_loss": 0.5}
 
