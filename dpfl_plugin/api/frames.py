@@ -30,7 +30,7 @@ class GivenBySchema(Given):
         self, source: DataSource, *, schema: dict[str, Any]
     ) -> Dataset:
         paths = [one.path for one in self._found]
-        held = list(range(len(paths))) if len(paths) > 1 else None
+        held = None if paths == [FRAME] else list(range(len(paths)))  # a frame without a name is no silo
         return assembled(TableSchema.parse(schema), self._found, [], paths, held)
 
     @property

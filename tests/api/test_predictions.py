@@ -55,6 +55,13 @@ def test_a_data_frames_label_and_silo_are_known_by_their_names_to_predictions(tm
         dpfl.predict(run, FRAME.assign(state="sick"))
 
 
+def test_a_single_frame_that_has_a_name_is_a_silo(tmp_path: Path) -> None:
+    """As a single array is."""
+    schema = {key: value for key, value in SCHEMA.items() if key != "silo"} | {"other_columns": "ignore"}
+    run = dpfl.train(dpfl.Federation.from_table({"east": tabled()}, schema), out=tmp_path / "runs", **SETTING)
+    assert run.result["num_silos"] == 1 and run.result["num_train_records"] > 40
+
+
 @pytest.mark.parametrize("kind", ["frame", "table", "arrays"])
 def test_what_a_program_has_is_predicted_as_its_file_is(tmp_path: Path, kind: str) -> None:
     run = trained(kind, tmp_path)
