@@ -55,6 +55,7 @@ COMMANDS: dict[str, frozenset[str]] = {
     "list accountants": LIGHT | ACCOUNTANTS,
     "list datasets": LIGHT,  # those whose plugins are no code of torch; algorithms, models and engines are
     "list schedules": LIGHT | ACCOUNTANTS,
+    "init study --from {table} --label ill": LIGHT | {"pandas"},  # which pyarrow looks for
     "import dpfl_plugin.cli.report": LIGHT,
     "import dpfl_plugin.privacy.account": LIGHT,
     "account {run} --json": LIGHT | ACCOUNTANTS,
@@ -70,6 +71,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     folder = tmp_path_factory.mktemp("imports")
     places = {"run": _run(folder / "run"), "shared": _shared(folder / "shared.jsonl"), "sweep": folder / "sweep"}
     (folder / "sweep").mkdir()
+    places["table"] = folder / "table.csv"
+    places["table"].write_text("dose,ill\n" + "".join(f"{n / 7:.2f},{n % 2}\n" for n in range(40)))
     asked = [command.format(**places).split() for command in COMMANDS]
     done = subprocess.run(
         [sys.executable, "-c", TOGETHER, json.dumps(asked), " ".join(LIGHT | HEAVY)],

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import check_installed
@@ -21,6 +20,7 @@ from dpfl_plugin.errors import ConfigError, require
 if TYPE_CHECKING:
     import pandas
 
+    from dpfl_plugin.api.experiment import Experiment
     from dpfl_plugin.data import draft
     from dpfl_plugin.data.reading import Read
 
@@ -124,6 +124,8 @@ def check_tables_of(experiment: Experiment | str | Path, files: Sequence[str | P
     Raises:
         ConfigError: the configuration has no schema, or several. DataError: as `check_tables`.
     """
+    from dpfl_plugin.api.experiment import experiment_of  # and so torch, which a draft does not need
+
     found = experiment_of(experiment)
     variants = [one.config.data.dataset.options for one in found.loaded().variants]
     if len({json.dumps(one, sort_keys=True, default=str) for one in variants}) > 1:
