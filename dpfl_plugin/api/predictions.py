@@ -18,7 +18,7 @@ from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.measures.tables import NO_LIFELINES
-from dpfl_plugin.runs.asked import ids_of, read, read_array, read_frame
+from dpfl_plugin.runs.asked import ids_of, read, read_array, read_frame, written_otherwise
 from dpfl_plugin.runs.carried import doubts
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.predictions import Predictions, by_record
@@ -177,6 +177,7 @@ def predict(
     notes = [*trained.notes, *asked.notes]
     if unused := [f"'{column}'" for column in asked.unused if column != id_column]:
         notes.append(f"not used, as the model was not trained on them: columns {', '.join(unused)}.")
+    notes += written_otherwise(trained, asked)
     notes += [*doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
     if found.probabilities is None and found.outcome.has_classes:
         notes.append(NO_PROBABILITIES)

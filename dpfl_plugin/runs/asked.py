@@ -17,6 +17,7 @@ from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import numeric_features, read_npz
 from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
 from dpfl_plugin.data.labels import KnownLabels, shape_of, unlabelled
+from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runs.carried import carried
@@ -104,6 +105,20 @@ def ids_of(trained: Trained, data: Any, name: str) -> list[str]:
     if not named or not (is_frame(data) or (isinstance(data, str | Path) and Path(data).is_file())):
         raise ConfigError(f"a column to carry, {name!r}, is of a table: these records are none.")
     return carried(data, name, _columns(trained), options)
+
+
+def written_otherwise(trained: Trained, asked: Asked) -> list[str]:
+    """What to say of columns that would be labels, but for capitals, where no label was found."""
+    if asked.labels is not None and asked.labels.known.any():
+        return []
+    options = trained.config.data.dataset.options
+    labels = TableSchema.parse(options["schema"]).label.named if "schema" in options else [_columns(trained).label]
+    return [
+        f"column {unused!r} is not read as a label: rename it to {label!r}, as in training, to measure the model on it."
+        for label in labels
+        for unused in asked.unused
+        if unused.lower() == label.lower()
+    ]
 
 
 def _by_schema(trained: Trained, found: tables.Asked) -> Asked:

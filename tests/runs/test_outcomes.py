@@ -209,6 +209,8 @@ def test_a_wrong_label_of_records_to_predict_is_refused(kind: str, text: str, sa
     found = dpfl.predict(done, frame[:5].drop(columns=first))
     assert found.measures is None and len(found.rows) == 5
     assert any(f"labels are not compared: there is no column '{first}'" in one for one in found.notes) == bool(others)
+    otherwise = dpfl.predict(done, frame[:5].rename(columns={first: first.upper()})).notes
+    assert any(f"column '{first.upper()}' is not read as a label: rename it to '{first}'" in one for one in otherwise)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind != "ordinal"])
