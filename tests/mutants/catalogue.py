@@ -4245,6 +4245,38 @@ CUSTODY, DESCRIBED, SILO_RANK, WIRE = (
 ONCE = f"{HOSTILE}::test_silos_take_part_once_and_are_known"
 HOSTILE_RANK_0 = (
     Mutant(
+        "marks-by-a-named-key",
+        "marks of records are made with a key that rank 0 may know, since it names the file: it tries guesses on them",
+        CUSTODY,
+        'return replace(silos_key, value=hmac.digest(secret_of(self.limits), b"marks" + silos_key.value, "sha256"))',
+        "return silos_key",
+        (f"{HOSTILE}::test_marks_of_records_are_by_a_key_that_rank_0_has_no_part_in",),
+    ),
+    Mutant(
+        "rank-0-among-silo-ranks",
+        "rank 0 names itself among the silo ranks, which tell it what they tell each other",
+        WIRE,
+        "    if 0 in dealt:\n",
+        "    if False:\n",
+        (f"{HOSTILE}::test_rank_0_is_no_silo_rank",),
+    ),
+    Mutant(
+        "measurements-to-another-s-file",
+        "losses on raw records are written to a file that rank 0 made, and reads",
+        "runs/measurements.py",
+        "if self.own and os.fstat(file.fileno()).st_uid != os.getuid():",
+        "if False:",
+        ("tests/runs/test_measurements.py::test_measurements_go_to_no_file_that_rank_0_put_there",),
+    ),
+    Mutant(
+        "measurements-through-a-link",
+        "losses on raw records are written to where a link of rank 0 leads",
+        "runs/measurements.py",
+        " | os.O_NOFOLLOW",
+        "",
+        ("tests/runs/test_measurements.py::test_measurements_go_to_no_file_that_rank_0_put_there",),
+    ),
+    Mutant(
         "asked-again-by-the-same-name",
         "a silo rank answers one round again and again, with fresh noise each time, and is charged once",
         CUSTODY,
