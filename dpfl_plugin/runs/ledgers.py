@@ -163,6 +163,7 @@ def open_ledgers(
     here: Mapping[str, Any],
     path: Path | None,
     run: Mapping[str, Any],
+    head: str | None = None,
 ) -> Iterator[Ledgers]:
     """Both ledgers, holding the same charges of this run.
 
@@ -170,12 +171,13 @@ def open_ledgers(
         facts: what the own ledger is to say of the run.
         found: the checkpoint to go on from; here: the arithmetic of this session (`environment.arithmetic`).
         path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
+        head: see `open_shared`.
 
     Raises:
-        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
+        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of; or as `open_shared`.
     """
     with contextlib.ExitStack() as stack:
-        shared = None if path is None else stack.enter_context(open_shared(path))
+        shared = None if path is None else stack.enter_context(open_shared(path, head))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
         noise = run["noise"]
         if shared is not None:
@@ -197,14 +199,31 @@ def open_ledgers(
 
 
 @contextlib.contextmanager
-def open_shared(path: Path) -> Iterator[Ledger]:
-    """A shared ledger to append to, which the caller has locked; a new one where there is none."""
+def open_shared(path: Path, head: str | None = None) -> Iterator[Ledger]:
+    """A shared ledger to append to, which the caller has locked; a new one where there is none.
+
+    Args:
+        head: of what the caller read, after it was locked, and counts; None where it counts nothing of it.
+
+    Raises:
+        LedgerError: it is another one by now; nothing of it was changed.
+    """
+
+    def check(found: Ledger) -> None:
+        if head not in (None, found.head):
+            raise LedgerError(
+                f"{path}: was replaced, moved, deleted or changed since it was read: what it holds is not what this "
+                "run counted. Nothing was charged. Bring back the longest one, and begin again."
+            )
+
     if _has_a_line(path):
-        with Ledger.open(path) as ledger:
+        with Ledger.open(path, check=check) as ledger:
             yield ledger
         return
-    path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-    with Ledger(path, {"shared": uuid.uuid4().hex}) as ledger, held(path, _by_another_name(path)):
+    check(Ledger())
+    real = path.resolve()  # a link stays one: by the name that it leads to it is locked, and found by others
+    real.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
+    with Ledger(real, {"shared": uuid.uuid4().hex}) as ledger, held(real, _by_another_name(path)):
         yield ledger
 
 

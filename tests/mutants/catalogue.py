@@ -3094,6 +3094,30 @@ TUNING = (
 )
 SHARING = (
     Mutant(
+        "a-ledger-that-was-not-read",
+        "a run charges to a ledger that was put in the place of the one that its budget counts",
+        "runs/ledgers.py",
+        "        if head not in (None, found.head):\n",
+        "        if False:\n",
+        ("tests/runs/test_folder.py::test_a_shared_ledger_that_changed_since_it_was_read_is_not_charged",),
+    ),
+    Mutant(
+        "read-and-forgotten",
+        "a run does not know any more what it read of a shared ledger when it opens it to charge",
+        "runs/job.py",
+        "    head = None if shared is None else shared.head\n",
+        "    head = None\n",
+        ("tests/runs/test_session.py::test_a_shared_ledger_that_is_put_back_while_records_are_loaded_ends_the_run",),
+    ),
+    Mutant(
+        "a-link-of-its-own",
+        "a ledger that is begun by a link takes the link's place: two names of one ledger have a budget each",
+        "runs/ledgers.py",
+        "    real = path.resolve()  # a link stays",
+        "    real = path  # a link stays",
+        ("tests/runs/test_folder.py::test_a_ledger_is_begun_where_a_link_leads",),
+    ),
+    Mutant(
         "earlier-runs-free",
         "the budget of a shared ledger forgets what earlier runs released",
         "privacy/claims/server.py",

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError
+from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError, LedgerError
+from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 
@@ -111,3 +112,42 @@ def test_a_shared_ledger_is_one_runs_at_a_time_by_whatever_name(tmp_path: Path, 
         pytest.fail("begun")
     with locked_shared(path), open_shared(path):
         pass
+
+
+@pytest.mark.parametrize("what", ["put back", "taken away", "grown", "there"])
+def test_a_shared_ledger_that_changed_since_it_was_read_is_not_charged(tmp_path: Path, what: str) -> None:
+    """While records are loaded, say: what was read is what the budget counts."""
+    path, facts = tmp_path / "all.jsonl", {"noise": "x"}
+    if what != "there":
+        with open_shared(path) as ledger:
+            before = path.read_bytes()
+            ledger.begin_run(facts)
+    with locked_shared(path) as read:
+        assert read is not None
+        if what == "put back":
+            path.write_bytes(before)
+        elif what == "taken away":
+            path.unlink()
+        else:
+            with open_shared(path) as ledger:
+                ledger.begin_run(facts)
+        held = path.read_bytes() if path.exists() else None
+        with pytest.raises(LedgerError, match="since it was read"), open_shared(path, read.head):
+            pytest.fail("begun")
+    assert (path.read_bytes() if path.exists() else None) == held
+    with locked_shared(path) as read:
+        assert read is not None
+        with open_shared(path, read.head):
+            pass
+
+
+def test_a_ledger_is_begun_where_a_link_leads(tmp_path: Path) -> None:
+    """Two runs by the two names would have a budget each."""
+    path, link = tmp_path / "all.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    for empty in (False, True):  # as a crash, or touch, leaves it
+        path.touch() if empty else None
+        with locked_shared(link), open_shared(link) as ledger:
+            ledger.begin_run({"noise": "x"})
+        assert link.is_symlink() and len(Ledger.open(path, append=False).runs) == 1
+        path.unlink()
