@@ -131,7 +131,7 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
 
     Raises:
         ConfigError: it began with one and none is given, or it began without.
-        LedgerError: it began with another one, or the end of this one is missing.
+        LedgerError: it began with another one, or the end of this one is missing, as far as its checkpoint knows.
     """
     if not _has_a_line(folder.ledger):
         return
@@ -146,7 +146,10 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
             f"{folder.path}: this run shares its budget with others by the ledger {began_with['file']}, which has to "
             f"know what this one releases. Give it by {{ledger}}: .../{began_with['file']}."
         )
-    if began_with is not None and shared is not None and not shared.holds(began_with["head"]):
+    if began_with is None or shared is None:
+        return
+    last = (load_facts(folder.checkpoint) or {}).get("shared_head", began_with["head"])
+    if not (shared.holds(began_with["head"]) and shared.holds(last)):
         raise LedgerError(
             Worded(
                 f"{{ledger}} {path}: is not the ledger {began_with['file']} that this run began with, or "
