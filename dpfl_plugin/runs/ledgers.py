@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
-from dpfl_plugin.runs.folder import RunFolder, held, locked
+from dpfl_plugin.runs.folder import RunFolder, held, locked, locks_of_one_machine
 
 BEGINNING = b'{"facts":{'  # of every ledger's first line
 FRESH_NOISE = (
@@ -90,6 +91,7 @@ def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | 
 def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> None:
     """Take the lock of a shared ledger, once the run that has it lets go."""
     began, said = time.monotonic(), -math.inf
+    _check_machine(path, lock)
     while True:
         try:
             with contextlib.ExitStack() as taken:
@@ -111,6 +113,20 @@ def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> N
                 most = "until it ends" if math.isinf(wait.seconds) else f"up to {wait.seconds:g} s (--ledger-wait)"
                 wait.say(f"{error.as_options} Waiting for it {most}; {waited:.0f} s so far.")
         time.sleep(min(LOOK_SECONDS, wait.seconds))
+
+
+def _check_machine(path: Path, lock: Path) -> None:
+    """Raise ConfigError where another machine had the ledger last, and locks here do not keep that from it."""
+    last = lock.read_text(errors="replace") if lock.is_file() else ""
+    if last and not last.endswith(f" on {os.uname().nodename}") and (option := locks_of_one_machine(lock)):
+        raise ConfigError(
+            Worded(
+                f"{{ledger}} {path}: was written to by {last[:100]}, and file locks there hold on one machine alone "
+                f"(mount option {option}): runs on both could write to it at once, and charges be lost. Move it to a "
+                "file system whose locks all machines see (Lustre: the mount option flock). If this machine alone "
+                f"goes on with it, remove {lock}."
+            )
+        )
 
 
 def read_shared(path: Path) -> Ledger:

@@ -3118,6 +3118,14 @@ SHARING = (
         (SHARED + "::test_a_run_does_not_go_on_with_an_older_copy_of_its_ledger",),
     ),
     Mutant(
+        "locks-of-one-node",
+        "two nodes write to one ledger at once where a mount option makes locks hold on one node alone",
+        "runs/ledgers.py",
+        "    _check_machine(path, lock)\n",
+        "",
+        ("tests/runs/test_folder.py::test_a_shared_ledger_stays_on_one_machine_where_locks_do",),
+    ),
+    Mutant(
         "a-link-of-its-own",
         "a ledger that is begun by a link takes the link's place: two names of one ledger have a budget each",
         "runs/ledgers.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs import folder as folder_module
 from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 
@@ -86,6 +88,24 @@ def test_where_locks_do_not_work_nothing_is_begun(
     assert not isinstance(told.value, BusyError)
     with pytest.raises(ConfigError, match="file locks do not work"), locked_shared(shared):
         pytest.fail("begun")
+
+
+@pytest.mark.parametrize("option", ["localflock", "local_lock=all", "flock"])
+def test_a_shared_ledger_stays_on_one_machine_where_locks_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """Two nodes would both be granted the lock, and write their charges over each other's."""
+    device, path, mounts = os.stat(tmp_path).st_dev, tmp_path / "all.jsonl", tmp_path / "mountinfo"
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts.write_text(f"22 1 0:0 / / rw - ext4 x rw\n36 22 {number} / /scratch rw,noatime - lustre x:/y rw,{option}\n")
+    monkeypatch.setattr(folder_module, "MOUNTS", mounts)
+    for _ in range(2):  # this machine alone
+        with locked_shared(path), open_shared(path):
+            pass
+    (tmp_path / "all.jsonl.lock").write_text("pid 7 on elsewhere")
+    refused = pytest.raises(ConfigError, match=f"pid 7 on elsewhere, .* one machine alone .mount option {option}")
+    with contextlib.nullcontext() if option == "flock" else refused, locked_shared(path):
+        assert option == "flock"
 
 
 def test_a_folder_is_locked_for_others(tmp_path: Path) -> None:
