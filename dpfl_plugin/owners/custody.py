@@ -74,6 +74,18 @@ class Custody:
         if self.limits is not None:
             self.limits.allow(extra, what)
 
+    def check_gradients(self, asked: bool) -> None:
+        """Check that a server is to have no gradient without noise, which no word of an owner lets be sent.
+
+        Raises:
+            LimitError: it is.
+        """
+        if asked and self.limits is not None:
+            self.limits.refuse(
+                "evaluation.dissimilarity: every silo's gradient would be sent, without noise",
+                "have it measured in one process, where nothing is sent",
+            )
+
     def check_description(self, config: Config, base: Path) -> None:
         """Check, before records are read, that they are described as they were when they were counted first.
 

@@ -124,9 +124,9 @@ Start = Callable[..., Server]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     begun: list[Server] = []
 
-    def server(limits: str = "", **changes: Any) -> Server:
+    def server(limits: str = "", send: str = "record_counts", **changes: Any) -> Server:
         path = tmp_path / "limits.yaml"
-        path.write_text(f"folder: {tmp_path}/owner\nepsilon: 8\ndelta: 1e-4\nsend: [record_counts]\n{limits}")
+        path.write_text(f"folder: {tmp_path}/owner\nepsilon: 8\ndelta: 1e-4\nsend: [{send}]\n{limits}")
         path.chmod(0o600)
         monkeypatch.setenv("DPFL_LIMITS", str(path))
         begun.append(Server(tmp_path, changes))
@@ -334,3 +334,19 @@ def test_measurements_go_to_no_file_that_rank_0_made(start: Start) -> None:
     assert server.begin()["say"] == "ready"
     notes = server.rank._notes
     assert notes is not None and notes.own and notes.path.parent == server.folder / "silos"
+
+
+def test_who_lets_metrics_be_sent_lets_no_gradient_be_sent(start: Start) -> None:
+    """A silo's gradient, without noise, at any model that rank 0 names."""
+    server = start(send="record_counts, metrics", evaluation={"reveal": "server"})
+    assert server.begin()["say"] == "ready"
+    model = server.plan(0)[0]["model"]
+    for dissimilarity, say in ((False, "evaluated"), (True, "error")):
+        what = {"model": wire.layout({"model": model}), "after": 0, "at": 1, "dissimilarity": dissimilarity}
+        server.tell("evaluate", apart=True, **what)
+        server.link.push(1, model)
+        said = server.hear("evaluated")
+        assert said["say"] == say, said
+    assert said["kind"] == "LimitError" and "gradient" in said["text"]
+    server.take({"rounds": 2, "privacy": SECURE, "evaluation": {"reveal": "server", "dissimilarity": True}})
+    assert server.survey()["kind"] == "LimitError"

@@ -4293,6 +4293,14 @@ HOSTILE_RANK_0 = (
         (f"{HOSTILE}::test_marks_of_records_are_by_a_key_that_rank_0_has_no_part_in",),
     ),
     Mutant(
+        "gradients-among-metrics",
+        "a silo rank whose owner lets metrics be sent sends rank 0 its gradient without noise",
+        SILO_RANK,
+        '            self._custody.check_gradients(header["dissimilarity"])\n',
+        "",
+        (f"{HOSTILE}::test_who_lets_metrics_be_sent_lets_no_gradient_be_sent",),
+    ),
+    Mutant(
         "rank-0-among-silo-ranks",
         "rank 0 names itself among the silo ranks, which tell it what they tell each other",
         WIRE,

@@ -101,6 +101,7 @@ class SiloRank(Listener):
         self._config, self._base = Config.model_validate(header["config"]), Path(header["base"])
         self._custody = Custody.here()
         self._custody.check(self._config)
+        self._custody.check_gradients(self._config.evaluation.dissimilarity)
         self._custody.allow("record_counts", "numbers of records")
         self._custody.check_description(self._config, self._base)
         own_folders.look_in(self._base)
@@ -279,6 +280,7 @@ class SiloRank(Listener):
     def _do_evaluate(self, header: Header) -> None:
         if self._notes is None:
             self._custody.allow("metrics", "losses and accuracies")
+            self._custody.check_gradients(header["dissimilarity"])
         taken = wire.empty(wire.read_layout(header["model"]), self._where)
         self._take(taken, header)
         model = taken["model"]
