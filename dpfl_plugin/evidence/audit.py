@@ -239,7 +239,7 @@ def _transcript(
         down = parts.algorithm.download(progress.server)
         _check_wide(down, model.numel())
         engine.bounds.clear()
-        server = experiment.advance(progress, plan)
+        server = experiment.advance(progress, plan, down, experiment.draw(progress, progress.rounds, down, plan))
         experiment.runtime.commit()
         rows, up = uploads.pop()
         seen_down = {name: value[d:].cpu().double() for name, value in down.items()}

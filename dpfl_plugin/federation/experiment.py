@@ -179,7 +179,7 @@ class Experiment:
         """
         try:
             first = self.first
-            if first and not first.run(progress, draw=self._draw, send=self._sent, stop=stop, save=keep):
+            if first and not first.run(progress, draw=self.draw, send=self._sent, stop=stop, save=keep):
                 return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
             self._score(progress, stop)
         except Interrupted:
@@ -191,13 +191,14 @@ class Experiment:
             return Outcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
         if plan is None:
-            reason = self.account.cap_reason(progress.lost)
-            return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, reason)
-        if not self.account.affords(progress.rounds, plan):
+            return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
+        down = self.planner.algorithm.download(progress.server)
+        draw = self.draw(progress, progress.rounds, down, plan)
+        if not self.account.affords(progress.rounds, plan, draw.noise_id):
             return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
         try:
             _unless(stop)
-            server = self.advance(progress, plan)
+            server = self.advance(progress, plan, down, draw)
         except Interrupted:
             return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop in round {progress.rounds + 1}")
         except TrainingError as error:
@@ -213,7 +214,7 @@ class Experiment:
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
         plan, down = self.planner.of_all("score", lost=progress.lost), {"model": progress.server["model"]}
-        draw = self._draw(progress, progress.rounds, down, plan)
+        draw = self.draw(progress, progress.rounds, down, plan)
         if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
             return
         _unless(stop)
@@ -229,7 +230,7 @@ class Experiment:
         progress.bytes_up += len(plan.participants) * _size(mean_up)
         return mean_up
 
-    def _draw(self, progress: Progress, round: int, down: Vectors, plan: RoundPlan) -> Draw:
+    def draw(self, progress: Progress, round: int, down: Vectors, plan: RoundPlan) -> Draw:
         draw = Draw(self.planner.seed, round, progress.attempt, self.run_name, self.records)
         return asked_at(draw, with_scaling(down, progress.statistics), plan)
 
@@ -273,7 +274,7 @@ class Experiment:
         if self.personalise is not None:
             own = self.personalise
             plan = self.planner.of_all("personalise", own.local_steps, own.local_lr, lost=progress.lost)
-            draw = self._draw(progress, self.rounds, {"model": model}, plan)
+            draw = self.draw(progress, self.rounds, {"model": model}, plan)
             if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
                 made = self._own_models(progress, own)
                 self.survivors.retry(progress, lambda: made(draw), save=save, note=note)
@@ -308,13 +309,12 @@ class Experiment:
         begun: set[int] = set()
         return make
 
-    def advance(self, progress: Progress, plan: RoundPlan) -> Vectors:
+    def advance(self, progress: Progress, plan: RoundPlan, down: Vectors, draw: Draw) -> Vectors:
         """One round; returns the server's next state."""
-        down = self.planner.algorithm.download(progress.server)
         self.account.begin_round(progress.rounds, plan)
         progress.begun += 1
         self.clock.lap("server")
-        mean_up = self._sent(progress, down, plan, self._draw(progress, progress.rounds, down, plan))
+        mean_up = self._sent(progress, down, plan, draw)
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
     def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +22,8 @@ from dpfl_plugin.errors import ConfigError, LimitError
 from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.owners.agreed_plan import agreed_plan
 from dpfl_plugin.owners.grant import Grant
-from dpfl_plugin.owners.lifetime import opened
-from dpfl_plugin.owners.limits import Limits, find_limits
+from dpfl_plugin.owners.lifetime import opened, secret_of
+from dpfl_plugin.owners.limits import Limits, find_limits, own_folder
 from dpfl_plugin.owners.record_description import Description
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
@@ -30,6 +31,7 @@ from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.foreign_code import code_of
 from dpfl_plugin.runs.naming import doubts_of
+from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
 from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
@@ -72,6 +74,18 @@ class Custody:
         if self.limits is not None:
             self.limits.allow(extra, what)
 
+    def check_gradients(self, asked: bool) -> None:
+        """Check that a server is to have no gradient without noise, which no word of an owner lets be sent.
+
+        Raises:
+            LimitError: it is.
+        """
+        if asked and self.limits is not None:
+            self.limits.refuse(
+                "evaluation.dissimilarity: every silo's gradient would be sent, without noise",
+                "have it measured in one process, where nothing is sent",
+            )
+
     def check_description(self, config: Config, base: Path) -> None:
         """Check, before records are read, that they are described as they were when they were counted first.
 
@@ -89,6 +103,16 @@ class Custody:
         """
         if self.limits is not None:
             Description.of(config, base).keep(self.limits)
+
+    def mark_key(self, silos_key: MarkKey) -> MarkKey:
+        """By which records are marked for a server: with limits one that follows from the owner's secret, too.
+
+        The silos' key is in a file that the server names, and other owners have it.
+        """
+        if self.limits is None:
+            return silos_key
+        own_folder(self.limits.folder, self.limits.source)
+        return replace(silos_key, value=hmac.digest(secret_of(self.limits), b"marks" + silos_key.value, "sha256"))
 
     def begin(self, config: Config, parts: Parts, silos: Iterable[int]) -> str | None:
         """Reserve the plan of the silos of this process; the line with which their log begins, None without limits.

@@ -231,7 +231,7 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
         if not begun:
             stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         _check_whole(ledger, marker, head, limits)
-        lifetime = Lifetime(limits, ledger, marker, _secret(limits.folder / SECRET), head)
+        lifetime = Lifetime(limits, ledger, marker, secret_of(limits), head)
         if head != ledger.head:
             lifetime.sync()
         yield lifetime
@@ -339,8 +339,9 @@ def _head(marker: Path) -> str | None:
         raise DataError(f"{marker} cannot be read ({error}). Restore it from a copy.") from error
 
 
-def _secret(path: Path) -> bytes:
-    """32 bytes that nobody else knows, drawn once."""
+def secret_of(limits: Limits) -> bytes:
+    """32 bytes that nobody but the owner knows, drawn once; its folder has to be there."""
+    path = limits.folder / SECRET
     if not path.exists():
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -172,12 +172,14 @@ class PrivacyAccount:
         """Whether a release beside the rounds was charged."""
         return self._book.extra.was_released(kind, silo, round, noise_id)
 
-    def affords(self, round: int, plan: Plan) -> bool:
-        """Whether a round, the next to come, stays within the budget."""
+    def affords(self, round: int, plan: Plan, noise_id: str | None = None) -> bool:
+        """Whether a round, the next to come, with noise of this name if it is known, stays within the budget."""
         book = self._book
         assert not book.stating
         if self._budget is None:
             return True
+        if noise_id is not None:
+            book.expect("round", round, noise_id)
         cost = book.dearer(round, book.pricing.cost(round, plan))
         if not book.rules.varies:
             return self._bounded.affords(round, cost, plan)
@@ -192,6 +194,7 @@ class PrivacyAccount:
         """
         if self._budget is None:
             return True
+        self._book.expect(kind, round, noise_id)
         return self._bounded.affords_beside(self._book.with_next(kind, round, noise_id))
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:

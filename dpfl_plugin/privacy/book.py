@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dpfl_plugin.errors import PluginError
+from dpfl_plugin.privacy.awaited import Awaited
 from dpfl_plugin.privacy.composition import Planned, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, Rounds, made_certain
 from dpfl_plugin.privacy.cycles import OneNoise
@@ -53,6 +54,7 @@ class Book:
         spending: what silos released in rounds.
         noise_ids: names of noise of each round. repeated: whether some round has several.
         stretch: of rounds that are known to fit a third party's budget, until something else is counted here.
+        recounted: how often more was found to count than before.
         kinds: a silo for each number of records, settings of its own and past; the others cost the same.
         eligible: silos below the cap, ascending.
     """
@@ -86,8 +88,8 @@ class Book:
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
-        self._awaited: defaultdict[tuple[int, ChargeKind | None], list[Charge]] = defaultdict(list)
-        final = self._to_state() if stating else self._settled(ledger, repeats)
+        self._awaited, self.recounted = Awaited(), 0
+        final = self._to_state() if stating else self._awaited.settled(ledger, repeats)
         in_rounds = [] if stating else of_rounds(final)
         self.spending, self.found = Spending(in_rounds), self.pricing.rounds_in(in_rounds)
         self._count_rounds()
@@ -133,20 +135,22 @@ class Book:
         if self._one_noise is not None:
             self._one_noise.check(first for first, _ in made)
         self.ledger.append_all(made)
-        if self._awaited:
-            made = [*batches(self._not_repeated([first for first, _ in made])), *made]
+        for first, _ in made if self._awaited else ():
+            self.expect(first.kind, first.round, first.noise_id)
+            self._awaited.repeated(first.kind, first.round)
         self.spending.add_all((first, silos) for first, silos in made if first.kind == "round")
         self._note(made)
 
-    def _settled(self, ledger: Ledger, repeats: Callable[[Charge], bool]) -> list[Charge]:
-        """What counts from the beginning; what is to be repeated is awaited."""
-        final = []
-        for charge in ledger:
-            if not repeats(charge):
-                final.append(charge)
-            elif charge.noise_id != NOT_RUN:
-                self._awaited[charge.round, charge.kind].append(charge)
-        return final
+    def expect(self, kind: ChargeKind | None, round: int, noise_id: str) -> None:
+        """The next release is one of this name.
+
+        Where another was to be made again bit for bit, nothing after it will be: all that was released counts.
+        """
+        differs = self._awaited.differs(kind, round, noise_id)
+        if differs:
+            self.ledger.note(RELEASED_BESIDES.format(round + 1))
+        if differs or self._awaited.skips(round):
+            self._count_all()
 
     def lose(self) -> None:
         """The run goes on without some of its silos, and with noise that was never drawn.
@@ -158,6 +162,10 @@ class Book:
         """
         self.pricing.lose()
         self.costs = made_certain(self.costs)
+        self._count_all()
+
+    def _count_all(self) -> None:
+        """Whatever is in the ledger counts from here on."""
         made = [charge for charge in self.ledger if charge.noise_id != NOT_RUN]
         in_rounds = of_rounds(made)
         self.spending.add(in_rounds)  # what it knows it does not count twice
@@ -166,6 +174,7 @@ class Book:
         self._count_rounds()
         self.stretch.forget()
         self._awaited.clear()
+        self.recounted += 1
 
     def check_planned(self, made: Iterable[Batch]) -> None:
         """Raise PluginError if silos released other than the budget was checked for.
@@ -192,15 +201,6 @@ class Book:
         """A round that is repeated without lost silos, and planned anew, counts as the dearer of its attempts."""
         before = self.costs.get(round) if self.lost else None
         return before if before is not None and before.num_releases > cost.num_releases else cost
-
-    def _not_repeated(self, charges: Sequence[Charge]) -> list[Charge]:
-        """What the ledger holds of these rounds, and was to be made again bit for bit, but is asked otherwise now."""
-        made, found = {charge.noise_id for charge in charges}, list[Charge]()
-        for place in sorted({(charge.round, charge.kind) for charge in charges}, key=repr):
-            found += [old for old in self._awaited.pop(place, ()) if old.noise_id not in made]
-        for round in sorted({charge.round for charge in found}):
-            self.ledger.note(RELEASED_BESIDES.format(round + 1))
-        return found
 
     def _note(self, made: Iterable[Batch]) -> None:
         """Count charges, of rounds and beside them, for all but the spending."""

@@ -10,10 +10,13 @@ import os
 from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 from dpfl_plugin.access import Access, make_folder, opener
 from dpfl_plugin.errors import BusyError, ConfigError, Worded, is_full
+
+MOUNTS: Final = Path("/proc/self/mountinfo")  # of Linux
+OF_ONE_MACHINE: Final = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}  # of NFS and Lustre
 
 
 def write_atomic(
@@ -185,6 +188,17 @@ def _excludes(path: Path) -> bool:
         except OSError:
             return True
     return False
+
+
+def locks_of_one_machine(path: Path) -> str:
+    """The mount option by which locks on a file keep nobody on another machine from it; empty where none says so."""
+    device = os.stat(path).st_dev
+    with contextlib.suppress(OSError):
+        for line in MOUNTS.read_text().splitlines():
+            mount, _, of_file_system = line.partition(" - ")
+            if mount.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+                return min(OF_ONE_MACHINE.intersection(of_file_system.split()[-1].split(",")), default="")
+    return ""
 
 
 def _without_locks(folder: Path, why: str, other: str) -> ConfigError:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
-from dpfl_plugin.runs.folder import RunFolder, held, locked
+from dpfl_plugin.runs.folder import RunFolder, held, locked, locks_of_one_machine
 
 BEGINNING = b'{"facts":{'  # of every ledger's first line
 FRESH_NOISE = (
@@ -90,6 +91,7 @@ def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | 
 def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> None:
     """Take the lock of a shared ledger, once the run that has it lets go."""
     began, said = time.monotonic(), -math.inf
+    _check_machine(path, lock)
     while True:
         try:
             with contextlib.ExitStack() as taken:
@@ -113,6 +115,20 @@ def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> N
         time.sleep(min(LOOK_SECONDS, wait.seconds))
 
 
+def _check_machine(path: Path, lock: Path) -> None:
+    """Raise ConfigError where another machine had the ledger last, and locks here do not keep that from it."""
+    last = lock.read_text(errors="replace") if lock.is_file() else ""
+    if last and not last.endswith(f" on {os.uname().nodename}") and (option := locks_of_one_machine(lock)):
+        raise ConfigError(
+            Worded(
+                f"{{ledger}} {path}: was written to by {last[:100]}, and file locks there hold on one machine alone "
+                f"(mount option {option}): runs on both could write to it at once, and charges be lost. Move it to a "
+                "file system whose locks all machines see (Lustre: the mount option flock). If this machine alone "
+                f"goes on with it, remove {lock}."
+            )
+        )
+
+
 def read_shared(path: Path) -> Ledger:
     """A shared ledger, for reading.
 
@@ -131,7 +147,7 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
 
     Raises:
         ConfigError: it began with one and none is given, or it began without.
-        LedgerError: it began with another one, or the end of this one is missing.
+        LedgerError: it began with another one, or the end of this one is missing, as far as its checkpoint knows.
     """
     if not _has_a_line(folder.ledger):
         return
@@ -146,7 +162,10 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
             f"{folder.path}: this run shares its budget with others by the ledger {began_with['file']}, which has to "
             f"know what this one releases. Give it by {{ledger}}: .../{began_with['file']}."
         )
-    if began_with is not None and shared is not None and not shared.holds(began_with["head"]):
+    if began_with is None or shared is None:
+        return
+    last = (load_facts(folder.checkpoint) or {}).get("shared_head", began_with["head"])
+    if not (shared.holds(began_with["head"]) and shared.holds(last)):
         raise LedgerError(
             Worded(
                 f"{{ledger}} {path}: is not the ledger {began_with['file']} that this run began with, or "
@@ -163,6 +182,7 @@ def open_ledgers(
     here: Mapping[str, Any],
     path: Path | None,
     run: Mapping[str, Any],
+    head: str | None = None,
 ) -> Iterator[Ledgers]:
     """Both ledgers, holding the same charges of this run.
 
@@ -170,12 +190,13 @@ def open_ledgers(
         facts: what the own ledger is to say of the run.
         found: the checkpoint to go on from; here: the arithmetic of this session (`environment.arithmetic`).
         path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
+        head: see `open_shared`.
 
     Raises:
-        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
+        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of; or as `open_shared`.
     """
     with contextlib.ExitStack() as stack:
-        shared = None if path is None else stack.enter_context(open_shared(path))
+        shared = None if path is None else stack.enter_context(open_shared(path, head))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
         noise = run["noise"]
         if shared is not None:
@@ -197,14 +218,31 @@ def open_ledgers(
 
 
 @contextlib.contextmanager
-def open_shared(path: Path) -> Iterator[Ledger]:
-    """A shared ledger to append to, which the caller has locked; a new one where there is none."""
+def open_shared(path: Path, head: str | None = None) -> Iterator[Ledger]:
+    """A shared ledger to append to, which the caller has locked; a new one where there is none.
+
+    Args:
+        head: of what the caller read, after it was locked, and counts; None where it counts nothing of it.
+
+    Raises:
+        LedgerError: it is another one by now; nothing of it was changed.
+    """
+
+    def check(found: Ledger) -> None:
+        if head not in (None, found.head):
+            raise LedgerError(
+                f"{path}: was replaced, moved, deleted or changed since it was read: what it holds is not what this "
+                "run counted. Nothing was charged. Bring back the longest one, and begin again."
+            )
+
     if _has_a_line(path):
-        with Ledger.open(path) as ledger:
+        with Ledger.open(path, check=check) as ledger:
             yield ledger
         return
-    path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-    with Ledger(path, {"shared": uuid.uuid4().hex}) as ledger, held(path, _by_another_name(path)):
+    check(Ledger())
+    real = path.resolve()  # a link stays one: by the name that it leads to it is locked, and found by others
+    real.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
+    with Ledger(real, {"shared": uuid.uuid4().hex}) as ledger, held(real, _by_another_name(path)):
         yield ledger
 
 

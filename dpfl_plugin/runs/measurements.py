@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.core.outcomes import Outcome, score_key
+from dpfl_plugin.errors import DataError
 from dpfl_plugin.federation.summaries import last, means, of_ranks, of_silos
 from dpfl_plugin.runs.folder import naming, private_folder, to_json
 
@@ -26,9 +27,14 @@ Measures = Mapping[int, Sequence[float | None]]
 
 @dataclass(slots=True)
 class Notes:
-    """A silo rank's file of measurements, which nobody but its owner reads: a line for each evaluation."""
+    """A silo rank's file of measurements, which nobody but its owner reads: a line for each evaluation.
+
+    Attributes:
+        own: whether one that another user made is refused: its folder is named by rank 0, which may have done so.
+    """
 
     path: Path
+    own: bool = False
 
     def add(self, after: int | None, at: int, found: Measures) -> None:
         """What silos measured after so many rounds; None: at the final model.
@@ -45,7 +51,13 @@ class Notes:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         private_folder(self.path.parent)
-        with naming(self.path), open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+        how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with naming(self.path), open(os.open(self.path, how, 0o600), "a") as file:
+            if self.own and os.fstat(file.fileno()).st_uid != os.getuid():
+                raise DataError(
+                    f"{self.path} is another user's: measurements would be theirs. Move it away, or set "
+                    "runtime.silo_folder to a folder of your own."
+                )
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -122,6 +122,7 @@ def checkpoint_of(progress: Progress, silos: Vectors, account: PrivacyAccount, f
     more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
     more |= {"attempt": progress.attempt, "losses": progress.losses, "begun": progress.begun}
     more |= {"histograms": progress.histograms} if progress.histograms else {}
+    more |= {} if account.shared is None else {"shared_head": account.shared.head}
     best = {} if progress.best is None else {BEST: progress.best.clone()}
     statistics = {} if progress.statistics is None else {SUMS: progress.statistics.clone()}
     return Checkpoint(progress.rounds, {**progress.server, **best, **statistics}, silos, {**facts, **more})

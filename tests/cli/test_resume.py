@@ -493,6 +493,21 @@ def test_rounds_that_are_asked_at_other_values_are_charged_besides(crashed: Path
     assert result["epsilon"]["server"]["epsilon"] <= 3.0, "the budget knows of both"
 
 
+def test_rounds_that_will_not_be_repeated_are_in_the_budget(tmp_path: Path) -> None:
+    """All of them, from the first on that is asked at other values: none after it will be repeated either."""
+    config = write(tmp_path, {**CHANGES, "silo_rate": 1.0, "checkpoint": {"every": 100}})
+    whole = run(config)
+    shutil.rmtree(whole["folder"])
+    folder = folder_of(crash(config, whole["rounds"]))
+    found = load(folder / "checkpoint")
+    assert found is not None and found.rounds == 0
+    save(folder / "checkpoint", replace(found, server={**found.server, "model": found.server["model"] + 1e-6}))
+    before = charges(folder)
+    result = run(config, "--resume")
+    assert charges(folder) == before and (result["status"], result["rounds"]) == ("done", 0)
+    assert result["epsilon"]["server"]["epsilon"] == whole["epsilon"]["server"]["epsilon"]
+
+
 def test_a_ledger_without_its_first_line_was_never_used(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     config = crash(write(tmp_path, CHANGES), 1)
     folder = folder_of(config)

@@ -236,6 +236,22 @@ def test_resuming_needs_the_ledger_that_it_began_with(tmp_path: Path) -> None:
     assert charges(result["folder"]) <= held(ledger)
 
 
+def test_a_run_does_not_go_on_with_an_older_copy_of_its_ledger(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, {"checkpoint": {"every": 1}}), tmp_path / "all.jsonl"
+    crash(config, 2, "--ledger", ledger)
+    copy = ledger.read_bytes()
+    other = ("--ledger", ledger, "--set", "seed=7", "--out", tmp_path / "other")
+    assert dpfl("run", config, *other).code == 0
+    crash(config, 2, "--ledger", ledger, "--resume")
+    whole = ledger.read_bytes()
+    ledger.write_bytes(copy)
+    resumed = ("run", config, "--out", tmp_path / "runs", "--resume", "--ledger", ledger)
+    one_message(dpfl(*resumed), "all.jsonl", "its end is missing", code=1)
+    assert ledger.read_bytes() == copy
+    ledger.write_bytes(whole)
+    assert dpfl(*resumed).code == 0
+
+
 def test_the_same_configuration_on_changed_records_is_another_release(tmp_path: Path) -> None:
     """Their random bits differ, so that both count; on the same records they are the same, and count once."""
     dataset = {"name": "csv", "files": "records.csv", "classes": [0, 1]}

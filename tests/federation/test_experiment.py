@@ -32,7 +32,7 @@ class Account:
 
     def eligible(self) -> None: ...
 
-    def affords(self, round: int, plan: RoundPlan) -> bool:
+    def affords(self, round: int, plan: RoundPlan, noise_id: str) -> bool:
         return round < self._rounds
 
     def begin_round(self, round: int, plan: RoundPlan) -> None:

@@ -16,12 +16,14 @@ import torch
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import load
 from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.data.base import digest
 from dpfl_plugin.errors import MessageError
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners import limits as limits_module
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience
 from dpfl_plugin.runtimes.mpi.session import joined
@@ -72,11 +74,10 @@ class Server:
         self.tell(do, **more)
         return self.hear(say)
 
-    def survey(self) -> dict[str, Any]:
+    def survey(self, **changes: Any) -> dict[str, Any]:
         config, here = self.config.model_dump(mode="python"), {"dealt": [1], "server": [platform.node(), 1]}
-        return self.ask(
-            "survey", "surveyed", config=config, base=str(self.folder), key=str(self.folder / "key"), **here
-        )
+        here |= {"base": str(self.folder), "key": str(self.folder / "key"), **changes}
+        return self.ask("survey", "surveyed", config=config, **here)
 
     def begin(self, **changes: Any) -> dict[str, Any]:
         """A survey and a beginning."""
@@ -123,9 +124,9 @@ Start = Callable[..., Server]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     begun: list[Server] = []
 
-    def server(limits: str = "", **changes: Any) -> Server:
+    def server(limits: str = "", send: str = "record_counts", **changes: Any) -> Server:
         path = tmp_path / "limits.yaml"
-        path.write_text(f"folder: {tmp_path}/owner\nepsilon: 8\ndelta: 1e-4\nsend: [record_counts]\n{limits}")
+        path.write_text(f"folder: {tmp_path}/owner\nepsilon: 8\ndelta: 1e-4\nsend: [{send}]\n{limits}")
         path.chmod(0o600)
         monkeypatch.setenv("DPFL_LIMITS", str(path))
         begun.append(Server(tmp_path, changes))
@@ -307,3 +308,45 @@ def test_numbers_of_records_are_told_by_one_description_of_the_data(start: Start
     server.network.silo_ranks[:] = [server.rank]
     server.take({"privacy": SECURE})
     assert server.survey().get("kind") == "LimitError"
+
+
+def test_marks_of_records_are_by_a_key_that_rank_0_has_no_part_in(start: Start) -> None:
+    """Marks by a key that it knows would confirm a guess of all records: rank 0 names the key's file."""
+    server = start()
+    known = MarkKey(server.folder / "key", b"k" * 32, kept=False)
+    known.keep()
+    marks = [mark for *_, mark in server.survey()["silos"]]
+    guessed = [known.mark(digest(silo)) for silo in server.rank._mine.values()]
+    assert len(marks) == len(guessed) == 4 and not set(marks) & set(guessed)
+    assert marks == [mark for *_, mark in server.survey()["silos"]], "records are known again"
+
+
+def test_rank_0_is_no_silo_rank(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silo ranks tell each other the key, and what they find in records."""
+    server, told = start(), list[Any]()
+    monkeypatch.setattr(SiloRank, "_agree", lambda self, value: told.append(value) or [value])
+    said = server.survey(dealt=[0, 1])
+    assert said["say"] == "error" and said["kind"] == "MessageError" and "rank 0" in said["text"] and not told
+
+
+def test_measurements_go_to_no_file_that_rank_0_made(start: Start) -> None:
+    server = start()
+    assert server.begin()["say"] == "ready"
+    notes = server.rank._notes
+    assert notes is not None and notes.own and notes.path.parent == server.folder / "silos"
+
+
+def test_who_lets_metrics_be_sent_lets_no_gradient_be_sent(start: Start) -> None:
+    """A silo's gradient, without noise, at any model that rank 0 names."""
+    server = start(send="record_counts, metrics", evaluation={"reveal": "server"})
+    assert server.begin()["say"] == "ready"
+    model = server.plan(0)[0]["model"]
+    for dissimilarity, say in ((False, "evaluated"), (True, "error")):
+        what = {"model": wire.layout({"model": model}), "after": 0, "at": 1, "dissimilarity": dissimilarity}
+        server.tell("evaluate", apart=True, **what)
+        server.link.push(1, model)
+        said = server.hear("evaluated")
+        assert said["say"] == say, said
+    assert said["kind"] == "LimitError" and "gradient" in said["text"]
+    server.take({"rounds": 2, "privacy": SECURE, "evaluation": {"reveal": "server", "dissimilarity": True}})
+    assert server.survey()["kind"] == "LimitError"

@@ -202,3 +202,42 @@ def test_how_silos_take_part_is_the_federations() -> None:
         one.begin_round(0, replace(Round(), participation=participation))
         assert one.costs[0].probability == pytest.approx(probability, rel=1e-12)
         assert one.ahead()[1] == pytest.approx(epsilon(1, probability), rel=1e-12)
+
+
+@pytest.mark.parametrize("view", BOTH)
+@pytest.mark.parametrize("beta", [1.0, 0.999])
+def test_what_will_not_be_repeated_counts_before_the_next_release(view: BudgetView, beta: float) -> None:
+    """A run that goes on from round 10 of 19, from round 12 on at other values: all 19 were released already."""
+    ledger, given = Ledger(), {"view": view, "beta": beta, "num_participants": M if view == "third_party" else S}
+    plan = Round(participation="all" if view == "third_party" else "sampled")
+    first = account(ledger=ledger, **given)
+    assert run(first, 19, plan) == 19
+    whole = account(ledger=ledger.in_memory(), **given)
+    for t in (19, 20):
+        whole.append(whole.charges(t, plan, "a"))
+    budget = (whole.server_so_far() or 0.0) * 1.0001
+    costs = {t: cost for t, cost in first.costs.items() if t < 10}
+    again = account(epsilon=budget, ledger=ledger, costs=costs, repeats=lambda charge: charge.round >= 10, **given)
+    t = 10
+    while again.affords(t, plan, name := "a" if t < 12 else "b"):
+        again.begin_round(t, plan)
+        again.append(again.charges(t, plan, name))
+        t += 1
+    spent = account(ledger=ledger.in_memory(), **given).server_so_far()
+    assert 13 <= t <= 14 and spent is not None and spent <= budget
+
+
+def test_what_is_repeated_counts_once_and_what_is_skipped_counts() -> None:
+    ledger = Ledger()
+    assert run(account(ledger=ledger), 19) == 19
+    budget = epsilon(20)
+    again = account(epsilon=budget, ledger=ledger, repeats=lambda charge: charge.round >= 10)
+    for t in range(10, 15):
+        assert again.affords(t, Round(), "a")
+        again.begin_round(t, Round())
+        again.append(again.charges(t, Round(), "a"))
+    assert len(list(ledger)) == 19 * S
+    assert again.affords(19, Round(), "a"), "19 count, with those that were skipped"
+    again.begin_round(19, Round())
+    again.append(again.charges(19, Round(), "a"))
+    assert not again.affords(20, Round(), "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError
+from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError, LedgerError
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs import folder as folder_module
 from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 
@@ -87,6 +90,24 @@ def test_where_locks_do_not_work_nothing_is_begun(
         pytest.fail("begun")
 
 
+@pytest.mark.parametrize("option", ["localflock", "local_lock=all", "flock"])
+def test_a_shared_ledger_stays_on_one_machine_where_locks_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """Two nodes would both be granted the lock, and write their charges over each other's."""
+    device, path, mounts = os.stat(tmp_path).st_dev, tmp_path / "all.jsonl", tmp_path / "mountinfo"
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts.write_text(f"22 1 0:0 / / rw - ext4 x rw\n36 22 {number} / /scratch rw,noatime - lustre x:/y rw,{option}\n")
+    monkeypatch.setattr(folder_module, "MOUNTS", mounts)
+    for _ in range(2):  # this machine alone
+        with locked_shared(path), open_shared(path):
+            pass
+    (tmp_path / "all.jsonl.lock").write_text("pid 7 on elsewhere")
+    refused = pytest.raises(ConfigError, match=f"pid 7 on elsewhere, .* one machine alone .mount option {option}")
+    with contextlib.nullcontext() if option == "flock" else refused, locked_shared(path):
+        assert option == "flock"
+
+
 def test_a_folder_is_locked_for_others(tmp_path: Path) -> None:
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     with first.locked(), pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()} on "), second.locked():
@@ -111,3 +132,42 @@ def test_a_shared_ledger_is_one_runs_at_a_time_by_whatever_name(tmp_path: Path, 
         pytest.fail("begun")
     with locked_shared(path), open_shared(path):
         pass
+
+
+@pytest.mark.parametrize("what", ["put back", "taken away", "grown", "there"])
+def test_a_shared_ledger_that_changed_since_it_was_read_is_not_charged(tmp_path: Path, what: str) -> None:
+    """While records are loaded, say: what was read is what the budget counts."""
+    path, facts = tmp_path / "all.jsonl", {"noise": "x"}
+    if what != "there":
+        with open_shared(path) as ledger:
+            before = path.read_bytes()
+            ledger.begin_run(facts)
+    with locked_shared(path) as read:
+        assert read is not None
+        if what == "put back":
+            path.write_bytes(before)
+        elif what == "taken away":
+            path.unlink()
+        else:
+            with open_shared(path) as ledger:
+                ledger.begin_run(facts)
+        held = path.read_bytes() if path.exists() else None
+        with pytest.raises(LedgerError, match="since it was read"), open_shared(path, read.head):
+            pytest.fail("begun")
+    assert (path.read_bytes() if path.exists() else None) == held
+    with locked_shared(path) as read:
+        assert read is not None
+        with open_shared(path, read.head):
+            pass
+
+
+def test_a_ledger_is_begun_where_a_link_leads(tmp_path: Path) -> None:
+    """Two runs by the two names would have a budget each."""
+    path, link = tmp_path / "all.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    for empty in (False, True):  # as a crash, or touch, leaves it
+        path.touch() if empty else None
+        with locked_shared(link), open_shared(link) as ledger:
+            ledger.begin_run({"noise": "x"})
+        assert link.is_symlink() and len(Ledger.open(path, append=False).runs) == 1
+        path.unlink()

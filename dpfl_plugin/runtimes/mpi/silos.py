@@ -101,13 +101,15 @@ class SiloRank(Listener):
         self._config, self._base = Config.model_validate(header["config"]), Path(header["base"])
         self._custody = Custody.here()
         self._custody.check(self._config)
+        self._custody.check_gradients(self._config.evaluation.dissimilarity)
         self._custody.allow("record_counts", "numbers of records")
         self._custody.check_description(self._config, self._base)
         own_folders.look_in(self._base)
-        self._dealt = tuple(header["dealt"])
+        self._dealt = wire.read_dealt(header)
         ownership = Ownership(lambda silo: owner(silo, self._dealt) == self._link.rank, self._agree)
         federation = federate(self._config, self._base, ownership)
-        self._mine, key = federation.by_id(), self._agree_on_key(Path(header["key"]))
+        key = self._custody.mark_key(self._agree_on_key(Path(header["key"])))
+        self._mine = federation.by_id()
         self._training = {i: training_digest(silo) for i, silo in self._mine.items()}
         self._custody.tell_counts(self._config, self._base)  # on the owner's disk before rank 0 hears of them
         self._surveyed, self._outcome, self._inputs = True, federation.outcome, federation.inputs
@@ -166,7 +168,7 @@ class SiloRank(Listener):
         files = code_of(self._config, parts.plugins).files
         self._still_the_same = StillTheSame(self._config, parts.plugins, files)
         reveals = self._config.evaluation.reveal == "server"
-        notes = Notes(Path(header["folder"]) / f"rank-{self._link.rank}.jsonl")
+        notes = Notes(Path(header["folder"]) / f"rank-{self._link.rank}.jsonl", own=self._custody.limits is not None)
         self.take(parts.host, parts.model.device, parts.stack, None if reveals else notes)
         if header["profile"]:
             parts.host.clock = Stopwatch()
@@ -278,6 +280,7 @@ class SiloRank(Listener):
     def _do_evaluate(self, header: Header) -> None:
         if self._notes is None:
             self._custody.allow("metrics", "losses and accuracies")
+            self._custody.check_gradients(header["dissimilarity"])
         taken = wire.empty(wire.read_layout(header["model"]), self._where)
         self._take(taken, header)
         model = taken["model"]

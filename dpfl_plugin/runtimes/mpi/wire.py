@@ -59,6 +59,18 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def read_dealt(header: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ranks that have silos, and tell each other what rank 0 is not told.
+
+    Raises:
+        MessageError: rank 0 is one of them.
+    """
+    dealt = tuple(header["dealt"])
+    if 0 in dealt:
+        raise MessageError("survey with silos at rank 0, the server, which would hear what silo ranks tell each other.")
+    return dealt
+
+
 def plan_header(plan: RoundPlan, draw: Draw) -> Header:
     """What a round's silos are told; a silo's records and state are part of no message, and it takes the digest of what
     it is asked at itself."""
