@@ -81,6 +81,17 @@ def base_of(path: Path) -> Path:
     return base if path.name == "config.yaml" and base.is_dir() else path.parent
 
 
+def out_of(path: Path) -> Path | None:
+    """The ``out`` of the run whose config.yaml this is, wherever that is by now; None of any other file.
+
+    What the file itself says is relative to where the run was begun: with it a run would begin anew elsewhere.
+    """
+    if path.name != "config.yaml" or not (path.parent / "environment.json").is_file():
+        return None
+    whole = path if len(path.parts) > 3 else path.absolute()
+    return whole.parents[2] if len(whole.parts) > 3 else None
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The runs of a file, and which of them to compare: pairs of labels."""
@@ -100,7 +111,7 @@ def load(
 
     ``variants: {label: {...}}`` in a file gives one run for each label: the rest of the file, changed by it.
     ``compare: [[label, label], ...]`` names pairs of them whose difference is to be stated. Settings may change both;
-    ``variants=null`` leaves the rest of the file.
+    ``variants=null`` leaves the rest of the file. The config.yaml of a run's folder describes the run of that folder.
 
     Args:
         variant: the label of the one run that is asked for.
@@ -110,6 +121,8 @@ def load(
         ConfigError: anything in it is wrong.
     """
     values, change = read_yaml(path), joined(parse_setting(setting) for setting in settings)
+    if "out" not in change and (out := out_of(path)) is not None:
+        values["out"] = str(out)
     if "variants" in change and change["variants"] is None:
         values.pop("compare", None)
     values = merged(values, {key: change.pop(key) for key in ("variants", "compare") if key in change})

@@ -15,6 +15,8 @@ from typing import Any, Final, Literal, TextIO
 from dpfl_plugin.access import Access, make_folder, opener
 from dpfl_plugin.errors import BusyError, ConfigError, Worded, is_full
 
+TUNING: Final = "tuning.json"
+"""What a tuning of several candidates has in its folder, which is none of a run."""
 MOUNTS: Final = Path("/proc/self/mountinfo")  # of Linux
 OF_ONE_MACHINE: Final = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}  # of NFS and Lustre
 
@@ -306,6 +308,11 @@ class RunFolder:
             return None
         return None if found is None else str(found)
 
+    def tuning(self) -> Path | None:
+        """The folder of the tuning that the run is a candidate of; None of a run by itself."""
+        found = self.path.absolute().parents[2:3]
+        return next((one for one in found if (one / TUNING).is_file()), None)
+
     def packages_before(self, now: str) -> list[str]:
         """Digests of the package that earlier sessions of the run had, other than that of ``now``."""
         if not self.environment.exists():
@@ -340,8 +347,9 @@ class RunFolder:
 def run_folders(root: Path) -> Iterator[Path]:
     """``root`` itself or folders below it that hold a run's files; links are not followed."""
     for path, folders, files in os.walk(root):
-        # A ledger alone may be one that runs share.
-        if {"result.json", "metrics.jsonl"} & set(files) or {"config.yaml", "ledger.jsonl"} <= set(files):
+        # A ledger alone may be one that runs share; a tuning has a result, and runs below it.
+        is_run = {"result.json", "metrics.jsonl"} & set(files) or {"config.yaml", "ledger.jsonl"} <= set(files)
+        if is_run and TUNING not in files:
             folders.clear()
             yield Path(path)
         folders[:] = sorted(name for name in folders if not name.startswith("."))

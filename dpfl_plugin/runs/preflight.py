@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from dpfl_plugin import given
@@ -47,6 +48,25 @@ def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Repo
             )
         )
     reporter.note(f"finished before, not run again: {folder.path}")
+
+
+def check_beginning(folder: RunFolder, resume: bool, alone: bool, note: Callable[[str], None]) -> None:
+    """As `refuse_unfinished`; ``note`` is told where there is nothing to resume.
+
+    Args:
+        alone: whether it is to go on as a run by itself, and not as a candidate of a tuning.
+
+    Raises:
+        ConfigError: a tuning decides about it: going on by itself would undo what the tuning states.
+    """
+    if alone and (tuning := folder.tuning()) is not None:
+        raise ConfigError(
+            f"{folder.path} is a candidate of the tuning in {tuning}, whose scores decide which of them go on: begin "
+            f"again with the dpfl tune command that began it, or dpfl.tune. A run by itself needs another out."
+        )
+    refuse_unfinished(folder, resume)
+    if resume and not (folder.ledger.exists() or folder.checkpoint.exists()):
+        note(f"{folder.path}: nothing to go on from: the run begins.")
 
 
 def refuse_unfinished(folder: RunFolder, resume: bool) -> None:

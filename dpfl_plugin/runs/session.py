@@ -58,7 +58,7 @@ from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_shared, locked_shared,
 from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
 from dpfl_plugin.runs.naming import StillTheSame
 from dpfl_plugin.runs.place import Place
-from dpfl_plugin.runs.preflight import check_finished, check_marks, refuse_unfinished
+from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
@@ -112,7 +112,7 @@ def run_session(
         _say_untold(config, callbacks, reporter)
         return result
     given.check_all(config.model_dump(mode="python"))
-    refuse_unfinished(folder, resume)
+    check_beginning(folder, resume, stage is None, reporter.note)
     callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
         _refuse_shared(config)

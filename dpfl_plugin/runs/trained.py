@@ -61,6 +61,11 @@ class Trained:
                 "that dpfl run names at its end, runs/<name>/<id>."
             )
         result = finished_result(folder)
+        if result is None and (tuning := folder.tuning()) is not None:
+            raise ConfigError(
+                f"{path}: a candidate that its tuning left behind, or has not decided about, has no model to predict "
+                f"with. dpfl predict {tuning} names the winner, once there is one."
+            )
         if result is None:
             raise ConfigError(
                 f"{path}: the run is not finished, so it has no model to predict with. Continue it: dpfl run "

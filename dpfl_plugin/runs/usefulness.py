@@ -19,7 +19,7 @@ MEANS: Final = {
 }
 FEWER: Final = 10  # times smaller is the step that is proposed
 MORE: Final = 3  # times larger
-CLOSE: Final = 0.02  # of a score: so near the best it counts as the best
+CLOSE: Final = 0.02  # of a score: so near the best it counts as the best; by so much it changes, or has converged
 FEWEST: Final = 5  # evaluations, of which half being alike says something
 STEPS: Final = ("local_lr", "lr", "eta_0")
 
@@ -142,7 +142,9 @@ def _by_scores(scores: Sequence[float | None], algorithm: Mapping[str, Any]) -> 
     key, known = _step(algorithm), [score for score in scores if score is not None]
     if key is None or len(known) < FEWEST:
         return "Other step sizes, more rounds or a larger epsilon may help."
-    step, best = algorithm[key], min(known)
+    step, best, half = algorithm[key], min(known), known[len(known) // 2]
+    if known[-1] <= (1 + CLOSE) * best < known[0] and known[-1] > (1 - CLOSE) * half:
+        return "It hardly fell any more: more rounds, other features or a larger epsilon may help."
     if known[-1] <= (1 + CLOSE) * best < known[0]:
         return f"It was still falling: more rounds or a larger step may help: --set algorithm.{key}={MORE * step:.2g}"
     fewer = FEWER if known[-1] > known[0] else MORE
@@ -156,4 +158,5 @@ def _mend(value: float, untrained: float, algorithm: Mapping[str, Any]) -> str:
         return "Other step sizes, fewer features or a larger epsilon may help."
     if value <= untrained:
         return f"More rounds, or another step size than algorithm.{key}={algorithm[key]:g}, may help."
-    return f"A smaller step may help: --set algorithm.{key}={algorithm[key] / FEWER:.2g}"
+    smaller = f"--set algorithm.{key}={algorithm[key] / FEWER:.2g}"
+    return f"A smaller step may help ({smaller}); where noise is the cause, more records or a larger epsilon."

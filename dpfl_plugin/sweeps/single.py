@@ -49,6 +49,8 @@ class Single:
         if self.status not in ("interrupted", "failed"):
             return ""
         files = RunFolder(self.folder)
+        if (tuning := files.tuning()) is not None:
+            return f"the dpfl tune command that began {tuning}"
         how = "the command that began it, with --resume"  # which knows a shared ledger, or which variant it is
         if files.label() is None and not _shares(files.ledger) and base_of(files.config) != self.folder:
             out = self.folder.absolute().parents[1]
@@ -78,17 +80,26 @@ def run_of(folder: RunFolder, now: float) -> Single:
     found = result if status == "done" else line
     key = score_key(found)
     value, epsilon = found.get(key), (found.get("epsilon") or {}).get("server")
+    if (chosen := result.get("tuning")) is not None:  # by what all candidates released
+        epsilon = chosen["epsilon"]
+    reason = str(result.get("reason") or "") if status in ("done", "failed") else ""
+    if (
+        status in ("interrupted", "running")
+        and (tuning := folder.tuning()) is not None
+        and (tuning / folder.result.name).exists()
+    ):
+        status, reason = "done", "left behind by its tuning"
     return Single(
         folder=folder.path,
         name=str(config.get("name") or folder.path.parent.name) + (f", {label}" if (label := folder.label()) else ""),
         status=status,
-        round=int(result["rounds"]) if status == "done" else max(_round(line), _checkpoint(folder)),
+        round=int(result["rounds"]) if said in ("done", "budget_exhausted") else max(_round(line), _checkpoint(folder)),
         rounds=config.get("rounds"),
         heard=heard,
         score=key.removeprefix("test_"),
         value=_number(value.get("last") if isinstance(value, dict) else value),
         epsilon=_number(epsilon.get("epsilon") if isinstance(epsilon, dict) else epsilon),
-        reason=str(result.get("reason") or "") if status in ("done", "failed") else "",
+        reason=reason,
     )
 
 

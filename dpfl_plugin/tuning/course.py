@@ -24,7 +24,7 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import prior_of, runs_in
 from dpfl_plugin.privacy.views import server_composed
-from dpfl_plugin.runs.folder import RunFolder, locked, to_json
+from dpfl_plugin.runs.folder import TUNING, RunFolder, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
 from dpfl_plugin.runs.locations import folder_of
@@ -35,7 +35,7 @@ from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.tuning.price import Price, configured, price
 
 LEDGER: Final = "ledger.jsonl"
-PLAN: Final = "tuning.json"
+PLAN: Final = TUNING
 SCHEMA: Final = 1
 OF_RECORDS: Final = ("records: ", "silos have ", "delta is ", "warning: privacy.")
 """How notes begin that are the same of every candidate."""

@@ -66,6 +66,25 @@ def crashed(tmp_path: Path) -> Path:
     return crash(write(tmp_path, CHANGES), 8)
 
 
+def test_a_runs_own_file_goes_on_with_it_wherever_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of its folder is relative to where it was begun: elsewhere the run would begin anew, uncounted."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    config = write(here, {"rounds": 4, "checkpoint": {"every": 1}, "out": "runs"})
+    monkeypatch.chdir(here)
+    crash(config, 3)
+    folder = folder_of(config)
+    monkeypatch.chdir(elsewhere)
+    done = dpfl("run", folder / "config.yaml", "--resume")
+    assert done.code == 0 and "resumed after round 2" in done.err, done.err
+    assert (folder / "result.json").exists() and not list(elsewhere.iterdir())
+    moved = folder.parents[2].rename(tmp_path / "moved") / "runs" / folder.parent.name / folder.name
+    assert dpfl("run", moved / "config.yaml").code == 0 and not list(elsewhere.iterdir())
+    done = dpfl("run", moved / "config.yaml", "--resume", "--out", "new")
+    assert "nothing to go on from: the run begins" in done.err
+
+
 def crash(config: Path, number: int, *args: object) -> Path:
     rounds = 0
     real = InProcess.run_round

@@ -17,6 +17,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import dpfl_plugin as dpfl_python
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.report.runs import read as read_run
@@ -136,6 +137,30 @@ def test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_g
     reported = read_run(winner.folder)
     assert reported.guarantee is not None and reported.guarantee.server == EPSILON == reported.guarantee.third_party
     assert np.isnan(reported.curve["epsilon"]).all() and np.isnan(reported.curve["epsilon_third_party"]).all()
+
+
+def test_a_candidate_is_no_run_to_go_on_with(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Its tuning says that nothing else was looked at; what guards the winner is said of it wherever it is shown."""
+    folder, result = whole[0], whole[1]
+    winner = Path(result["winner"]["folder"])
+    (loser,) = (path for path in winner.parent.iterdir() if path != winner and path.name == _last_of(folder, winner))
+    before = (folder / "ledger.jsonl").read_bytes()
+    for words in (("--resume",), ("--resume", "--ledger", folder / "ledger.jsonl")):
+        one_message(dpfl("run", loser / "config.yaml", *words), "is a candidate of the tuning in", "dpfl tune")
+    with pytest.raises(ConfigError, match="is a candidate of the tuning in"):
+        dpfl_python.resume(loser)
+    one_message(dpfl("predict", loser, "synthetic"), "a candidate that its tuning left behind")
+    assert (folder / "ledger.jsonl").read_bytes() == before
+    found = {one["folder"]: one for one in dpfl("status", folder, "--json").json["runs"]}
+    assert {one["status"] for one in found.values()} == {"done"} and len(found) == 4
+    assert found[str(winner)]["epsilon"] == json.loads((winner / "result.json").read_text())["tuning"]["epsilon"]
+    assert found[str(winner)]["epsilon"] >= result["epsilon"]
+    assert found[str(loser)]["reason"] == "left behind by its tuning" and not found[str(loser)]["next"]
+    assert dpfl("report", folder, "--out", tmp_path / "report").code == 0
+
+
+def _last_of(folder: Path, winner: Path) -> str:
+    return sorted(path.name for path in winner.parent.iterdir() if path != winner and path.is_dir())[-1]
 
 
 def test_candidates_go_on_by_their_scores_alone(whole: tuple[Path, dict[str, Any]]) -> None:
