@@ -109,8 +109,8 @@ def worse_than_baseline(
     ranked = name == (result.get("measures") or {}).get("ranked_by")
     mend = _by_scores(scores, algorithm) if ranked else _mend(value, _untrained(name, result), algorithm)
     return (
-        f"the model's {name.replace('_', ' ')} {value:.3g} is worse than that of a baseline without features, "
-        f"{known:.3g}: {MEANS[name]}. {mend}"
+        f"the model's {name.replace('_', ' ')} {value:.4g} is worse than that of a baseline without features, "
+        f"{known:.4g}: {MEANS[name]}. {mend}"
     )
 
 
