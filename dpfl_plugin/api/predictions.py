@@ -97,6 +97,11 @@ class Predicted:
         return self.found.measures
 
     @property
+    def constant_measures(self) -> Mapping[str, Any] | None:
+        """The same of a constant, fitted to these very labels: what a model without features can be worth there."""
+        return self.found.constant
+
+    @property
     def accuracy(self) -> float | None:
         """Of `measures`."""
         return (self.measures or {}).get("accuracy")

@@ -19,7 +19,7 @@ from dpfl_plugin.data.base import Features, Federation, Inputs, Integers, Silo
 from dpfl_plugin.data.labels import unlabelled
 from dpfl_plugin.data.preprocess import preprocess
 from dpfl_plugin.errors import DataError, told
-from dpfl_plugin.measures.answers import answers
+from dpfl_plugin.measures.answers import answers, baseline
 from dpfl_plugin.measures.tables import Table, table
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.runs.asked import Asked
@@ -42,7 +42,8 @@ class Predictions:
             labels that hold; None of survival.
         probabilities: [n, classes]; None if the loss gives none. Of survival [n, bins], of no event up to a bin's end.
         labelled: how many of the records have a label. measures: of these, as `result.json` has those of test records;
-            None without any.
+            constant: the same measures of who knows these labels and no feature, and says the same of each record. None
+            without labels.
     """
 
     classes: tuple[str, ...]
@@ -50,6 +51,7 @@ class Predictions:
     probabilities: NDArray[np.float64] | None
     labelled: int = 0
     measures: Table | None = None
+    constant: Table | None = None
     outcome: Outcome = CLASSES
 
 
@@ -69,14 +71,21 @@ def predict(trained: Trained, asked: Asked) -> Predictions:
     check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
     outputs = _outputs(trained, silo.test_x, federation)
     said = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
-    survival = outcome.kind == "survival"
-    return Predictions(
+    found = Predictions(
         _names(federation),
         said.predicted,
-        said.survival() if survival else said.probabilities,
-        int(known.sum()),
-        table(outcome, said.at(known), silo.test_y[known]) if known.any() else None,
-        outcome,
+        said.survival() if outcome.kind == "survival" else said.probabilities,
+        outcome=outcome,
+    )
+    if not known.any():
+        return found
+    y = silo.test_y[known]
+    constant = baseline(outcome, y, len(found.classes), len(y))
+    return replace(
+        found,
+        labelled=len(y),
+        measures=table(outcome, said.at(known), y),
+        constant=table(outcome, constant, y, curves=False),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +175,12 @@ def test_records_with_labels_are_measured_as_the_runs_own_test_records_are(kind:
     assert found.measures == done.measures["pooled"]["model"] and found.found.labelled == N - 60
     assert found.accuracy == found.measures.get("accuracy")
     said, score = command("predict", done.folder, test_file).err, next(iter(found.measures))
-    assert f"of 30 records with a label, of 30:\n  {score.replace('_', ' ')} " in said, said
-    assert f"  {found.measures[score]:.4g}\n" in said and "no epsilon covers them" in said
+    assert found.constant_measures is not None and "no epsilon covers them" in said
+    one, other = (f"{table[score]:.4g}" for table in (found.measures, found.constant_measures))
+    assert "of 30 records with a label, of 30:\n" in said, said
+    assert re.search(rf"\n  {score.replace('_', ' ')} +{re.escape(one)} +{re.escape(other)}\n", said), said
+    if kind == "regression":
+        assert found.constant_measures["r2"] == pytest.approx(0, abs=1e-6)
     if how == "npz" and kind in ("classes", "ordinal"):
         return  # whole numbers, of which none says that there is no label
     without = (0, 7, 29)
