@@ -217,6 +217,7 @@ def _statement(trained: Trained) -> list[str]:
         return [f"{where}: {NO_EPSILON}", NOT_COVERED]
     level = epsilon["server"]["unit"]
     shared = ", with the runs before it in its shared ledger" if "total" in epsilon else ""
+    shared = ", with all candidates of its tuning" if "tuning" in trained.result else shared
     lines = [
         f"{where} was trained at epsilon {_number(server)} (server), {_number(outside)} (third party), delta "
         f"{epsilon['server']['delta']:g}, {level} level{shared}.",

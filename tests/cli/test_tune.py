@@ -113,7 +113,7 @@ def test_the_ledger_holds_the_plan_and_its_epsilon_is_that_of_another_library(
 
 
 def test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_guarantee(
-    whole: tuple[Path, dict[str, Any]],
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     out, result = whole
     shared, own = held(out / "ledger.jsonl"), set[Charge]()
@@ -136,6 +136,11 @@ def test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_g
     assert "guarantee nothing" in re.sub(r"\s+", " ", dpfl("account", winner.folder).out)
     reported = read_run(winner.folder)
     assert reported.guarantee is not None and reported.guarantee.server == EPSILON == reported.guarantee.third_party
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 4)))
+    predicted = dpfl("predict", winner.folder, tmp_path / "new.npz").err
+    assert (
+        f"trained at epsilon {EPSILON:.3f} (server)" in predicted and "with all candidates of its tuning" in predicted
+    )
     assert np.isnan(reported.curve["epsilon"]).all() and np.isnan(reported.curve["epsilon_third_party"]).all()
 
 
