@@ -109,3 +109,21 @@ def test_what_is_wrong_is_named_and_nothing_is_begun(
         with pytest.raises(error, match=says):
             call(spec, **{**KEYS, **changes})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["regression", "counts"])
+def test_an_outcome_without_right_answers_is_refused_before_it_is_priced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbers = {name: (x, y.astype(float)) for name, (x, y) in arrays().items()}
+    records = dpfl.Federation.from_arrays(numbers, outcome={"kind": kind, "range": [0, 5]})
+    for call in (records.plan_tuning, records.tune):
+        with pytest.raises(UnsupportedError, match=rf"tune: .* an outcome of {kind} cannot be tuned.*dpfl sweep"):
+            call(SPEC, model="linear", **KEYS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_levels_are_tuned() -> None:
+    records = dpfl.Federation.from_arrays(arrays(), classes=[0, 1, 2], outcome={"kind": "ordinal"})
+    assert records.plan_tuning(SPEC, model="ordinal", **KEYS)["num_candidates"] == 2

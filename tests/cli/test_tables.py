@@ -297,6 +297,7 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
         "event_values": ["alive", "dead"],
     }
     assert data["schema"]["label"] == label and "months" not in data["schema"]["columns"]
+    assert "dpfl tune" not in Path("study/run.yaml").read_text()  # whose scores count right answers
     assert "2 silos" in command("check", "study/run.yaml", "--set", "model=linear").out
     counts = command("init", "counts", "--from", "site0.csv", "--label", "months")
     assert "If months counts something: outcome: counts" in counts.out
@@ -304,6 +305,7 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
     few = command("init", "few", "--from", "stays.csv", "--label", "stays").out
     assert "If stays has one: outcome: ordinal; if it counts something: outcome: counts" in few
     assert "Classes have no order" not in command("init", "words", "--from", "stays.csv", "--label", "ill").out
+    assert "dpfl tune" in Path("words/run.yaml").read_text() and "dpfl tune" not in Path("counts/run.yaml").read_text()
 
 
 def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
