@@ -84,6 +84,12 @@ def test_records_and_models_of_a_program_are_tuned_and_their_tuning_goes_on(
         ("grid", {}, ConfigError, "tune='grid' must be what tune is in a file"),
         ({}, {}, ConfigError, r"Federation.tune: tune.rungs"),
         ({**SPEC, "rung": [1]}, {}, ConfigError, "tune.rung is not a known key.*did you mean 'rungs'"),
+        (
+            {**SPEC, "model.hidden": [[8]]},
+            {},
+            ConfigError,
+            "tune.model.hidden is not a known key: put it under tune.grid",
+        ),
         ({**SPEC, "rungs": [2]}, {}, ConfigError, r"Federation.tune: tune.rungs=\[2\] .* below rounds=2"),
         ({**SPEC, "grid": {"seed": [1, 2]}}, {}, ConfigError, "seed is nothing that candidates may differ in"),
         ({**SPEC, "grid": {"algorithm.local_lr": [torch.ones(1)]}}, {}, ConfigError, "give plain values"),
