@@ -116,7 +116,10 @@ def load(
     if "sweep" in values:
         raise ConfigError(f"{path}: sweep: describes many runs. Use dpfl sweep {path}, or remove it for one run.")
     if change.pop("tune", values.pop("tune", None)) is not None:
-        raise ConfigError(f"{path}: tune: describes candidates. Use dpfl tune {path}, or --set tune=null for one run.")
+        raise ConfigError(
+            f"{path}: tune: describes candidates. Use dpfl tune {path}, dpfl plan {path} for what that costs, or --set "
+            "tune=null for one run."
+        )
     variants, compare = values.pop("variants", None), values.pop("compare", None) or []
     if variants is None:
         if compare:
