@@ -24,8 +24,8 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.core.threads import threads
-from dpfl_plugin.data.names import called
-from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require, require_argument
+from dpfl_plugin.data.names import called, listed, number_of
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require, require_argument
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.setting import federate
@@ -56,19 +56,20 @@ class Options:
     """Whom to attack, and how often.
 
     Attributes:
-        silo: whose messages, from 0. rounds: to listen to; None: the configuration's.
+        silo: whose messages: its number, from 0, or its name. rounds: to listen to; None: the configuration's.
         repeats: seeds of the membership attack.
     """
 
-    silo: int = 0
+    silo: int | str = 0
     rounds: int | None = None
     repeats: int = 10
 
     def __post_init__(self) -> None:
         for name, least in (("silo", 0), ("repeats", 1)):
             value = getattr(self, name)
+            named = name == "silo" and isinstance(value, str)
             whole = isinstance(value, int) and not isinstance(value, bool)
-            require_argument(whole and value >= least, name, value, f"be a whole number, at least {least}")
+            require_argument(named or (whole and value >= least), name, value, f"be a whole number, at least {least}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class AttackReport:
 def attack(
     experiment: Experiment | Run | str | Path,
     *,
-    silo: int = 0,
+    silo: int | str = 0,
     rounds: int | None = None,
     repeats: int = 10,
     out: str | Path | None = None,
@@ -160,8 +161,8 @@ def attack(
 
     Args:
         experiment: of several variants the first; ``load(path).variants[label]`` names another.
-        silo: whose messages the server attacks, from 0. rounds: to listen to; None: the configuration's.
-        repeats: seeds to repeat the membership attack over.
+        silo: whose messages the server attacks: its number, from 0, or its name.
+        rounds: to listen to; None: the configuration's. repeats: seeds to repeat the membership attack over.
         out: folder for `membership.png`, `inversion.png`, which shows records as they are, and `attack.json`; None:
             nothing is written.
         progress: whether to tell how far it is; None: where a person looks on, in a terminal or in Jupyter.
@@ -201,16 +202,20 @@ def _attacked(chosen: Experiment, one: Variant, options: Options, note: Note, ou
     refuse_silos(config, BOUND_OF_ONE_NOISE)
     refuse_cycles(config, "attacks know releases that stand each for itself")
     known = federate(config, chosen.base)
+    silo = number_of(options.silo, known.names, known.num_silos)
+    if isinstance(silo, str):
+        they = f"They are {listed(range(known.num_silos), known.names)}."
+        raise ArgumentError(f"{{silo}}={silo!r} must be the number or the name of a silo. {they}")
     if out is not None:  # before the work: it may not be allowed. Records may be recognised in its files
         make_folder(out, config.access)
-    inverted, refusal = _inversion(config, chosen.base, options.silo)
+    inverted, refusal = _inversion(config, chosen.base, silo)
     return AttackReport(
         config,
         variant=one.label,
-        silo=options.silo,
-        silo_name=known.names.get(options.silo),
+        silo=silo,
+        silo_name=known.names.get(silo),
         repeats=options.repeats,
-        membership=_membership(chosen, config, options, note),
+        membership=_membership(chosen, config, silo, options.repeats, note),
         inversion=inverted,
         inversion_refused=refusal,
         _features=(known.feature_shape, tuple(known.columns)),
@@ -224,11 +229,11 @@ def write_pictures(folder: Path, report: AttackReport) -> None:
         write_atomic(folder / "inversion.png", png(report.plot_inversion(), dpi=120))
 
 
-def _membership(chosen: Experiment, config: Config, options: Options, say: Note) -> dict[str, Membership]:
+def _membership(chosen: Experiment, config: Config, silo: int, repeats: int, say: Note) -> dict[str, Membership]:
     private_too = demonstration.is_private(config, chosen.base)
-    runs, began, done = options.repeats * (1 + private_too), time.monotonic(), 0
+    runs, began, done = repeats * (1 + private_too), time.monotonic(), 0
     kinds = f", {NOISE} and {QUIET}" if private_too else ""
-    say(f"membership: {runs} runs ({_seeds(options.repeats)}{kinds}); the first shows how long the others take.")
+    say(f"membership: {runs} runs ({_seeds(repeats)}{kinds}); the first shows how long the others take.")
 
     def measured(name: str, config: Config) -> Membership:
         def note(text: str) -> None:
@@ -239,7 +244,7 @@ def _membership(chosen: Experiment, config: Config, options: Options, say: Note)
                 took = time.monotonic() - began
                 say(f"it took {duration(took)}; {runs - 1} more: about {duration(took * (runs - 1))}.")
 
-        return demonstration.membership(config, chosen.base, options.silo, options.repeats, note)
+        return demonstration.membership(config, chosen.base, silo, repeats, note)
 
     if not private_too:
         return {QUIET: measured(QUIET, config)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from dpfl_plugin import given
 from dpfl_plugin.api.experiment import Experiment, experiment_of
@@ -20,6 +21,11 @@ from dpfl_plugin.runs.job import make_job
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.silo_settings import told
 
+LEFT_OUT: Final = (
+    "tune was left out: this is one run of the file's own values, with the whole budget. dpfl plan {0} says what the "
+    "tuning costs."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -31,7 +37,8 @@ class Checked:
         unit: what `num_records` counts: records, or with ``privacy.unit: person`` persons.
         noise_multiplier: given, or solved for. silos: a line on each silo with privacy settings of its own.
         engine: that takes per-example gradients, and why it. memory: what this process would use, in words.
-        warnings: what its statement would warn of. notes: what the owner of the records should look at.
+        warnings: what its statement would warn of, and that `tune` was left out. notes: what the owner of the records
+            should look at.
     """
 
     folder: Path
@@ -55,17 +62,18 @@ def check(experiment: Experiment | Run | str | Path) -> Checked | dict[str, Chec
     Raises:
         ConfigError, DataError: what a run would raise before its first round.
     """
-    found = experiment_of(experiment)
-    checked = {}
+    asked = experiment_of(experiment)
+    found, checked = asked.untuned, {}
+    left_out = (LEFT_OUT.format(asked.path),) if found != asked and "tune=null" not in asked.settings else ()
     for one in found.loaded().variants:
         try:
-            checked[one.label or one.config.name] = _checked(one.config, found.base)
+            checked[one.label or one.config.name] = _checked(one.config, found.base, left_out)
         except (ConfigError, DataError) as error:
             raise in_file(error, found.path, one) from error
     return checked if len(checked) > 1 else next(iter(checked.values()))
 
 
-def _checked(config: Config, base: Path) -> Checked:
+def _checked(config: Config, base: Path, left_out: tuple[str, ...]) -> Checked:
     given.check_all(config.model_dump(mode="python"))
     callbacks_of(config, base, ())
     parts = build(config, base)
@@ -85,6 +93,6 @@ def _checked(config: Config, base: Path) -> Checked:
         silos=tuple(told(parts.own, parts.rules, config)),
         engine=f"{parts.engine.name}: {parts.engine_reason}",
         memory=parts.memory.summary(),
-        warnings=tuple(warnings),
+        warnings=(*left_out, *warnings),
         notes=(*(text for text in parts.caveats if text.startswith(AS_READ)), *parts.notes),
     )

@@ -20,6 +20,7 @@ from dpfl_plugin.api.training import run_config
 from dpfl_plugin.config.load import Plan, base_of
 from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.tune import has_tune
 from dpfl_plugin.config.yaml_text import dump
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.runs.folder import RunFolder
@@ -60,6 +61,11 @@ class Experiment:
             raise ConfigError(f"{self.path} has several variants: choose one, variants[...]: {labels}.")
         found: Config = runs[0].config
         return found
+
+    @property
+    def untuned(self) -> Experiment:
+        """Without `tune`: the run that the file's own values are."""
+        return replace(self, settings=(*self.settings, "tune=null")) if has_tune(self.path) else self
 
     def with_(self, **keys: Any) -> Experiment:
         """With keys changed as by ``--set``: mappings key by key; a block that names another plugin takes the place.

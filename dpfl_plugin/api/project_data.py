@@ -17,6 +17,7 @@ import numpy as np
 
 from dpfl_plugin.api import tables
 from dpfl_plugin.config import yaml_text
+from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.federation import alone
@@ -33,6 +34,8 @@ TABLES: Final = (*SUFFIXES, ".tsv", ".txt", ".parquet", ".xlsx")
 FAR_APART: Final = 10.0  # scales of columns
 LOCAL_LR: Final = 0.3  # of classes: of 0.1, 0.3, 1 and 3 the best over tables of hospitals, with averaged models
 STEEP_LR: Final = 0.1  # of regression and counts: of 0.01, 0.03, 0.1 and 0.3 the best on stays in hospitals and scores
+BY_TUNE: Final = "`dpfl tune` compares steps within the budget."
+BY_HAND: Final = "Compare steps on public or made-up records."
 DEALT: Final = 5  # silos that the records of one file are dealt to
 FEW: Final = 10  # records of a silo, below which a fixed share of those to train on may be none
 
@@ -61,9 +64,9 @@ class DataBlock:
 
     Attributes:
         lines: of YAML under ``data:``, without their indentation. fewest: how many records the smallest silo has, where
-            silos are known. local_lr: a step small enough that the noise of
-            small silos does not make a model over-confident, and large enough to leave the constant model. Squared
-            errors and counts are steeper than classes.
+            silos are known. local_lr: a step small enough that the noise of small silos does not make a model
+            over-confident, and large enough to leave the constant model. Squared errors and counts are steeper than
+            classes. compare: how steps are compared; the scores of a tuning count right answers.
     """
 
     lines: tuple[str, ...]
@@ -75,6 +78,7 @@ class DataBlock:
     )
     local_lr: float = LOCAL_LR
     fewest: int | None = None
+    compare: str = BY_TUNE
 
     @property
     def sampler(self) -> list[str]:
@@ -193,8 +197,10 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
     else:
         lines.append("partition: natural      # the silos that the data have")
     by_schema = "# preprocess: [unit_norm]           # each record to norm 1; the schema brings columns to one scale"
-    steep = found.schema["label"]["outcome"] in ("regression", "counts")
-    return DataBlock(tuple(lines), tuple(told), (by_schema,), STEEP_LR if steep else LOCAL_LR, found.fewest)
+    outcome = found.schema["label"]["outcome"]
+    local_lr = STEEP_LR if outcome in ("regression", "counts") else LOCAL_LR
+    compare = BY_TUNE if Outcome(outcome).has_classes else BY_HAND
+    return DataBlock(tuple(lines), tuple(told), (by_schema,), local_lr, found.fewest, compare)
 
 
 def _flow(value: Any) -> str:

@@ -124,6 +124,7 @@ def rendered(name: str, block: DataBlock | None = None, *, with_records: bool = 
         "preprocess": "\n".join(f"  {line}" for line in block.preprocess),
         "records": str(RECORDS),
         "local_lr": str(block.local_lr),
+        "compare": block.compare,
         "sampler": "".join(f"  {line}\n" for line in block.sampler),
     }
     files = {

@@ -127,7 +127,7 @@ def check_tables_of(experiment: Experiment | str | Path, files: Sequence[str | P
     from dpfl_plugin.api.experiment import experiment_of  # and so torch, which a draft does not need
 
     found = experiment_of(experiment)
-    variants = [one.config.data.dataset.options for one in found.loaded().variants]
+    variants = [one.config.data.dataset.options for one in found.untuned.loaded().variants]
     if len({json.dumps(one, sort_keys=True, default=str) for one in variants}) > 1:
         raise ConfigError("the variants of this configuration describe their data differently: check one of them.")
     options = variants[0]

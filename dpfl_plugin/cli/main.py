@@ -257,7 +257,7 @@ def attack(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
     settings: Settings = None,
     variant: Annotated[str | None, typer.Option(help="Which of the file's variants (default: the first).")] = None,
-    silo: Annotated[int, typer.Option(help="Whose messages the server attacks, from 0.")] = 0,
+    silo: Annotated[str, typer.Option(help="Whose messages the server attacks: a number, from 0, or a name.")] = "0",
     rounds: Annotated[int | None, typer.Option(help="Rounds to listen to (default: the file's).")] = None,
     repeats: Annotated[int, typer.Option(help="Seeds to repeat the membership attack over.")] = 10,
     out: Annotated[Path | None, typer.Option(help="Folder of the pictures (default: attack/<name>).")] = None,
@@ -271,7 +271,8 @@ def attack(
     from dpfl_plugin.api.experiment import Experiment
     from dpfl_plugin.cli.attack import attack_file
 
-    options = Options(silo=silo, rounds=rounds, repeats=repeats)
+    whose = int(silo) if silo.removeprefix("-").isdecimal() else silo
+    options = Options(silo=whose, rounds=rounds, repeats=repeats)
     attack_file(Experiment(config, tuple(settings or ()), variant), options, out, as_json=json)
 
 

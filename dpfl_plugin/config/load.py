@@ -19,7 +19,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
 from dpfl_plugin.config.tune_keys import TuneConfig
 from dpfl_plugin.config.yaml_text import dump, parse, what_is_wrong
-from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
+from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
 from dpfl_plugin.registry import describe
 from dpfl_plugin.synonyms import meant
 
@@ -129,7 +129,10 @@ def load(
     if "sweep" in values:
         raise ConfigError(f"{path}: sweep: describes many runs. Use dpfl sweep {path}, or remove it for one run.")
     if change.pop("tune", values.pop("tune", None)) is not None:
-        raise ConfigError(f"{path}: tune: describes candidates. Use dpfl tune {path}, or --set tune=null for one run.")
+        raise ConfigError(
+            f"{path}: tune: describes candidates. Use dpfl tune {path}, dpfl plan {path} for what that costs, or --set "
+            "tune=null for one run."
+        )
     variants, compare = values.pop("variants", None), values.pop("compare", None) or []
     if variants is None:
         if compare:
@@ -290,6 +293,14 @@ def _describe(problem: Any) -> str:
         where = ".".join(map(str, problem["loc"]))
         return (f"{where}: " if where else "") + str(problem["ctx"]["error"])
     return describe(problem)
+
+
+def unknown_beside_grid(problem: Any, block: str, known: Sequence[str]) -> str:
+    """What is wrong with a key that `sweep` or `tune` does not have; those of the configuration belong under grid."""
+    *parents, key = map(str, (block, *problem["loc"]))
+    of_config = "." in key or (key in Config.model_fields and isinstance(problem["input"], list))
+    mend = f": put it under {'.'.join(parents)}.grid" if of_config else nearest(key, known)
+    return f"{'.'.join(parents)}.{key} is not a known key{mend}. Known: {', '.join(known)}"
 
 
 def _known_keys(parents: list[Any]) -> list[str]:

@@ -15,9 +15,18 @@ from pydantic import BaseModel
 
 from dpfl_plugin import registry
 from dpfl_plugin.config.blocks import Block
-from dpfl_plugin.config.load import GROUPS, configure, joined, merged, parse_setting, read_yaml, run_id
+from dpfl_plugin.config.load import (
+    GROUPS,
+    configure,
+    joined,
+    merged,
+    parse_setting,
+    read_yaml,
+    run_id,
+    unknown_beside_grid,
+)
 from dpfl_plugin.config.schema import Config, SweepConfig, When
-from dpfl_plugin.errors import ConfigError, nearest
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.registry import describe
 
 Values = dict[str, Any]
@@ -147,11 +156,9 @@ def _problem(problem: Any) -> str:
         return f"{'.'.join(map(str, ('sweep', *problem['loc'])))}: {problem['ctx']['error']}"
     if problem["type"] != "extra_forbidden":
         return describe(problem, "sweep")
-    *parents, key = problem["loc"]
+    *parents, _ = problem["loc"]
     model: type[BaseModel] = When if parents and parents[0] == "when" else SweepConfig
-    known = [field.alias or name for name, field in model.model_fields.items()]
-    where = ".".join(map(str, ("sweep", *problem["loc"])))
-    return f"{where} is not a known key{nearest(str(key), known)}. Known: {', '.join(known)}"
+    return unknown_beside_grid(problem, "sweep", [field.alias or name for name, field in model.model_fields.items()])
 
 
 def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> Iterator[tuple[str, Values, Values]]:

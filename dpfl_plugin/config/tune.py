@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import pydantic
 
-from dpfl_plugin.config.load import configure, joined, merged, parse_setting, read_yaml
+from dpfl_plugin.config.load import configure, joined, merged, parse_setting, read_yaml, unknown_beside_grid
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune_keys import MOST_CANDIDATES, TuneConfig
-from dpfl_plugin.errors import ConfigError, UnsupportedError, nearest
+from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.registry import describe
 
 TUNED: Final = ("algorithm", "model", "loss", "l2", "privacy.clip_norm")  # what candidates may differ in
@@ -102,9 +102,7 @@ def tune_of(values: Mapping[str, Any], source: str) -> TuneFile:
 def _problem(problem: Any) -> str:
     if problem["type"] != "extra_forbidden":
         return describe(problem, "tune")
-    key = str(problem["loc"][-1])
-    known = list(TuneConfig.model_fields)
-    return f"tune.{key} is not a known key{nearest(key, known)}. Known: {', '.join(known)}"
+    return unknown_beside_grid(problem, "tune", list(TuneConfig.model_fields))
 
 
 def _check_supported(config: Config, source: str) -> None:

@@ -7,6 +7,8 @@ one, until whoever knows categories and ranges without looking has put them in t
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -37,6 +39,7 @@ CODES: Final = frozenset(sign * int(digit * count) for digit in "89" for count i
 """Numbers that tables of hospitals and surveys write where there is no value: -9, -99, 999, ..."""
 LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a category with more than MOST_LEVELS
 EMPTY: Final = "is empty: its first line must name the columns, and records follow it."
+TIME: Final = re.compile(r"survival|follow[ _-]?up|duration|(?<![a-z])(time|days|weeks|months)(?![a-z])", re.IGNORECASE)
 FAR: Final = 3  # times the next largest number: no measurement of the same thing
 
 
@@ -164,6 +167,7 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     odd = [line for name, entry in columns.items() for line in _odd(name, seen[name], entry, form.decimal)]
     odd += [line for name, entry in columns.items() for line in _strays(seen[name], entry, tables, names)]
     alike = _alike(roles.label, label.get("classes", ()))
+    alike += _times(roles.label, columns) if len(label.get("classes", ())) == 2 else ()
     schema = {"drafted": True, "label": label, **named, "columns": columns}
     silos = _silos(seen, roles, names)
     fewest = min(Counter(silos).values(), default=None)
@@ -375,6 +379,17 @@ def _alike(name: str | None, words: Sequence[int | str]) -> tuple[str, ...]:
         "same, correct the files, and keep one of them in the schema."
         for group in same.values()
         if len(group) > 1
+    )
+
+
+def _times(label: str | None, columns: Mapping[str, dict[str, Any]]) -> tuple[str, ...]:
+    """What to say of features that by their names are times until an event that the label of two words may be."""
+    times = [name for name, entry in columns.items() if entry["type"] in ("number", "integer") and TIME.search(name)]
+    return tuple(
+        f"If {name} is the time until {label}, or until a record was last seen, this is survival, and {name} as a "
+        f"feature gives {label} away: name them as time and event in place of the label, as by --time "
+        f"{shlex.quote(name)} --event {shlex.quote(str(label))}."
+        for name in times
     )
 
 

@@ -36,6 +36,15 @@ def called(silo: int, names: Mapping[int, str]) -> str:
     return f"silo {silo}" if name == str(silo) else f"silo {silo} ({name})"
 
 
+def number_of(silo: int | str, names: Mapping[int, str], count: int) -> int | str:
+    """The number of a silo that is given by it, by its name, or by both as `called` has them; else what was given."""
+    word = str(silo)
+    if word.isdecimal() and int(word) < count:
+        return int(word)
+    numbers = {said: number for number, name in names.items() for said in (name, called(number, names))}
+    return numbers.get(word, silo)
+
+
 def listed(silos: Iterable[int], names: Mapping[int, str]) -> str:
     """E.g. "0 (mercy), 3 (north)"."""
     ids = sorted(silos)

@@ -134,9 +134,14 @@ def price(
 
     Raises:
         ConfigError, DataError: the configuration or its records are wrong, or nothing fits the budget.
-        UnsupportedError: candidates do not all release the same.
+        UnsupportedError: candidates do not all release the same, or the outcome has no right answers to count.
     """
     federation = federate(file.config, base) if federation is None else federation
+    if not federation.outcome.has_classes:
+        raise UnsupportedError(
+            f"{file.source}: tune: its scores count right answers, so that an outcome of {federation.outcome.kind} "
+            "cannot be tuned. Leave tune out; compare step sizes on public or made-up records, by dpfl sweep."
+        )
     places, privacy = places_of(file), file.config.privacy
     assert privacy.epsilon is not None
     first = forecast(configured(file, file.candidates[0], known, out), base, federation=federation)

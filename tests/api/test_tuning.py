@@ -84,6 +84,12 @@ def test_records_and_models_of_a_program_are_tuned_and_their_tuning_goes_on(
         ("grid", {}, ConfigError, "tune='grid' must be what tune is in a file"),
         ({}, {}, ConfigError, r"Federation.tune: tune.rungs"),
         ({**SPEC, "rung": [1]}, {}, ConfigError, "tune.rung is not a known key.*did you mean 'rungs'"),
+        (
+            {**SPEC, "model.hidden": [[8]]},
+            {},
+            ConfigError,
+            "tune.model.hidden is not a known key: put it under tune.grid",
+        ),
         ({**SPEC, "rungs": [2]}, {}, ConfigError, r"Federation.tune: tune.rungs=\[2\] .* below rounds=2"),
         ({**SPEC, "grid": {"seed": [1, 2]}}, {}, ConfigError, "seed is nothing that candidates may differ in"),
         ({**SPEC, "grid": {"algorithm.local_lr": [torch.ones(1)]}}, {}, ConfigError, "give plain values"),
@@ -109,3 +115,21 @@ def test_what_is_wrong_is_named_and_nothing_is_begun(
         with pytest.raises(error, match=says):
             call(spec, **{**KEYS, **changes})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["regression", "counts"])
+def test_an_outcome_without_right_answers_is_refused_before_it_is_priced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbers = {name: (x, y.astype(float)) for name, (x, y) in arrays().items()}
+    records = dpfl.Federation.from_arrays(numbers, outcome={"kind": kind, "range": [0, 5]})
+    for call in (records.plan_tuning, records.tune):
+        with pytest.raises(UnsupportedError, match=rf"tune: .* an outcome of {kind} cannot be tuned.*dpfl sweep"):
+            call(SPEC, model="linear", **KEYS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_levels_are_tuned() -> None:
+    records = dpfl.Federation.from_arrays(arrays(), classes=[0, 1, 2], outcome={"kind": "ordinal"})
+    assert records.plan_tuning(SPEC, model="ordinal", **KEYS)["num_candidates"] == 2

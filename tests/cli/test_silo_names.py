@@ -90,3 +90,15 @@ def test_how_silos_are_named() -> None:
 
 def test_a_columns_name_of_several_words_is_in_quotes() -> None:
     assert column_list(["age", "ST depression, mm", "größe"]) == "age, 'ST depression, mm', größe"
+
+
+def test_a_silo_is_attacked_by_its_name(tmp_path: Path) -> None:
+    path = configuration(tmp_path, column=False)
+    for silo in ("mercy", "silo 1 (mercy)", "1"):
+        done = dpfl("attack", path, "--silo", silo, "--repeats", 1, "--rounds", 1, "--out", tmp_path / "out", "--json")
+        assert (done.json["silo"], done.json["silo_name"]) == (1, "mercy"), done.err
+    refused = dpfl("attack", path, "--silo", "mercury", "--repeats", 1, "--out", tmp_path / "none")
+    one_message(
+        refused, "--silo='mercury' must be the number or the name of a silo", "0 (=south), 1 (mercy), 2 (north)"
+    )
+    assert not (tmp_path / "none").exists()

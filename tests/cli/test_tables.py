@@ -297,6 +297,7 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
         "event_values": ["alive", "dead"],
     }
     assert data["schema"]["label"] == label and "months" not in data["schema"]["columns"]
+    assert "dpfl tune" not in Path("study/run.yaml").read_text()  # whose scores count right answers
     assert "2 silos" in command("check", "study/run.yaml", "--set", "model=linear").out
     counts = command("init", "counts", "--from", "site0.csv", "--label", "months")
     assert "If months counts something: outcome: counts" in counts.out
@@ -304,6 +305,23 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
     few = command("init", "few", "--from", "stays.csv", "--label", "stays").out
     assert "If stays has one: outcome: ordinal; if it counts something: outcome: counts" in few
     assert "Classes have no order" not in command("init", "words", "--from", "stays.csv", "--label", "ill").out
+    assert "dpfl tune" in Path("words/run.yaml").read_text() and "dpfl tune" not in Path("counts/run.yaml").read_text()
+
+
+def test_a_time_beside_a_label_of_two_words_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name: as a feature it would give the label away."""
+    monkeypatch.chdir(tmp_path)
+    times = ["time", "Follow-up days", "survivalMonths"]
+    others = {name: [row % 40 + 0.5 for row in range(80)] for name in ("timestamp", "weight")}
+    followed = frame().assign(**{name: [row % 40 for row in range(80)] for name in times}, **others)
+    followed.to_csv("followed.csv", index=False)
+    told = command("init", "study", "--from", "followed.csv", "--label", "ill").out.splitlines()
+    hints = [line for line in told if "this is survival" in line]
+    for hint, name in zip(hints, ("time", "'Follow-up days'", "survivalMonths"), strict=True):
+        assert hint.endswith(f"--time {name} --event ill.")
+    assert "this is survival" not in command("init", "stages", "--from", "followed.csv", "--label", "stage").out
+    survival = command("init", "right", "--from", "followed.csv", "--time", "time", "--event", "ill")
+    assert survival.code == 0 and "this is survival" not in survival.out
 
 
 def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,15 @@ def test_a_plan_says_the_price_and_trains_nothing(tmp_path: Path, whole: tuple[P
     one_message(dpfl("run", config), "tune", "dpfl tune")
 
 
+def test_check_leaves_tune_out_and_says_so(tmp_path: Path) -> None:
+    """Records are checked before a tuning is charged; an account is of one run."""
+    config = config_of(tmp_path)
+    said = dpfl("check", config)
+    assert "note: tune was left out" in said.out and f"dpfl plan {config}" in said.out, said.err
+    assert "tune was left out" not in dpfl("check", config, "--set", "tune=null").out
+    one_message(dpfl("account", config), f"dpfl plan {config}", "--set tune=null")
+
+
 def test_python_has_the_same(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     plain = write(tmp_path, {key: value for key, value in TUNE.items() if key != "tune"})
     found = dpfl_python.tune(plain, out=tmp_path / "out", **TUNE["tune"])

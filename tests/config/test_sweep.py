@@ -107,6 +107,8 @@ def test_infinity_survives_the_manifest(tmp_path: Path) -> None:
 
 WRONG = [
     ({"grids": {}}, "sweep.grids is not a known key (did you mean 'grid'?)"),
+    ({"algorithm.local_lr": [0.1]}, "sweep.algorithm.local_lr is not a known key: put it under sweep.grid. Known: "),
+    ({"seed": [1, 2]}, "sweep.seed is not a known key: put it under sweep.grid. Known: "),
     ({"grid": {"seed": []}}, "seed has no values"),
     ({"grid": {"seed": 3}}, "sweep.grid.seed=3"),
     ({"seeds": 0}, "seeds"),
