@@ -48,7 +48,7 @@ def test_a_message_names_an_argument_in_the_words_of_each_door(kind: type[DpflEr
 # Which are words of a command that is named with them.
 WITH_THEIR_COMMAND = {
     "plan_request.py": {"--ledger"},
-    "predictions.py": {"--resume"},
+    "trained.py": {"--resume"},
     "ledgers.py": {"--ledger", "--ledger-wait"},
 }
 
