@@ -74,11 +74,8 @@ def base_of(path: Path) -> Path:
     The config.yaml of a run's folder says what the user's file said, and so has the same id on every machine; its paths
     start where that file was, which environment.json tells, as long as that folder is there.
     """
-    try:
-        base = Path(json.loads((path.parent / "environment.json").read_text())["base"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return path.parent
-    return base if path.name == "config.yaml" and base.is_dir() else path.parent
+    base = _begun_at(path)
+    return base if base is not None and base.is_dir() else path.parent
 
 
 def out_of(path: Path) -> Path | None:
@@ -86,10 +83,20 @@ def out_of(path: Path) -> Path | None:
 
     What the file itself says is relative to where the run was begun: with it a run would begin anew elsewhere.
     """
-    if path.name != "config.yaml" or not (path.parent / "environment.json").is_file():
+    if _begun_at(path) is None:
         return None
     whole = path if len(path.parts) > 3 else path.absolute()
     return whole.parents[2] if len(whole.parts) > 3 else None
+
+
+def _begun_at(path: Path) -> Path | None:
+    """Where the file was that a run was begun with, if this is the config.yaml of its folder; else None."""
+    if path.name != "config.yaml":
+        return None
+    try:
+        return Path(json.loads((path.parent / "environment.json").read_text())["base"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

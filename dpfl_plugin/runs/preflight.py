@@ -62,7 +62,7 @@ def check_beginning(folder: RunFolder, resume: bool, alone: bool, note: Callable
     if alone and (tuning := folder.tuning()) is not None:
         raise ConfigError(
             f"{folder.path} is a candidate of the tuning in {tuning}, whose scores decide which of them go on: begin "
-            f"again with the dpfl tune command that began it, or dpfl.tune. A run by itself needs another out."
+            "again with the dpfl tune command that began it, or dpfl.tune. A run by itself needs another out."
         )
     refuse_unfinished(folder, resume)
     if resume and not (folder.ledger.exists() or folder.checkpoint.exists()):

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import yaml
 
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.silo_group import SiloGroup
@@ -71,16 +72,18 @@ def test_a_runs_own_file_goes_on_with_it_wherever_one_stands(tmp_path: Path, mon
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     for folder in (here, elsewhere):
         folder.mkdir()
-    config = write(here, {"rounds": 4, "checkpoint": {"every": 1}, "out": "runs"})
+    config = write(here, {"rounds": 4, "checkpoint": {"every": 1}})
     monkeypatch.chdir(here)
-    crash(config, 3)
+    crash(Path(config.name), 3)
     folder = folder_of(config)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["out"] == "runs"
     monkeypatch.chdir(elsewhere)
     done = dpfl("run", folder / "config.yaml", "--resume")
     assert done.code == 0 and "resumed after round 2" in done.err, done.err
     assert (folder / "result.json").exists() and not list(elsewhere.iterdir())
     moved = folder.parents[2].rename(tmp_path / "moved") / "runs" / folder.parent.name / folder.name
-    assert dpfl("run", moved / "config.yaml").code == 0 and not list(elsewhere.iterdir())
+    again = dpfl("run", moved / "config.yaml")
+    assert again.code == 0 and "not run again" in again.err and not list(elsewhere.iterdir()), again.err
     done = dpfl("run", moved / "config.yaml", "--resume", "--out", "new")
     assert "nothing to go on from: the run begins" in done.err
 

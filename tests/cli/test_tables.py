@@ -335,26 +335,32 @@ def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypa
     assert "other columns than first.csv: 'age', 'years' are in one only" in done.err, done.err
 
 
+def in_clinics(folder: Path, clinics: np.ndarray, by: str) -> list[str]:
+    """Write records of clinics, each its file and all in one; what `dpfl init` is told of them."""
+    whole = frame().assign(age=[20 + row % 40 for row in range(80)], clinic=clinics).drop(columns="stage")
+    for name, part in whole.groupby("clinic"):
+        part.drop(columns="clinic").to_csv(folder / f"{name}.csv", index=False)
+    (folder / "one").mkdir()
+    whole.to_csv(folder / "one/all.csv", index=False)
+    given = {"files": ["--from", "*.csv"], "column": ["--from", "one/all.csv", "--silo", "clinic"]}
+    return given.get(by, ["--data", "."])
+
+
 @pytest.mark.parametrize("by", ["files", "column", "numbers"])
 def test_a_silo_of_one_record_is_told_of_in_the_words_of_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     clinics = np.array(["north"] * 40 + ["west"] * 39 + ["south"])
-    whole = frame().assign(age=[20 + row % 40 for row in range(80)], clinic=clinics).drop(columns="stage")
-    for name, part in whole.groupby("clinic"):
-        part.drop(columns="clinic").to_csv(f"{name}.csv", index=False)
-    (tmp_path / "one").mkdir()
-    whole.to_csv("one/all.csv", index=False)
-    given = {"files": ["--from", "*.csv"], "column": ["--from", "one/all.csv", "--silo", "clinic"]}
-    done = command("init", "study", *given.get(by, ["--data", "."]), "--label", "ill")
+    given = in_clinics(tmp_path, clinics, by)
+    done = command("init", "study", *given, "--label", "ill")
     assert done.code == 0, done.err
     one = "has 1 record; it needs one to train on and one to test at least. Give it more records, or leave it out"
     assert f"\nsilo south {one}" in done.out and done.out.count("has 1 record") == 1
     assert f"(south) {one}" in command("check", "study/run.yaml").err
     Path("south.csv").write_text("age,ill\n")
     if by != "column":
-        done = command("init", "empty", *given.get(by, ["--data", "."]), "--label", "ill")
+        done = command("init", "empty", *given, "--label", "ill")
         one_message(done, "south.csv holds a header and no records")
 
 
@@ -363,13 +369,8 @@ def test_a_draft_for_small_silos_runs_as_it_is(tmp_path: Path, monkeypatch: pyte
     """A fifth of the three records that one of them trains on would be none."""
     monkeypatch.chdir(tmp_path)
     clinics = np.array(["north"] * 40 + ["west"] * 36 + ["south"] * 4)
-    whole = frame().assign(age=[20 + row % 40 for row in range(80)], clinic=clinics).drop(columns="stage")
-    for name, part in whole.groupby("clinic"):
-        part.drop(columns="clinic").to_csv(f"{name}.csv", index=False)
-    (tmp_path / "one").mkdir()
-    whole.to_csv("one/all.csv", index=False)
-    given = {"files": ["--from", "*.csv"], "column": ["--from", "one/all.csv", "--silo", "clinic"]}
-    assert command("init", "study", *given.get(by, ["--data", "."]), "--label", "ill").code == 0
+    given = in_clinics(tmp_path, clinics, by)
+    assert command("init", "study", *given, "--label", "ill").code == 0
     text = Path("study/run.yaml").read_text()
     assert "the smallest silo has 4 records" in text and yaml.safe_load(text)["privacy"]["sampler"] == "poisson"
     checked = command("check", "study/run.yaml")

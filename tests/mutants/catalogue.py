@@ -4389,6 +4389,22 @@ HOSTILE_RANK_0 = (
         ("tests/cli/test_predict.py::test_what_was_fitted_to_private_records_is_refused",),
     ),
     Mutant(
+        "begun-anew-elsewhere",
+        "a run's own file begins it anew from another working folder, with a ledger that does not count the first one",
+        "config/load.py",
+        'if "out" not in change and (out := out_of(path)) is not None:',
+        'if "out" in change and (out := out_of(path)) is not None:',
+        ("tests/cli/test_resume.py::test_a_runs_own_file_goes_on_with_it_wherever_one_stands",),
+    ),
+    Mutant(
+        "candidates-go-on-alone",
+        "a candidate of a tuning goes on by itself and is looked at, which the tuning's statement denies",
+        "runs/preflight.py",
+        "    if alone and (tuning := folder.tuning()) is not None:\n",
+        "    if False and (tuning := folder.tuning()) is not None:\n",
+        ("tests/cli/test_tune.py::test_a_candidate_is_no_run_to_go_on_with",),
+    ),
+    Mutant(
         "begun-without-a-survey",
         "a second beginning, without records, lets go of the plan, and the first one's silos are served without limits",
         SILO_RANK,
