@@ -174,7 +174,7 @@ def predict(
     asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
     ids = None if id_column is None else ids_of(trained, data, id_column)
     found = predict_records(trained, asked)
-    scores = [line[score_key(line)] for line in trained.folder.read_metrics()]
+    scores = [line.get(score_key(line)) for line in trained.folder.read_metrics()]
     useless = worse_than_baseline(trained.result, trained.config.algorithm.options, scores)
     rows = by_record(found, asked.lines)
     if id_column is not None and ids is not None:
