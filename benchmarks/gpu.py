@@ -1,6 +1,6 @@
 """A local step on a GPU, against Opacus on the same GPU; and how many silos make it busy.
 
-    python -m benchmarks.gpu [--device cuda] [--workload W1] [--turns 7] [--json]
+    python -m benchmarks.gpu [--device cuda] [--workload W1] [--turns 7] [--json | --write]
 
 The contenders and turns of `benchmarks.engines`, on any torch device: `--device cpu` runs it where there is no GPU.
 Records and states are on the device all the time. Every turn ends when the device has done all that it was asked.
@@ -9,7 +9,7 @@ On the CPU it is processor time that counts, of one thread: other programs distu
 Silos packed: silo-steps a second of a round of so many silos that are advanced as one stack (`runtime.stack`). They
 are answered one after another, together (`runtime.lockstep`), and together with noise that is computed on the device
 (`runtime.noise: device`), in interleaved turns; on CUDA also with graphs besides (`runtime.graphs`). Where the engine
-cannot answer silos together, they are all alike but for the noise.
+cannot answer silos together, they are all alike but for the noise, and only the smallest stacks are measured.
 
 The ceiling is what the device could do at most: the arithmetic of a mean gradient at the rate of a large product of
 matrices, or its batch read once at the rate of a large copy, whichever takes longer.
@@ -22,7 +22,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,11 +31,13 @@ import torch
 from benchmarks import machine
 from benchmarks.contenders import OURS, Contender, Ours, contenders, ours
 from benchmarks.engines import arithmetic, one_silo
+from benchmarks.pages import put
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, Workload, describe
 from dpfl_plugin.gradients.replay import cuda_graph
 
 PACKED: Final = (1, 8, 64, 512)
+ALONE: Final = 8  # the largest stack of silos that are answered one after another, whatever is asked for
 RECORDS: Final = 2  # batches that a packed silo holds: they all have to fit the device
 ROOFLINE: Final = {"cpu": 1024, "cuda": 8192}
 COPIED: Final = {"cpu": 2**26, "cuda": 2**30}  # bytes
@@ -156,6 +158,8 @@ def packed(load: Workload, silos: int, turns: int, count: int) -> dict[str, list
 
 
 def measure(load: Workload, turns: int, count: int, sizes: Sequence[int] = PACKED) -> OnDevice:
+    if not hasattr(next(iter(ours(load).values())), "clipped_sums"):
+        sizes = [size for size in sizes if size <= ALONE] or sizes[:1]
     # At least two steps, so that what is done once a round is not all of it.
     by_size = {size: packed(load, size, turns, max(2, count // size)) for size in sizes}
     return OnDevice(steps(load, turns, count), by_size, gemm_rate(load.device), copy_rate(load.device))
@@ -167,7 +171,7 @@ def steps_table(load: Workload, found: OnDevice) -> str:
         ratios = sorted(a / b for a, b in zip(seconds, found.seconds[OURS], strict=True))
         median = statistics.median(seconds)
         row = [name, f"{median * 1e6:,.0f}", f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f} to {ratios[-1]:.2f}"]
-        rows.append([*row, f"{least / median:.1%}"])
+        rows.append([*row, f"{least / median:.2%}"])
     return table(["gradients by", "median us", "times ours", "spread", "of the ceiling"], rows)
 
 
@@ -176,7 +180,7 @@ def packed_table(load: Workload, found: OnDevice) -> str:
     for size, turns in found.packed.items():
         rates, alone = found.rates(size), turns["one after another"]
         ratios = sorted(a / b for a, b in zip(alone, turns["together"], strict=True))
-        row = [str(size), *(f"{rate:,.0f}" for rate in rates.values()), f"{least * rates['together']:.1%}"]
+        row = [str(size), *(f"{rate:,.0f}" for rate in rates.values()), f"{least * rates['together']:.2%}"]
         rows.append([*row, f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"])
     ways = next(iter(found.packed.values()))
     how = ["silos packed", *(f"{name}, silo-steps a second" for name in ways)]
@@ -189,7 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all; may be repeated")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--packed", type=int, nargs="+", default=PACKED, help=f"silos in a stack (default: {PACKED})")
-    parser.add_argument("--json", action="store_true")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print medians as JSON")
+    how.add_argument("--write", action="store_true", help="put the tables into docs/engines.md")
     options = parser.parse_args(arguments)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("no GPU that torch can use: nothing was measured. `--device cpu` runs the same program on the CPU.")
@@ -204,11 +210,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         packs = {name: {str(size): one.rates(size) for size in one.packed} for name, one in found.items()}
         print(json.dumps({"device": options.device, "microseconds": medians, "silo_steps_per_second": packs}))
         return
-    device = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device
-    print("; ".join(f"{key}: {value}" for key, value in {**machine.facts(), "device": device}.items()), "\n")
-    for name, load in loads.items():
-        print(f"{name}: {describe(load)}\n")
-        print(f"{steps_table(load, found[name])}\n\n{packed_table(load, found[name])}\n")
+    text = page(options.device, loads, found)
+    if options.write:
+        put("docs/engines.md", "gpu tables", text)
+    else:
+        print(text)
+
+
+def page(device: str, loads: Mapping[str, Workload], found: Mapping[str, OnDevice]) -> str:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    parts = ["; ".join(f"{key}: {value}" for key, value in {**machine.facts(), "device": name}.items())]
+    for each, load in loads.items():
+        parts += [f"{each}: {describe(load)}", steps_table(load, found[each]), packed_table(load, found[each])]
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,8 @@ than they are.
 
 ## GPU
 
-Not measured: no GPU was there. `python -m benchmarks.gpu` measures on one what is above, and silo-steps a second by
-the number of silos in a stack; `--device cpu` runs it anywhere. The tests in `tests/gpu` run on the CPU, and on a GPU
-where there is one (`pytest -m gpu`). What a GPU does otherwise is in [engines.md](engines.md#on-a-gpu).
+In [engines.md](engines.md#a-gpu-measured), by `python -m benchmarks.gpu`: what is above, and silo-steps a second by the
+number of silos in a stack; `--device cpu` runs it anywhere.
 
 ## Start-up
 

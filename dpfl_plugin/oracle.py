@@ -135,7 +135,7 @@ class PrivateOracle:
         clock: Stopwatch = STOPPED,
         cycles: Cycles | None = None,
     ) -> None:
-        check_products()  # again: a caller may have told torch otherwise since the engine was chosen
+        check_products(*(one.features.device for one in silos))  # again: a caller may have told it otherwise
         self.num_silos, self._cycles = len(silos), cycles
         self._rules, self._engine, self._draw, self._clock = rules, engine, draw, clock
         cuts = cuts or Cuts()

@@ -125,8 +125,8 @@ ALL_SILOS: Final = 2**31  # of a stack: more than there can be
 
 
 class RuntimeConfig(Strict):
-    """How it is computed. Results are the same bits for every stack and number of ranks, on the same kind of device and
-    threads; but in lockstep."""
+    """How it is computed. On CPUs of one kind, results are the same bits for every stack and number of ranks, with as
+    many threads; but in lockstep."""
 
     kind: str = Field("auto", description="runtime plugin; auto: mpi if mpirun started several ranks, else in_process")
 

@@ -8,6 +8,7 @@ adds at most C, whatever the pass did. An engine that multiplies reduced numbers
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
@@ -21,6 +22,8 @@ Precision = Literal["float32", "bf16", "tf32"]
 
 
 EXACT: Final = ("highest", "ieee", "none")
+# Environment variables by which libraries of CUDA and ROCm multiply float32 in another format, whatever torch says.
+_OF_LIBRARIES: Final = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE", "HIPBLASLT_ALLOW_TF32")
 _BACKENDS: Final = ("", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 
 
@@ -39,9 +42,19 @@ def products() -> dict[str, str]:
     return found
 
 
-def check_products() -> None:
-    """Raise UnsupportedError where torch was told to reduce products everywhere (`products`)."""
+def check_products(*devices: torch.device) -> None:
+    """Raise UnsupportedError where torch was told to reduce products everywhere (`products`), or libraries of one of
+    the devices were."""
     reduced = {key: value for key, value in products().items() if value not in EXACT}
+    if any(device.type == "cuda" for device in devices):
+        told = {key: value for key, value in sorted(os.environ.items()) if key.startswith(_OF_LIBRARIES)}
+        for key, value in told.items():
+            if value.strip() not in ("", "0"):
+                raise UnsupportedError(
+                    f"the environment variable {key} is {value!r}: products on GPUs would be rounded otherwise than "
+                    "torch says, so that a record could add more than clip_norm. Unset it, and use runtime.precision, "
+                    "which reduces what is safe to reduce."
+                )
     if reduced:
         key, value = next(iter(reduced.items()))
         raise UnsupportedError(
@@ -59,7 +72,7 @@ def check(precision: Precision, y: Tensor) -> None:
     Raises:
         UnsupportedError: ``precision`` is not for such a model and device, or products would be reduced everywhere.
     """
-    check_products()
+    check_products(y.device)
     if precision == "float32":
         return
     if y.dtype != torch.float32:

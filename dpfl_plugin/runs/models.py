@@ -136,5 +136,8 @@ def _device(name: str) -> torch.device:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"runtime.device={name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        found = torch.cuda.device_count()  # 0 without a driver, too
+        there = f" Of GPUs torch sees {', '.join(f'cuda:{i}' for i in range(found))}." if found else ""
+        said = str(error).splitlines()[0].removesuffix(".")
+        raise ConfigError(f"runtime.device={name!r} cannot be used here: {said}.{there}") from error
     return device

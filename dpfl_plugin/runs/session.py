@@ -261,8 +261,20 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
         if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
             hooks.note(f"warning: {why}.")
     _tell_silos(config, parts, hooks)
-    for said in job.naming.said():
+    for said in (*slow_noise(config, parts.noise_multiplier), *job.naming.said()):
         hooks.note(said)
+
+
+def slow_noise(config: Config, noise_multiplier: float) -> list[str]:
+    """What to tell a user whose GPU will wait for noise: one core of the host draws it, unless the user chose where."""
+    runtime = config.runtime
+    unchosen = "noise" not in runtime.model_fields_set and not config.privacy.secure
+    if not (runtime.device.startswith("cuda") and unchosen and noise_multiplier):
+        return []
+    return [
+        "noise is drawn on the host, for which a GPU may wait most of a round: --set runtime.noise=device draws it on "
+        "the GPU."
+    ]
 
 
 def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:

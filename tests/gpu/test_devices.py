@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from benchmarks import gpu
 from benchmarks.workloads import Workload
+from dpfl_plugin.config.load import load
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Engine, Records
@@ -26,6 +28,7 @@ from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize, Poisson
+from dpfl_plugin.runs.session import slow_noise
 from tests.cli.command import charges, run, write
 from tests.quadratics import rules
 
@@ -79,17 +82,18 @@ def test_noise_is_that_of_the_stream_on_any_device(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_run_gives_the_same_bits_for_every_stack(tmp_path: Path, device: str) -> None:
+def test_a_run_gives_the_same_bits_for_every_stack_or_says_that_its_noise_is_fresh(tmp_path: Path, device: str) -> None:
+    """What a GPU computes may round differently each time, so that no run there draws the noise of another."""
     found = {}
-    for name, where, stack in (("one", device, 1), ("three", device, 3), ("cpu", "cpu", 1)):
-        (tmp_path / name).mkdir()
-        changes = {"runtime": {"device": where, "stack": stack, "dtype": "float64", "lockstep": False}}
-        found[name] = run(write(tmp_path / name, changes))
-    assert found["one"]["model_sha256"] == found["three"]["model_sha256"]
-    models = [load_file(Path(found[name]["folder"]) / "model.safetensors") for name in ("one", "cpu")]
-    if device == "cpu":  # another device is another configuration, with noise of its own
-        assert found["one"]["model_sha256"] == found["cpu"]["model_sha256"]
-    assert all(torch.isfinite(value).all() for model in models for value in model.values())
+    for stack in (1, 3):
+        (tmp_path / str(stack)).mkdir()
+        changes = {"runtime": {"device": device, "stack": stack, "dtype": "float64", "lockstep": False}}
+        found[stack] = run(write(tmp_path / str(stack), changes))
+        model = load_file(Path(found[stack]["folder"]) / "model.safetensors")
+        assert all(torch.isfinite(value).all() for value in model.values())
+        environment = json.loads((Path(found[stack]["folder"]) / "environment.json").read_text())
+        assert environment["arithmetic"]["repeats"] == (device == "cpu")
+    assert (found[1]["model_sha256"] == found[3]["model_sha256"]) == (device == "cpu")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -111,6 +115,25 @@ def test_a_run_in_lockstep_with_noise_of_the_device(tmp_path: Path, device: str,
         found = [(charge.round, charge.silo, charge.release, charge.count) for charge in charges(made["folder"])]
         charged[name] = Counter(found)
     assert charged["lockstep"] == charged["plain"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"runtime": {"device": "cuda"}}, True),
+        ({"runtime": {"device": "cuda:1"}}, True),
+        ({"runtime": {"device": "cpu"}}, False),
+        ({"runtime": {"device": "cuda", "noise": "host"}}, False),
+        ({"runtime": {"device": "cuda", "noise": "device"}}, False),
+        ({"runtime": {"device": "cuda"}, "privacy": {"secure": True}}, False),
+        ({"runtime": {"device": "cuda"}, "privacy": {"noise_multiplier": 0.0}}, False),
+    ],
+)
+def test_who_chose_nothing_is_told_that_a_gpu_waits_for_noise(
+    tmp_path: Path, changes: dict[str, Any], told: bool
+) -> None:
+    config = load(write(tmp_path, changes)).variants[0].config
+    assert bool(slow_noise(config, config.privacy.noise_multiplier or 0.0)) == told
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from dpfl_plugin.gradients.choice import Terms, choose
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.opacus import Opacus
+from dpfl_plugin.gradients.precision import check_products
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
@@ -240,6 +245,36 @@ def test_products_that_are_reduced_after_the_engine_was_chosen_are_refused():
             PrivateOracle(rules(), engine, silos, [0], Draw(0, 0), max_gradients=1)
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION", "HIPBLASLT_ALLOW_TF32"])
+def test_libraries_that_are_told_to_reduce_products_are_refused_on_gpus(name, monkeypatch):
+    for value in ("1", "0"):
+        monkeypatch.setenv(name, value)
+        check_products(torch.device("cpu"))  # where they have no say
+        with pytest.raises(UnsupportedError, match=f"{name} is '1'") if value == "1" else contextlib.nullcontext():
+            check_products(torch.device("cuda:3"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_what_a_library_is_told_on_cuda_is_not_what_torch_says():
+    """Why it is refused: torch says "highest", and products are off as in TF32, a thousand times more than float32."""
+    code = "import torch; a = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)); b = a.cuda() @ a.cuda()"
+    code += "; print(torch.get_float32_matmul_precision(), float((b.cpu() - a.double() @ a.double()).abs().max()))"
+    found = {}
+    for value in ("0", "1"):
+        made = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "NVIDIA_TF32_OVERRIDE": value},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said, off = made.stdout.split()
+        assert said == "highest"
+        found[value] = float(off)
+    assert found["0"] < 1e-4 < 1e-3 < found["1"]
 
 
 @pytest.mark.gpu

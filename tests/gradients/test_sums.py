@@ -25,6 +25,8 @@ from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.testing import EngineContract
 from tests.gradients.test_bookkeeping import MODELS
 
+CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"))
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
 MOST = 1 + blocks.SUM_SLACK
 CHECKS = sorted(name for name in vars(EngineContract) if name.startswith("test_"))
 
@@ -40,10 +42,27 @@ class Together:
     def clipped_sum(self, y, batch, clip_norm, out):
         pool = Pool({0: batch})
         stack = pool.gather([0, 0], [np.arange(len(batch)), np.arange(len(batch)).repeat(2)])
-        sums = torch.full((2, len(y)), math.nan, dtype=torch.float64)
-        c = torch.tensor([[clip_norm], [1.0]], dtype=torch.float64)
+        sums = y.new_full((2, len(y)), math.nan, dtype=torch.float64)
+        c = y.new_tensor([[clip_norm], [1.0]], dtype=torch.float64)
         self.engine.clipped_sums(y.expand(2, -1), stack, c, sums)
         out.copy_(sums[0])
+
+
+class There:
+    """An engine on a device, of batches and sums on the CPU."""
+
+    def __init__(self, make, device):
+        with torch.device(device):
+            self.engine = make()
+        self.name, self.device = self.engine.name, device
+
+    def prepare(self, batch):
+        return self.engine.prepare(Records(batch.features.to(self.device), batch.labels.to(self.device)))
+
+    def clipped_sum(self, y, batch, clip_norm, out):
+        there = out.to(self.device)
+        self.engine.clipped_sum(y.to(self.device), batch, clip_norm, there)
+        out.copy_(there)
 
 
 class InTurn:
@@ -90,9 +109,11 @@ def test_every_engine_keeps_the_contract(name, check):
     getattr(made, check)()
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name not in registry.names("engines")])
-def test_no_record_moves_a_sum_by_more_than_is_charged(name):
-    far, how = worst.farthest(ENGINES[name](), (1000,), climbs=4 if name.startswith("vmap") else 20)
+@DEVICES
+@pytest.mark.parametrize("name", ENGINES)
+def test_no_record_moves_a_sum_by_more_than_is_charged(name, device):
+    engine = There(ENGINES[name], device)
+    far, how = worst.farthest(engine, (1000,), climbs=4 if name.startswith("vmap") else 20)
     assert 1 - 2e-5 < far <= MOST, how
 
 
@@ -108,9 +129,10 @@ def test_one_block_for_all_would_be_noticed(name):
     assert far > 1.003
 
 
+@DEVICES
 @pytest.mark.parametrize("name", ["closed_form", "closed_form, torch", "dense", "bookkeeping", "vmap"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
-def test_a_replaced_record_changes_its_own_block_alone(name, bad):
+def test_a_replaced_record_changes_its_own_block_alone(name, bad, device):
     """Where all but its block is zero, the sum is that block's: other blocks' bits cancel in the difference."""
     generator = torch.Generator().manual_seed(0)
     gradients = torch.randn(1000, generator=generator, dtype=torch.float64)
@@ -125,7 +147,7 @@ def test_a_replaced_record_changes_its_own_block_alone(name, bad):
             part = Records(batch.features.clone(), batch.labels)
             if not beyond:
                 part.features[length:] = 0.0
-            engine, out = ENGINES[name](), torch.empty(worst.FEATURES, dtype=torch.float64)
+            engine, out = There(ENGINES[name], device), torch.empty(worst.FEATURES, dtype=torch.float64)
             with torch.no_grad():
                 engine.clipped_sum(torch.zeros(worst.FEATURES), engine.prepare(part), 0.3, out)
             sums.append(out)
@@ -138,17 +160,18 @@ def test_a_replaced_record_changes_its_own_block_alone(name, bad):
     ("b", "i", "o", "threads"),
     [(800, 40, 10, 1), (400, 784, 47, 2), (160, 60, 200, 1), (160, 60, 200, 2), (64, 4096, 128, 1), (7, 5, 3, 1)],
 )
-def test_a_row_of_a_product_depends_on_that_row_alone(b, i, o, threads):
+@DEVICES
+def test_a_row_of_a_product_depends_on_that_row_alone(b, i, o, threads, device):
     """What the proof asks of torch's products on this machine, forward and backward, whatever the other rows are."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         generator = torch.Generator().manual_seed(0)
-        w, x = torch.randn(o, i, generator=generator), torch.randn(b, i, generator=generator)
+        w, x = (torch.randn(rows, i, generator=generator).to(device) for rows in (o, b))
         for product in (lambda x: x @ w.t(), lambda x: (w @ x.t()).t(), lambda x: torch.addmm(w[:, 0], x, w.t())):
             expected = product(x)
             for scale in (1.0, 1e30, 0.0, 1e-40, math.nan, math.inf):
-                others = torch.randn(b, i, generator=generator) * scale
+                others = (torch.randn(b, i, generator=generator) * scale).to(device)
                 for row in (0, b // 2, b - 1):
                     given = others.clone()
                     given[row] = x[row]
@@ -159,14 +182,15 @@ def test_a_row_of_a_product_depends_on_that_row_alone(b, i, o, threads):
 
 @pytest.mark.parametrize("name", ["words", "positions", "conv2d, few positions", "lstm", "attention", "cnn"])
 @pytest.mark.parametrize("kind", [BookKeeping, Vmap], ids=lambda kind: kind.name)
-def test_models_whose_records_are_sums_themselves(kind, name):
+@DEVICES
+def test_models_whose_records_are_sums_themselves(kind, name, device):
     """Worst records of a search from random ones uphill: opposite copies of a record, among others of all sizes."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made, shape = MODELS[name]()
     model, generator = made.float(), torch.Generator().manual_seed(0)
     y = Layout.of(model).flatten(dict(model.named_parameters())).detach()
-    engine = kind(model, losses.cross_entropy, 2**26)
+    engine = There(lambda: kind(model.to(device), losses.cross_entropy, 2**26), device)
     x = torch.randn(200, *shape, generator=generator) * 10.0 ** torch.randint(-2, 3, (200, *[1] * len(shape)))
     labels, farthest = torch.randint(0, 3, (200,), generator=generator), 0.0
 

@@ -1548,6 +1548,14 @@ CLIPPING = (
         ("tests/gradients/test_precision.py::test_a_torch_whose_products_are_all_reduced_is_refused",),
     ),
     Mutant(
+        "librarys-products-reduced",
+        "libraries of a GPU that are told by the environment to multiply in TF32 are taken as they are",
+        "gradients/precision.py",
+        'if value.strip() not in ("", "0"):',
+        "if False:",
+        ("tests/gradients/test_precision.py::test_libraries_that_are_told_to_reduce_products_are_refused_on_gpus",),
+    ),
+    Mutant(
         "tried-without-clipping",
         "an engine that gives one record's gradient to another passes its trial, since its plain sums are right",
         "gradients/choice.py",
