@@ -56,7 +56,8 @@ def _computing() -> list[str]:
             rows.append([f"`dpfl papers {paper.name} {option(item)}`", *_times(item, numbers, whole)])
     said = (
         "Times are the seconds of runs, shared by two cores; some ran beside other work, or on another machine. "
-        f"The numbers of these pages took {hours(measured)}. What is quick, or not run yet, takes {hours(left)}, as far as the length is known (figures that share runs count "
+        f"The numbers of these pages took {hours(measured)}. What is quick, or not run yet, takes {hours(left)}, as "
+        "far as the length is known (figures that share runs count "
         f"each by itself). {CLUSTER}"
     )
     commands = "```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```"
