@@ -68,6 +68,7 @@ def _answer(config: Config, question: Question, skew: str | None, found: Numbers
         "level_with_the_best": list(advised.level),
         "remarks": list(advised.remarks),
         "outside": list(advised.outside),
+        "step_by_fedavgs": _steps(advised),
         "cells": [_cell(cell) for cell in advised.cells],
         "methods": _methods(advised, found),
         "measured": found.setting,
@@ -78,8 +79,15 @@ def _answer(config: Config, question: Question, skew: str | None, found: Numbers
 
 def _cell(cell: Any) -> dict[str, Any]:
     return {key: getattr(cell, key) for key in ("skew", "silo_rate", "local_steps", "epsilon", "seeds")} | {
-        "accuracy": {name: method.mean for name, method in cell.methods.items()}
+        "accuracy": {name: method.mean for name, method in cell.methods.items()},
+        "local_lr": {name: method.local_lr for name, method in cell.methods.items()},
     }
+
+
+def _steps(advised: Advice) -> list[float]:
+    """[least, most] of the recommended method's best step size over plain FedAvg's, among the cells."""
+    ratios = [cell.methods[advised.method].local_lr / cell.methods[PLAIN].local_lr for cell in advised.cells]
+    return [min(ratios), max(ratios)]
 
 
 def _methods(advised: Advice, found: Numbers) -> dict[str, dict[str, Any]]:

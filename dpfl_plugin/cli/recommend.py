@@ -52,9 +52,11 @@ def _show(labels: str, answer: Answer) -> None:
     shown = [name for name in answer["methods"] if name in (answer["recommended"], PLAIN)]
     for cell in answer["cells"]:
         at = ", ".join(f"{key} {cell[key]}" for key in ("skew", "silo_rate", "local_steps"))
-        found = "; ".join(f"{name} {cell['accuracy'][name]:.3f}" for name in shown)
+        found = "; ".join(
+            f"{name} {cell['accuracy'][name]:.3f} with local_lr {cell['local_lr'][name]:.2g}" for name in shown
+        )
         say(f"  {at}, epsilon {cell['epsilon']:g} ({cell['seeds']} seeds): {found}")
-    say("Each method had its own best step size, which is not yours: tune it.")
+    say(f"Each method had its own best step size, which is not yours{_step(answer)}: tune it.")
     say(f"Numbers {answer['origin']}. All of them: {PAGE}; --json names the sources.")
 
 
@@ -73,6 +75,15 @@ def _why(answer: Answer) -> str:
         f"The most accurate here, {best}, was {100 * ahead['mean']:.1f} ± {100 * ahead['error']:.1f} points ahead "
         "of it; with silos like these drift control gained too little, or not often enough, to be advised."
     )
+
+
+def _step(answer: Answer) -> str:
+    """How the recommended method's step size compares with FedAvg's, which a user may have."""
+    if answer["recommended"] == PLAIN:
+        return ""
+    least, most = (f"{one:.2g}" for one in answer["step_by_fedavgs"])
+    times = "as large as" if least == most == "1" else f"{least if least == most else f'{least} to {most}'} times"
+    return f" (that of {answer['recommended']} was {times} FedAvg's)"
 
 
 def _table(answer: Answer) -> Table:

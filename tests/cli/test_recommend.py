@@ -54,6 +54,9 @@ def test_few_labels_and_few_silos_call_for_drift_control(tmp_path: Path) -> None
     accuracy = {name: statistics.fmean(of.accuracies) for name, of in found.methods.items()}
     assert answer["best"] == max(accuracy, key=lambda name: accuracy[name])
     assert answer["cells"][0]["accuracy"] == pytest.approx(accuracy) and len(answer["cells"]) == 1
+    steps = {name: of.local_lr for name, of in found.methods.items()}
+    assert answer["cells"][0]["local_lr"] == steps
+    assert answer["step_by_fedavgs"] == [steps[answer["recommended"]] / steps["FedAvg"]] * 2
     gain = answer["gain_over_fedavg"]
     assert gain["mean"] == pytest.approx(accuracy[answer["recommended"]] - accuracy["FedAvg"])
     assert gain["mean"] > 0.05 and gain["told_apart"] and not answer["outside"]
@@ -169,3 +172,18 @@ def test_runs_with_the_same_answer_share_it(tmp_path: Path) -> None:
     said = dpfl("plan", path, "--recommend").out
     assert said.count("begin with") == 2 and "a, b: begin with" in said and "c: begin with" in said
     assert set(json.loads(dpfl("plan", path, "--recommend", "--json").out)) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0])
+@pytest.mark.parametrize("silo_rate", [0.2, 1.0])
+def test_the_step_is_said_beside_fedavgs(tmp_path: Path, silo_rate: float, epsilon: float) -> None:
+    """Whoever has a step size for FedAvg is told how the recommended method's was beside it, in all cells in use."""
+    path = config(tmp_path, TWO_LABELS, silo_rate=silo_rate, privacy={"epsilon": epsilon})
+    answer, said = recommended(path), dpfl("plan", path, "--recommend").out
+    method, cells = answer["recommended"], answer["cells"]
+    ratios = [cell["local_lr"][method] / cell["local_lr"]["FedAvg"] for cell in cells]
+    assert answer["step_by_fedavgs"] == [min(ratios), max(ratios)]
+    assert f"(that of {method} was " in said
+    assert ("was as large as FedAvg's" in said) == (min(ratios) == max(ratios) == 1)
+    for cell in cells:
+        assert f"{method} {cell['accuracy'][method]:.3f} with local_lr {cell['local_lr'][method]:.2g}" in said
