@@ -230,6 +230,7 @@ def priced(price: Price) -> dict[str, Any]:
     names = ("noise_multiplier", "score_noise", "score_std", "epsilon", "of_tuning", "of_rest", "delta", "without")
     return {
         **{name: getattr(price, name) for name in (*names, "accountant")},
+        "noisiest": asdict(price.noisiest),
         "num_candidates": price.num_candidates,
         "rounds": price.rounds,
         "scores": price.scores,

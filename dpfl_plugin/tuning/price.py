@@ -51,6 +51,19 @@ class Place:
     candidates: int
 
 
+@dataclass(frozen=True, slots=True)
+class Noisiest:
+    """The silo that most of the noise in a score is of.
+
+    Attributes:
+        silo: its number; records: that it counts for a score; share: of the noise's variance, in (0, 1].
+    """
+
+    silo: int
+    records: int
+    share: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """What a tuning costs.
@@ -59,6 +72,7 @@ class Price:
         places: in order; the last one is what only the winner does.
         noise_multiplier: of every round of every candidate; score_noise: of every score.
         score_std: standard deviation of the noise in a candidate's score, a share of right answers.
+        noisiest: whose noise that is, most of all.
         epsilon: of everything; of_tuning: of all but the last place; of_rest: of the last place alone. At delta, for
             the server, of a silo in every round.
         without: noise multiplier of one run on the same budget without any tuning, on all records.
@@ -69,6 +83,7 @@ class Price:
     noise_multiplier: float
     score_noise: float
     score_std: float
+    noisiest: Noisiest
     epsilon: float
     of_tuning: float
     of_rest: float
@@ -157,11 +172,13 @@ def price(
         return worst_epsilon(accountant, composed(noise, some), privacy.delta)
 
     noise = known[0] if known is not None else least_noise(epsilon, privacy.epsilon)
+    score_std, noisiest = _score_noise(ahead, score_noise)
     return Price(
         places=places,
         noise_multiplier=noise,
         score_noise=score_noise,
-        score_std=_score_std(ahead, score_noise),
+        score_std=score_std,
+        noisiest=noisiest,
         epsilon=epsilon(noise),
         of_tuning=epsilon(noise, places[:-1]),
         of_rest=epsilon(noise, places[-1:]),
@@ -184,15 +201,17 @@ def _least_of_scores(ahead: Forecast, number: int) -> float:
     return least_noise(epsilon, privacy.epsilon)
 
 
-def _score_std(ahead: Forecast, score_noise: float) -> float:
-    """Of the noise in a mean over silos of noisy shares, where all silos are there."""
+def _score_noise(ahead: Forecast, score_noise: float) -> tuple[float, Noisiest]:
+    """Standard deviation of the noise in a mean over silos of noisy shares, where all silos are there; and whose."""
     config, rules = ahead.config.with_score_noise(score_noise), ahead.rules(ahead.config, 1.0)
     scores = beside(config, ahead.accountant).scores
     assert scores is not None
     std = scores.noise_multiplier * scores.sensitivity(rules.neighbouring)
     counts = [number - training_records(config, number) for number in ahead.num_records]
-    shares = zip(ahead.setting.weights, counts, strict=True)
-    return math.sqrt(math.fsum((weight * std / count) ** 2 for weight, count in shares))
+    variances = [(weight * std / count) ** 2 for weight, count in zip(ahead.setting.weights, counts, strict=True)]
+    whole = math.fsum(variances)
+    silo = max(range(len(counts)), key=lambda silo: variances[silo])
+    return math.sqrt(whole), Noisiest(silo, counts[silo], variances[silo] / whole)
 
 
 def _costs_of_all(file: TuneFile, base: Path, out: Path, federation: Federation) -> list[RoundCost]:

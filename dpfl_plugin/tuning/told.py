@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from dpfl_plugin.core.rounding import odds
+
+MOST: Final = 0.5  # of a score's variance: more of one silo is said
 
 
 def price_lines(told: Mapping[str, Any], budget: float) -> list[str]:
@@ -29,6 +31,18 @@ def price_lines(told: Mapping[str, Any], budget: float) -> list[str]:
         f"A score is a share of right answers, ± {told['score_std']:.3f} by its noise alone. Candidates whose scores "
         f"differ by less than {_reach(told['score_std']):.3f} are not told apart: that is two standard deviations of a "
         "difference.",
+        *_noisiest(told["noisiest"]),
+    ]
+
+
+def _noisiest(told: Mapping[str, Any]) -> list[str]:
+    """A silo with few records has a noisy share of right answers, which may drown those of all others."""
+    if not MOST < told["share"] < 1:  # 1: it is the only silo
+        return []
+    return [
+        f"{told['share']:.0%} of that noise's variance is of silo {told['silo']} alone, which has {told['records']} "
+        f"record{'s' * (told['records'] > 1)} to score. Weigh silos by their records (silo_weights: records), tune "
+        "without it, or raise tune.share."
     ]
 
 
