@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +70,7 @@ class Run:
         curve: columns over evaluations, ``AXES`` and metrics, NaN where there is no finite value; thinned to `POINTS`.
         measures: {name: {"model": ..., "baseline": ...}} of the final model on all test records, or of silos' own where
             they have some; None where not defined.
+        ranked_by: the measure that such models are ranked by; None of old runs.
         positive_class: that of measures of two classes; None of other outcomes, and where it is not known.
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
     """
@@ -86,6 +87,7 @@ class Run:
     curve: dict[str, np.ndarray]
     guarantee: Guarantee | None
     measures: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    ranked_by: str | None = None
     positive_class: str | None = None
 
     def number(self, metric: str) -> float | None:
@@ -169,7 +171,8 @@ def _read(path: Path) -> Run:
         numbers={metric: _tail_mean(lines, metric) for metric in _metric_names(lines)},
         curve=_curve(lines, alone="tuning" not in result),
         guarantee=guarantee,
-        measures=_measures(result),
+        measures=(measures := _measures(result)),
+        ranked_by=_ranked_by(result, measures),
         positive_class=result.get("positive_class"),
     )
 
@@ -182,6 +185,12 @@ def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     model, baseline = found.get("own_models") or found.get("model") or {}, found.get("baseline") or {}
     single = [name for name, value in model.items() if value is None or isinstance(value, int | float)]
     return {f"{name}{more}": {"model": model[name], "baseline": baseline.get(name)} for name in single}
+
+
+def _ranked_by(result: Mapping[str, Any], measures: Iterable[str]) -> str | None:
+    """The name in ``measures`` of what models are ranked by."""
+    name = (result.get("measures") or {}).get("ranked_by")
+    return next((found for found in measures if found.removesuffix(OF_SILOS) == name), None)
 
 
 def _silo_ranks(config: Mapping[str, Any], folder: RunFolder) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.report.groups import Group, epsilon_text
 from dpfl_plugin.report.runs import Run
 from dpfl_plugin.runs.csv_cells import csv_text
@@ -48,7 +49,24 @@ def summary(groups: Sequence[Group], metrics: Sequence[str], over: str) -> Table
         more = [group.meaning(what) for what in varied]
         rows.append((group.label, group.state, group.rounds, *numbers, *spent, *more))
     numeric = (False, False, *[True] * (len(columns) - 2))
-    return Table(tuple(columns), numeric, tuple(rows), caption(over, same))
+    return Table(tuple(columns), numeric, tuple(rows), caption(over, same) + no_better(groups))
+
+
+def no_better(groups: Sequence[Group]) -> str:
+    """Which groups' models a constant would have matched: nobody sees that in a column of accuracies."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for name in {run.ranked_by: None for run in group.complete if run.ranked_by}:
+            model, baseline = (group.measure(name, who).mean for who in ("model", "baseline"))
+            if model is None or baseline is None:
+                continue
+            if not (model > baseline if higher_is_better(name) else model < baseline):
+                found.setdefault(name, []).append(group.label)
+    return "".join(
+        f" No better on test records than a baseline without features, by {name.replace('_', ' ')}: "
+        f"{'; '.join(labels)} (measures.md)."
+        for name, labels in found.items()
+    )
 
 
 def measures(groups: Sequence[Group]) -> Table:

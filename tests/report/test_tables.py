@@ -15,8 +15,18 @@ import pytest
 
 from dpfl_plugin.report.groups import Group, grouped
 from dpfl_plugin.report.runs import read
-from dpfl_plugin.report.tables import Table, measures, runs_csv, summary, summary_csv, tex, to_latex, to_markdown
-from tests.report.folders import made
+from dpfl_plugin.report.tables import (
+    Table,
+    measures,
+    no_better,
+    runs_csv,
+    summary,
+    summary_csv,
+    tex,
+    to_latex,
+    to_markdown,
+)
+from tests.report.folders import change, made
 
 NASTY = r"a&b%c$d#e_f{g}h~i^j\k<l>m|n"
 METRICS = ["test_accuracy"]
@@ -68,6 +78,27 @@ def test_measures_name_the_positive_class(tmp_path: Path, classes: tuple[str | N
         (folder / "result.json").write_text(json.dumps({**result, **more}))
     caption = measures(grouped([read(tmp_path / name) for name in "ab"])).caption
     assert caption.endswith(says or "no epsilon covers them.")
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "better", "worse"),
+    [("accuracy", "pooled", 0.7, 0.5), ("rmse", "pooled", 1.5, 3.0), ("accuracy", "mean_of_silos", 0.7, 0.5)],
+)
+def test_models_that_a_constant_would_match_are_named(
+    tmp_path: Path, name: str, where: str, better: float, worse: float
+) -> None:
+    """Better than the baseline, as good, and worse, in the mean over seeds; a run without measures says nothing."""
+    baseline = (better + worse) / 2
+    for label, values in {"good": [better] * 2, "same": [worse, better], "bad": [worse] * 2, "old": [None]}.items():
+        for seed, value in enumerate(values):
+            folder = made(tmp_path / f"{label}{seed}", seed=seed, changes={"algorithm.name": label})
+            tables = {} if value is None else {where: {"model": {name: value}, "baseline": {name: baseline}}}
+            change(folder / "result.json", measures={"ranked_by": name, **tables})
+    found = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
+    said = no_better(found)
+    assert said.endswith(": bad; same (measures.md).") and f", by {name}" in said
+    assert summary(found, METRICS, "seeds").caption.endswith(said)
+    assert no_better([group for group in found if group.label in ("good", "old")]) == ""
 
 
 def test_what_differs_has_a_column(tmp_path: Path) -> None:
