@@ -196,14 +196,30 @@ def _outcome(seen: Mapping[str, Seen], roles: Roles, decimal: str) -> tuple[dict
                 f"Classes have no order. If {roles.label} has one: outcome: ordinal; if it counts something: outcome: "
                 "counts, with a range that begins at 0 in place of classes."
             )
+        if found["outcome"] == "classes" and len(listed) == 2:
+            other, positive = listed
+            told.append(
+                f"{positive} is the positive class of auc, f1 and the like, as the second of two; "
+                f"classes: [{positive}, {other}] would make it {other}."
+            )
         low = found.get("range", [-1])[0]
         if low >= 0 and _column(seen[roles.label], decimal)["type"] == "integer":
             told.append(f"If {roles.label} counts something: outcome: counts, with a range that begins at 0.")
         return found, tuple(told)
     assert roles.time is not None and roles.event is not None
-    numbers = _numbers(pc.unique(seen[roles.time].words).to_pylist(), decimal)
+    times = pc.unique(seen[roles.time].words).to_pylist()
+    numbers = _numbers(times, decimal)
     if numbers is None or not len(numbers) or numbers.min() < 0 or numbers.max() == 0:
-        raise DataError(f"column {roles.time!r} holds no times: numbers from 0 on, in days, months or years.")
+        odd = [word for word in times if (one := _numbers([word], decimal)) is None or one.min() < 0]
+        holds = (
+            f"holds {', '.join(map(repr, odd[:5]))}{', ...' * (len(odd) > 5)}, which are"
+            if odd and len(odd) < len(times)
+            else "holds"
+        )
+        raise DataError(
+            f"column {roles.time!r} {holds} no times: numbers from 0 on, in days, months or years. Mend these "
+            "records, leave them out, or name another column."
+        )
     words = sorted(pc.unique(seen[roles.event].words).to_pylist())
     if len(words) != 2:
         shown = ", ".join(map(repr, words[:10])) or "no value"

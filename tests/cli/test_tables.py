@@ -304,7 +304,10 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
     frame().assign(stays=[row % 4 for row in range(80)]).to_csv("stays.csv", index=False)
     few = command("init", "few", "--from", "stays.csv", "--label", "stays").out
     assert "If stays has one: outcome: ordinal; if it counts something: outcome: counts" in few
-    assert "Classes have no order" not in command("init", "words", "--from", "stays.csv", "--label", "ill").out
+    two = command("init", "words", "--from", "stays.csv", "--label", "ill").out
+    assert "Classes have no order" not in two and "positive class" not in few
+    _, positive = yaml.safe_load(Path("words/run.yaml").read_text())["data"]["schema"]["label"]["classes"]
+    assert f"{positive} is the positive class of auc" in two
     assert "dpfl tune" in Path("words/run.yaml").read_text() and "dpfl tune" not in Path("counts/run.yaml").read_text()
 
 
@@ -401,6 +404,7 @@ def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
         (["--from", "all.csv", "--time", "age"], "--time is for survival, and --event is missing"),
         (["--from", "all.csv", "--time", "age", "--event", "ill", "--label", "ill"], "both given"),
         (["--from", "all.csv", "--time", "stage", "--event", "ill"], "column 'stage' holds no times"),
+        (["--from", "dose.csv", "--time", "dose", "--event", "ill"], "'dose' holds 'high', 'low', which are no times"),
         (["--from", "all.csv", "--time", "age", "--event", "stage"], "column 'stage' holds 'I', 'II', 'III': it must"),
         (["--data", "all.csv", "--label", "ill", "--time", "age"], "--time has no meaning without --from"),
         (["--from", "no*.csv", "--label", "ill"], "no such file or folder"),
