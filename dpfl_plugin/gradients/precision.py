@@ -47,9 +47,8 @@ def check_products(*devices: torch.device) -> None:
     the devices were."""
     reduced = {key: value for key, value in products().items() if value not in EXACT}
     if any(device.type == "cuda" for device in devices):
-        told = {key: value for key, value in sorted(os.environ.items()) if key.startswith(_OF_LIBRARIES)}
-        for key, value in told.items():
-            if value.strip() not in ("", "0"):
+        for key, value in sorted(os.environ.items()):
+            if key.startswith(_OF_LIBRARIES) and value.strip() not in ("", "0"):
                 raise UnsupportedError(
                     f"the environment variable {key} is {value!r}: products on GPUs would be rounded otherwise than "
                     "torch says, so that a record could add more than clip_norm. Unset it, and use runtime.precision, "

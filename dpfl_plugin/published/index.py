@@ -57,8 +57,7 @@ def _computing() -> list[str]:
     said = (
         "Times are the seconds of runs, shared by two cores; some ran beside other work, or on another machine. "
         f"The numbers of these pages took {hours(measured)}. What is quick, or not run yet, takes {hours(left)}, as "
-        "far as the length is known (figures that share runs count "
-        f"each by itself). {CLUSTER}"
+        f"far as the length is known (figures that share runs count each by itself). {CLUSTER}"
     )
     commands = "```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```"
     return ["## Computing", markdown(COMPUTING, rows), said, commands, GATHER]

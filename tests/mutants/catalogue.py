@@ -1548,10 +1548,10 @@ CLIPPING = (
         ("tests/gradients/test_precision.py::test_a_torch_whose_products_are_all_reduced_is_refused",),
     ),
     Mutant(
-        "librarys-products-reduced",
+        "reduced-by-a-library",
         "libraries of a GPU that are told by the environment to multiply in TF32 are taken as they are",
         "gradients/precision.py",
-        'if value.strip() not in ("", "0"):',
+        'if key.startswith(_OF_LIBRARIES) and value.strip() not in ("", "0"):',
         "if False:",
         ("tests/gradients/test_precision.py::test_libraries_that_are_told_to_reduce_products_are_refused_on_gpus",),
     ),
