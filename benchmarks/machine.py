@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-LIBRARIES: Final = ("dpfl-plugin", "torch", "numpy", "opacus")
+LIBRARIES: Final = ("dpfl-plugin", "torch", "numpy", "numba", "opacus")
 
 
 def facts() -> dict[str, str]:
@@ -19,8 +19,15 @@ def facts() -> dict[str, str]:
         "processor": _processor(),
         "cores this process may use": str(_cores()),
         "Python": platform.python_version(),
-        **{library: version(library) for library in LIBRARIES},
+        **{library: _version(library) for library in LIBRARIES},
     }
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _cores() -> int:

@@ -30,17 +30,25 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def normals() -> list[str]:
-    """Nanoseconds of a number on the grid with its noise: of the run's streams, and of AES."""
+def normals() -> list[list[str]]:
+    """Nanoseconds of a number on the grid with its noise: of the run's streams, and of AES; with and without numba."""
     generators = {"seeded": Stream().seek(bytes(32)), "secure": SecureStream().seek(b"")}
+    ways = {"": draws.Kernels(worth=1), ", without numba": draws.Kernels(worth=2**62)}
+    if ways[""].of(NUMBERS) is None:
+        raise SystemExit("this compares with numba's loops, which are not to be had: pip install 'dpfl-plugin[fast]'")
     total, out = torch.zeros(NUMBERS, dtype=torch.float64), torch.empty(NUMBERS)
-    found: dict[str, list[float]] = {name: [] for name in generators}
+    found: dict[tuple[str, str], list[float]] = {(way, name): [] for way in ways for name in generators}
     for _ in range(TURNS):
-        for name, generator in generators.items():
-            found[name].append(seconds(lambda g=generator: draws.add_rounded(total, 2.0**-20, 2.0**22, g, out)))  # type: ignore[misc]
-    nano = {name: statistics.median(times) / NUMBERS * 1e9 for name, times in found.items()}
-    ratio = statistics.median(s / p for s, p in zip(found["secure"], found["seeded"], strict=True))
-    return ["a number with its noise", f"{nano['seeded']:.1f} ns", f"{nano['secure']:.1f} ns", f"{ratio:.2f}"]
+        for (way, name), times in found.items():
+            draws.kernels, generator = ways[way], generators[name]
+            times.append(seconds(lambda g=generator: draws.add_rounded(total, 2.0**-20, 2.0**22, g, out)))  # type: ignore[misc]
+    draws.kernels = ways[""]
+    rows = []
+    for way in ways:
+        nano = [f"{statistics.median(found[way, name]) / NUMBERS * 1e9:.1f} ns" for name in generators]
+        ratios = (s / p for s, p in zip(found[way, "secure"], found[way, "seeded"], strict=True))
+        rows.append([f"a number with its noise{way}", *nano, f"{statistics.median(ratios):.2f}"])
+    return rows
 
 
 def a_round(name: str) -> list[str]:
@@ -61,7 +69,7 @@ def a_round(name: str) -> list[str]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    rows = [normals(), *(a_round(name) for name in ("W1", "W2"))]
+    rows = [*normals(), *(a_round(name) for name in ("W1", "W2"))]
     text = table(["", "from the seed", "secure", "times"], rows)
     print(text)
     put("docs/privacy.md", "secure noise", text)

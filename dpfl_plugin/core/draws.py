@@ -80,12 +80,16 @@ def add_rounded(total: Tensor, grid: float, std: float, rng: np.random.Generator
     """
     rounded_normals.check_std(std)
     values = total.cpu().contiguous().numpy()
-    known = torch.float32, torch.float64  # to kernels
-    plain = out.is_cpu and out.is_contiguous() and out.dtype in known
-    sfc64 = kernels.of(len(values)) if plain else None
+    sfc64 = kernels.of(len(values))
     if sfc64 is not None:
         add = _add_rounded if _is_ours(rng) else _add_rounded_of
-        add(sfc64, rng, values, grid, std, out.numpy())
+        known = torch.float32, torch.float64  # to kernels
+        plain = out.is_cpu and out.is_contiguous() and out.dtype in known
+        # Of float64 what is copied is rounded once, as here; of float32 half as much goes to a device.
+        found = out if plain else torch.empty(len(values), dtype=out.dtype if out.dtype in known else torch.float64)
+        add(sfc64, rng, values, grid, std, found.numpy())
+        if found is not out:
+            out.copy_(found)
         return
     if isinstance(rng, FreshGenerator):
         noise = rng.rounded(len(values), std)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from dpfl_plugin.core.device_noise import DeviceNormals
@@ -62,8 +63,12 @@ class SiloNoise:
                 self.sizes[first + n] += (sensitivity * factor) ** 2
             cast(OnDevice, rules.mechanism).add(totals, sensitivities, normals, out, factors)
             return
+        # There and back at once: each transfer waits for the device.
+        values, noisy = totals.cpu(), out if out.is_cpu else torch.empty(out.shape, dtype=out.dtype)
         for n, scale in enumerate(scales):
-            self.add_of(first + n, step, totals[n], scale, out[n])
+            self.add_of(first + n, step, values[n], scale, noisy[n])
+        if noisy is not out:
+            out.copy_(noisy)
 
     def add_of(self, row: int, step: int, total: Tensor, scale: Scale, out: Tensor) -> None:
         """Write ``total`` (d,) float64 to ``out`` (d,), with the noise of this step of one silo."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -266,14 +267,14 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
 
 
 def slow_noise(config: Config, noise_multiplier: float) -> list[str]:
-    """What to tell a user whose GPU will wait for noise: one core of the host draws it, unless the user chose where."""
+    """What to tell a user whose GPU waits while a core of the host draws noise, unless the user chose where."""
     runtime = config.runtime
     unchosen = "noise" not in runtime.model_fields_set and not config.privacy.secure
     if not (runtime.device.startswith("cuda") and unchosen and noise_multiplier):
         return []
     return [
-        "noise is drawn on the host, for which a GPU may wait most of a round: --set runtime.noise=device draws it on "
-        "the GPU."
+        "noise is drawn on the host, and the GPU waits for it: --set runtime.noise=device draws it on the GPU"
+        + ("." if find_spec("numba") else "; numba draws it sooner on the host, too: pip install 'dpfl-plugin[fast]'.")
     ]
 
 
