@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 MAKE_ROOM: Final = (
     "Free some space there, or have the quota raised (df -h, quota -s); then the same command continues from what was "
-    "saved: dpfl run with --resume, dpfl sweep with --retry."
+    "saved: dpfl run with --resume (resume=True in Python), dpfl sweep with --retry."
 )
 _INSTALLED = (__file__.removesuffix("errors.py"), traceback.__file__.removesuffix("traceback.py"), "<")
 
@@ -21,14 +21,14 @@ class Worded(str):
     """A message that serves Python and the command line.
 
     In it ``{name}`` stands for an argument, which is an option of the command, ``{name=value}`` for one with what to
-    give: ``{resume=True}`` is ``resume=True`` or ``--resume``.
+    give: ``{resume=True}`` is ``resume=True`` or ``--resume``. Settings are as `in_python` has them.
     """
 
     __slots__ = ()
 
     @property
     def in_python(self) -> str:
-        return _ARGUMENT.sub(lambda found: _in_python(*found.groups()), self)
+        return _ARGUMENT.sub(lambda found: _in_python(*found.groups()), in_python(self))
 
     @property
     def as_options(self) -> str:
@@ -46,7 +46,7 @@ class DpflError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return self.text.in_python if isinstance(self.text, Worded) else self.text
+        return self.text.in_python if isinstance(self.text, Worded) else in_python(self.text)
 
     @property
     def text(self) -> str:
@@ -54,7 +54,7 @@ class DpflError(Exception):
 
     @property
     def as_options(self) -> str:
-        return self.text.as_options if isinstance(self.text, Worded) else str(self)
+        return self.text.as_options if isinstance(self.text, Worded) else self.text
 
 
 Error = TypeVar("Error", bound=DpflError)
@@ -71,6 +71,20 @@ class ArgumentError(ConfigError):
 
     def __init__(self, message: str) -> None:
         super().__init__(Worded(message))
+
+
+def in_python(text: str) -> str:
+    """What is told to both, with its settings in the words of Python: ``--set a.b=c`` is ``a.b='c'``."""
+    return _SETTING.sub(lambda found: f"{found[1]}={_IN_YAML.get(found[2]) or _literal(found[2])}", text)
+
+
+_SETTING: Final = re.compile(r"--set ([\w.]+)=(\.\.\.|[^\s,;:)]*[^\s,;:).])")
+_IN_YAML: Final = {"true": "True", "false": "False", "null": "None"}
+
+
+def _literal(value: str) -> str:
+    """A word in quotes; what stands for a value, a number, a list or a mapping as it is."""
+    return repr(value) if re.fullmatch(r"[a-z]\w*", value) else value
 
 
 _ARGUMENT: Final = re.compile(r"\{(\w+)(?:=(\w+))?\}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dpfl_plugin
+from dpfl_plugin.api.progress import Teller
 from dpfl_plugin.errors import (
     ArgumentError,
     ConfigError,
@@ -43,6 +44,27 @@ def test_a_message_names_an_argument_in_the_words_of_each_door(kind: type[DpflEr
         assert found.as_options == "use --resume, or another --out"
     plain = TrainingError("a {model} as it is")
     assert str(plain) == plain.as_options == "a {model} as it is"
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("a smaller step may help: --set algorithm.local_lr=0.3.", "a smaller step may help: algorithm.local_lr=0.3."),
+        ("(--set privacy.unit=silo)", "(privacy.unit='silo')"),
+        ("Use --set privacy.secure=true, or --set tune=null.", "Use privacy.secure=True, or tune=None."),
+        ("Use --set rounds=..., or --set model.hidden=[50]", "Use rounds=..., or model.hidden=[50]"),
+        ("Add --set privacy.noise_multiplier=NUMBER.", "Add privacy.noise_multiplier=NUMBER."),
+        ("--set silo_weights=records weighs them", "silo_weights='records' weighs them"),
+        ("a choice in the file (--set key=value)", "a choice in the file (key='value')"),
+    ],
+)
+def test_a_setting_is_advised_in_the_words_of_each_door(
+    told: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error in (ConfigError(told), ArgumentError(told)):
+        assert str(error) == shown and error.as_options == told
+    Teller(bar=False).note(f"warning: {told}")
+    assert capsys.readouterr().err == f"dpfl: warning: {shown}\n"
 
 
 # Which are words of a command that is named with them.

@@ -20,7 +20,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome, higher_is_better, score_key
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
-from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.errors import ConfigError, DataError, in_python, require
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
 
@@ -213,7 +213,7 @@ class Run:
         useless = worse_than_baseline(self.result, options, scores)
         small = too_small_a_step(self.result, scores, options)
         told = [*self.result.get("warnings", ()), *(text for text in (useless, small) if text is not None)]
-        warnings = "".join(f"<li>{html.escape(text)}</li>" for text in told)
+        warnings = "".join(f"<li>{html.escape(in_python(text))}</li>" for text in told)
         parts = [
             f"<p><b>{html.escape(str(self.result['name']))}</b>: {html.escape(self._summary())}<br>",
             f"<code>{html.escape(str(self.folder))}</code></p>",

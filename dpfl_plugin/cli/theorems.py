@@ -15,7 +15,7 @@ from rich.table import Table
 from dpfl_plugin.api.plans import Given, Prescribed, Prescription, Question, paper_plans
 from dpfl_plugin.cli.account import WIDTH
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.errors import ArgumentError, ConfigError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import to_json
 
 Proof = dict[str, Any]
@@ -30,7 +30,7 @@ def plan_paper(question: Question, solve: str | None, paper: str, given: Given, 
     """Print the plan of a paper for each variant of a file that it is of; of one that is named, or why it has none."""
     answers = paper_plans(question, paper, given, solve)
     plans = {label: answer for label, answer in answers.items() if isinstance(answer, Prescribed)}
-    refusals = {label: _words(answer) for label, answer in answers.items() if isinstance(answer, ConfigError)}
+    refusals = {label: answer.as_options for label, answer in answers.items() if isinstance(answer, ConfigError)}
     if as_json:
         plain = {label: as_plain(paper, one.prescription, one.proofs) for label, one in plans.items()}
         plain |= {label: {"paper": paper, "refused": why} for label, why in refusals.items()}
@@ -40,10 +40,6 @@ def plan_paper(question: Question, solve: str | None, paper: str, given: Given, 
         show(label, one.prescription, one.proofs)
     for label, why in refusals.items():
         print(f"{label}: no plan. {why}")
-
-
-def _words(error: ConfigError) -> str:
-    return error.as_options if isinstance(error, ArgumentError) else str(error)
 
 
 def as_plain(paper: str, prescription: Prescription, proofs: Sequence[Proof]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ damage that proves nothing wrong: it is set aside in a file beside the ledger. A
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
 _CHECK_BYTES: Final = len(b',"check":"0123456789abcdef"}')
 _HEAD: Final = re.compile("[0-9a-f]{16}")
+_NO_SYNC: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSUP})  # of file systems that sync no folders
 
 
 class DamagedLineError(ValueError):
@@ -77,11 +79,11 @@ class LedgerFile:
         try:
             self.write(first)
             self.sync()
+            _sync_folder(self.path.parent)
         except LedgerError:
             with contextlib.suppress(OSError):
                 self._file.close()  # nobody gets this ledger, who could
             raise
-        _sync_folder(self.path.parent)
 
     def read(self) -> Iterator[tuple[int, bytes]]:
         """(number, object as JSON) of each line, as far as they are whole; `go_on` or `leave` comes next.
@@ -307,11 +309,22 @@ def _set_aside(path: Path, rest: bytes) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable, where the system lets a folder be synced."""
+    """Make a new file's name durable, where the system lets a folder be synced.
+
+    Raises:
+        LedgerError: it does, and this failed: a power cut could take the file, and what it charged, with it.
+    """
     if not hasattr(os, "O_DIRECTORY"):
         return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise LedgerError(
+                f"{folder} cannot be synced: {error.strerror}. Nothing was released. Its owner must be able to read it "
+                "(ls -ld), on a disk without errors (dmesg); or use another folder."
+            ) from error

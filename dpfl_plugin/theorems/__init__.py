@@ -45,7 +45,7 @@ def prescribed(question: Question, paper: str, given: Given) -> dict[str, Prescr
         return answers
     if len(variants) == 1:
         raise next(iter(refusals.values()))
-    texts = {label: error.text if isinstance(error, ArgumentError) else str(error) for label, error in refusals.items()}
+    texts = {label: error.text for label, error in refusals.items()}
     labels = {why: ", ".join(label for label in texts if texts[label] == why) for why in texts.values()}
     raise ArgumentError(" ".join(f"{whose}: {why}" for why, whose in labels.items()))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -293,6 +295,29 @@ def test_after_a_failed_sync_nothing_more_is_accepted(tmp_path: Path, monkeypatc
         with pytest.raises(LedgerError):
             action()
     ledger.close()
+
+
+@pytest.mark.parametrize(("number", "refused"), [(errno.EIO, True), (errno.EACCES, True), (errno.EINVAL, False)])
+def test_a_ledger_whose_name_a_power_cut_could_take_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, refused: bool
+) -> None:
+    """Unless the file system syncs no folders (EINVAL): there is nothing to be done about that."""
+    fsync = os.fsync
+
+    def failing(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    path = tmp_path / "ledger.jsonl"
+    if refused:
+        with pytest.raises(LedgerError, match=rf"{tmp_path} cannot be synced: {os.strerror(number)}. Nothing was"):
+            Ledger(path)
+    else:
+        with Ledger(path) as ledger:
+            ledger.append([charge(0)])
+            ledger.sync()
 
 
 def test_a_program_that_changes_its_working_folder_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
