@@ -62,6 +62,7 @@ from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.publishable import published
+from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.runs.rules import cycle_facts, weak_claims
@@ -240,7 +241,9 @@ def _together(parts: Parts) -> int:
 def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
     """What a user may want to know, or to change, before a round is run."""
     config, parts = job.config, job.parts
-    for text in parts.notes:
+    columns = () if parts.inputs is None or config.data.preprocess else parts.inputs.columns
+    far = far_features((records.features for records in parts.train.values()), columns, parts.module)
+    for text in (*parts.notes, *([] if far is None else [far])):
         hooks.note(f"records: {text}.")
     hooks.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
     hooks.detail(f"memory: {parts.memory.summary()}")

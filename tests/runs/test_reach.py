@@ -1,0 +1,46 @@
+"""Who forgot to bring features to one size is told before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpfl_plugin.runs.reach import FAR, far_features
+from tests.cli.command import dpfl, write
+
+COLUMNS = ("income", "age")
+
+
+def features(*rows: tuple[float, float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float32).reshape(-1, 2)
+
+
+@pytest.mark.parametrize("value", [2 * FAR, -2 * FAR])
+def test_the_feature_that_reaches_furthest_is_named(value: float) -> None:
+    held = [features((1, 90), (2, -FAR)), features(), features((value, 3))]
+    note = far_features(held, COLUMNS, nn.Linear(2, 2))
+    assert note is not None and note.startswith("features reach 200 (column 'income'): ")
+    assert "column" not in (far_features(held, (), nn.Linear(2, 2)) or "column")
+    assert far_features(held[:2], COLUMNS, nn.Linear(2, 2)) is None  # ages are of a usual size
+    assert far_features([], (), nn.Linear(2, 2)) is None
+
+
+def test_numbers_of_words_are_no_sizes() -> None:
+    assert far_features([features((5000, 3))], (), nn.Sequential(nn.Embedding(6000, 4), nn.Flatten())) is None
+
+
+def test_a_run_says_it_before_its_rounds(tmp_path: Path) -> None:
+    for first, name in enumerate("ab"):
+        rows = "".join(f"{900 * (n % 7) + first},{n % 3 % 2}\n" for n in range(60))
+        (tmp_path / f"{name}.csv").write_text("income,label\n" + rows)
+    path = write(tmp_path, {"data": None, "rounds": 1})
+    for steps, told in ("", True), ("  preprocess: [{name: scale, factor: 0.0001}]\n", False):
+        data = f"data:\n  dataset: {{name: csv, files: ['*.csv'], classes: [0, 1]}}\n  partition: natural\n{steps}"
+        one = path.with_name("one.yaml")
+        one.write_text(path.read_text() + data)
+        done = dpfl("run", one, "--out", tmp_path / "runs")
+        assert done.code == 0, done.err
+        assert ("records: features reach 5401 (column 'income'): " in done.err) == told
