@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +38,7 @@ from dpfl_plugin.sweeps.supervisor import DONE, FAILED, INTERRUPTED, Stop, Super
 
 Tell = Callable[[str], None]
 FEW: Final = 4
+CPU: Final = "cpu"  # of all configurations
 COMPUTING: Final = ("dpfl_plugin.published.", "dpfl_plugin.theorems.", "dpfl_plugin.tuning.")
 DRAWING: Final = ("pages", "pictures", "pictures_of_tables", "tables", "verdicts", "fewer", "index")  # of published
 """Rooms of which a table that takes no run may use something."""
@@ -116,6 +119,7 @@ def reproduce(
     out: str | Path = "papers",
     data: str | Path | None = None,
     jobs: int = 1,
+    device: str | None = None,
     tell: Tell | None = None,
 ) -> list[Reproduced]:
     """Repeat a figure or table of a paper, or all of them; what is finished in ``out`` is not run again.
@@ -128,15 +132,20 @@ def reproduce(
         out: folder of runs, numbers (JSON), pages and pictures.
         data: folder of data files, else $DPFL_DATA, else ~/.cache/dpfl.
         jobs: runs at the same time. Several are processes that are forked from this one: do it before torch computes.
+        device: torch's, that all runs compute on, e.g. "cuda", which ``jobs`` share; None: "cpu". Runs of another
+            device are other runs, and not gone on with.
         tell: is told how far it is.
 
     Raises:
         ArgumentError: there is no such paper, figure, table or seed.
-        ConfigError, DataError: as `dpfl.train`. TrainingError: runs failed. KeyboardInterrupt: what is done is saved.
+        ConfigError: the device cannot be used here; or, with DataError, as `dpfl.train`. TrainingError: runs failed.
+        KeyboardInterrupt: what is done is saved.
     """
     of = catalog.find(paper)
     wanted = catalog.items(of, _number(figure), _number(table))
-    extents = [_extent(item, quick, seeds) for item in wanted]
+    extents = [_extent(item, quick, seeds, device) for item in wanted]
+    if device is not None:
+        _check_device(device)
     with _data(data):
         check_readable(_left(zip(wanted, extents, strict=True), folder_of(of, Path(out))))
         return [
@@ -159,20 +168,37 @@ def _number(given: int | str | None) -> str | None:
     return None if given is None else str(given)
 
 
-def _extent(item: Item, quick: bool, seeds: Sequence[int]) -> Extent:
+def _check_device(device: str) -> None:
+    """In a process of its own: CUDA that has begun here would be of no use to runs that are forked.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        pool.submit(_use_device, device).result()
+
+
+def _use_device(device: str) -> None:
+    from dpfl_plugin.runs.models import usable_device  # imports torch
+
+    usable_device(device)
+
+
+def _extent(item: Item, quick: bool, seeds: Sequence[int], device: str | None) -> Extent:
     """
     Raises:
         ArgumentError: the item does not have these seeds, or quick runs were asked for, which have their own.
     """
+    there = None if device == CPU else device
     if not seeds or item.computed is not None:
-        return Extent(quick)
+        return Extent(quick, device=there)
     require_argument(not quick, "seeds", list(seeds), "be left out where quick is set: quick runs have their own")
     known = ", ".join(map(str, item.seeds))
     require_argument(
         set(seeds) <= set(item.seeds), "seeds", list(seeds), f"be some of those of {item.heading}, which are {known}"
     )
     some = tuple(seed for seed in item.seeds if seed in seeds)
-    return ALL if some == item.seeds else Extent(seeds=some)
+    return Extent(seeds=() if some == item.seeds else some, device=there)
 
 
 @contextlib.contextmanager
@@ -238,7 +264,14 @@ def _ran(paper: Paper, item: Item, extent: Extent, folder: Path, jobs: int, tell
 
 
 def sweeps_of(
-    paper: str, *, figure: str | None, table: str | None, quick: bool, seeds: Sequence[int] = (), out: Path
+    paper: str,
+    *,
+    figure: str | None,
+    table: str | None,
+    quick: bool,
+    seeds: Sequence[int] = (),
+    device: str | None = None,
+    out: Path,
 ) -> list[tuple[Path, list[str], Path]]:
     """(file, settings, folder) of every sweep, as `dpfl sweep` takes them.
 
@@ -246,7 +279,7 @@ def sweeps_of(
         ArgumentError: there is no such paper, figure, table or seed.
     """
     of = catalog.find(paper)
-    extents = [(item, _extent(item, quick, seeds)) for item in catalog.items(of, figure, table)]
+    extents = [(item, _extent(item, quick, seeds, device)) for item in catalog.items(of, figure, table)]
     return [
         (part.path, part.given(extent), folder_of(of, out)) for item, extent in extents for part in item.ran(extent)
     ]
@@ -385,14 +418,14 @@ def _gathered(
         points += numbers_of.gather(part, item.measure, made)
     if missing:
         return None, missing
-    whole = replace(extent, seeds=())
+    whole = replace(extent, seeds=(), device=None)
     runs = numbers_of.runs_digest(part.expansion(whole) for part in item.ran(whole))
     made_by = functools.reduce(operator.or_, codes)
     # Scores are made here, and the least loss, too.
     all_of = made_by | numbers_of.code_here("api.papers", "published.numbers", imported=item.measure == EXCESS)
     version, packages = dpfl_plugin.__version__, sorted(made_by.packages)
     numbers = Numbers(paper.name, item.name, extent.quick, version, packages, runs, points, None, all_of.listed())
-    return replace(numbers, seeds=list(extent.seeds)), 0
+    return replace(numbers, seeds=list(extent.seeds), devices=[] if extent.device is None else [extent.device]), 0
 
 
 def _seconds(sweep: Sweep) -> dict[str, float]:

@@ -84,6 +84,7 @@ def run_papers(
     table: str | None,
     quick: bool,
     seeds: Sequence[int],
+    device: str | None,
     out: Path,
     data: Path | None,
     jobs: int | None,
@@ -92,7 +93,7 @@ def run_papers(
     """Repeat figures and tables here; returns an exit code of `dpfl sweep`."""
     of = catalog.find(paper)
     wanted = catalog.items(of, figure, table)
-    _say(_foretold(of, wanted, quick=quick, seeds=seeds))
+    _say(_foretold(of, wanted, quick=quick, seeds=seeds) + ("" if device is None else f". They run on {device}."))
     if len(wanted) > 1:
         _say(f"these are all {len(wanted)} of the paper; one of these options runs only that.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -103,6 +104,7 @@ def run_papers(
             table=table,
             quick=quick,
             seeds=seeds,
+            device=device,
             out=out,
             data=data,
             jobs=jobs or cores,
@@ -127,6 +129,7 @@ def submit_papers(
     table: str | None,
     quick: bool,
     seeds: Sequence[int],
+    device: str | None,
     out: Path,
     data: Path | None,
     jobs: int | None,
@@ -137,7 +140,7 @@ def submit_papers(
     if data is not None:
         raise ConfigError("--data with --on slurm: tasks have the job's environment. Use export DPFL_DATA=... instead.")
     options = Options(on="slurm", jobs=jobs or 1, at_once=None, pack=1, retry=False, dry_run=False)
-    sweeps = api.sweeps_of(paper, figure=figure, table=table, quick=quick, seeds=seeds, out=out)
+    sweeps = api.sweeps_of(paper, figure=figure, table=table, quick=quick, seeds=seeds, device=device, out=out)
     codes = [sweep_file(path, settings, folder, options) for path, settings, folder in sweeps]
     _say("when they are finished, the same command without --on makes the tables, pages and pictures.")
     return max(codes, default=0)

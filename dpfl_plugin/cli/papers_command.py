@@ -33,6 +33,9 @@ def papers(
         Path | None, typer.Option(metavar="DIR", help="Data files (default: $DPFL_DATA, else ~/.cache/dpfl).")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time (default: one for each core).")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Torch device of all runs, e.g. cuda (default: cpu).")
+    ] = None,
     on: Annotated[Where, typer.Option("--on", help="This machine, or Slurm.")] = Where.local,
     json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
@@ -53,11 +56,20 @@ def papers(
     some = [] if seeds is None else _seeds(seeds)
     if on is Where.slurm:
         code = command.submit_papers(
-            paper, figure=figure, table=table, quick=quick, seeds=some, out=out, data=data, jobs=jobs
+            paper, figure=figure, table=table, quick=quick, seeds=some, device=device, out=out, data=data, jobs=jobs
         )
     else:
         code = command.run_papers(
-            paper, figure=figure, table=table, quick=quick, seeds=some, out=out, data=data, jobs=jobs, as_json=json
+            paper,
+            figure=figure,
+            table=table,
+            quick=quick,
+            seeds=some,
+            device=device,
+            out=out,
+            data=data,
+            jobs=jobs,
+            as_json=json,
         )
     raise typer.Exit(code)
 

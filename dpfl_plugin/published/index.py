@@ -16,9 +16,9 @@ from dpfl_plugin.published.verdicts import AGREES, Standing, standing
 INTRODUCTION: Final = """\
 Figures and tables of papers, and what comes out here. `dpfl papers` lists them; `dpfl papers PAPER --figure N` repeats
 one, and goes on where it was interrupted (`--quick`: its direction, in minutes; `--seeds 0`: all rounds, of one seed);
-in Python, `dpfl.papers()` and `dpfl.reproduce(...)`. `--on slurm` submits the runs to a cluster, a task each; the same
-command without it gathers them. The configurations are in `configs/papers/`: each is a file for `dpfl run` or
-`dpfl sweep`."""
+in Python, `dpfl.papers()` and `dpfl.reproduce(...)`. `--device cuda` computes on a GPU, which `--jobs N` runs share.
+`--on slurm` submits the runs to a cluster, a task each; the same command without it gathers them. The configurations
+are in `configs/papers/`: each is a file for `dpfl run` or `dpfl sweep`."""
 SIGNS: Final = """\
 Below, "ahead" is by how much the line is better here that the paper says is better; "behind" is against what is
 published. An ordering is of two lines at one place, e.g. at one epsilon; where not all places of a paper were tried, it

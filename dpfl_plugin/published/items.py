@@ -41,10 +41,13 @@ class Extent:
     Attributes:
         quick: runs of fewer seeds, places or rounds, and not of all parts: `fewer` says of which.
         seeds: whole runs, of these seeds only; empty: of all.
+        device: torch's, that runs compute on; None: that of the configurations. It is of runs, not of their numbers,
+            which are to be the same but for noise and rounding.
     """
 
     quick: bool = False
     seeds: tuple[int, ...] = ()
+    device: str | None = None
 
     @property
     def suffix(self) -> str:
@@ -85,7 +88,8 @@ class Part:
     def given(self, extent: Extent) -> list[str]:
         """All changes of the file."""
         some = [f"sweep.seeds={list(extent.seeds)}"] if extent.seeds else []
-        return [*self.settings, *((self.quick or ()) if extent.quick else ()), *some]
+        there = [f"runtime.device={extent.device}"] if extent.device else []
+        return [*self.settings, *((self.quick or ()) if extent.quick else ()), *some, *there]
 
     def expansion(self, extent: Extent = ALL) -> Expansion:
         """The runs.

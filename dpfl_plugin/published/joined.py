@@ -35,6 +35,7 @@ def joined(item: Item, first: Numbers, second: Numbers) -> Numbers:
         modules=code.listed(),
         points=[_both(item, *pair) for pair in zip(first.points, second.points, strict=True)],
         seeds=[] if tuple(seeds) == item.seeds else seeds,
+        devices=sorted({*first.devices, *second.devices}),
     )
 
 

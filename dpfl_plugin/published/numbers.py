@@ -81,7 +81,7 @@ class Numbers:
         runs: digest of the runs' names: other numbers belong to another configuration. Of all runs, where the numbers
             are of some seeds.
         table: header and rows of what is computed without runs.
-        quick, seeds: how much was run, see `Extent`.
+        quick, seeds: how much was run, see `Extent`. devices: that runs were asked to compute on.
     """
 
     paper: str
@@ -94,6 +94,7 @@ class Numbers:
     table: Table | None = None
     modules: dict[str, list[str]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
 
     @property
     def extent(self) -> Extent:

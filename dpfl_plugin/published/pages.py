@@ -106,17 +106,22 @@ def _how_to_run(paper: Paper, item: Item, numbers: Numbers | None) -> str:
     if numbers is None:
         return f"**Not run on these pages yet**: {command} does ({runs} runs{length}); with `--quick` in minutes."
     if numbers.extent == ALL:
-        return f"{command} makes these numbers ({runs} runs, {hours(numbers.seconds)} on two cores)."
+        return f"{command} makes these numbers ({runs} runs, {_took(numbers)})."
     if numbers.seeds:
         given = ",".join(map(str, numbers.seeds))
         return (
-            f"**{of_seeds(item, numbers)}**, with all rounds (`--seeds {given}`, {hours(numbers.seconds)} on two "
-            f"cores): {command} makes all {runs} runs{length}."
+            f"**{of_seeds(item, numbers)}**, with all rounds (`--seeds {given}`, {_took(numbers)}): {command} makes "
+            f"all {runs} runs{length}."
         )
     return (
-        f"**Quick numbers** (`--quick`, {hours(numbers.seconds)} on two cores; {fewer(item)}): they show the "
-        f"direction. {command} makes all {runs} runs{length}."
+        f"**Quick numbers** (`--quick`, {_took(numbers)}; {fewer(item)}): they show the direction. {command} makes "
+        f"all {runs} runs{length}."
     )
+
+
+def _took(numbers: Numbers) -> str:
+    beside = f" beside {' and '.join(numbers.devices)}" if numbers.devices else ""
+    return f"{hours(numbers.seconds)} on two cores{beside}"
 
 
 def _made_by(numbers: Numbers) -> str:
@@ -283,7 +288,8 @@ def _in_points(verdict: str) -> str:
 def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:
     """Seconds of processors of all runs and of quick ones: measured, or by local steps of what is measured.
 
-    What takes a step is taken from all kept numbers of the paper with the same records and model.
+    What takes a step is taken from all kept numbers of the paper with the same records and model, of runs on processors
+    alone.
     """
     if item.computed is not None:
         return None, None
@@ -292,7 +298,7 @@ def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:
     found: list[float | None] = []
     for extent in (ALL, QUICK):
         parts = item.ran(extent)
-        if numbers is not None and numbers.quick == extent.quick:
+        if numbers is not None and numbers.quick == extent.quick and not numbers.devices:
             found.append(numbers.seconds * (len(item.seeds) / len(numbers.seeds) if numbers.seeds else 1))
         elif all(_records(part) in each for part in parts):
             found.append(math.fsum(each[_records(part)] * _work(part.expansion(extent)) for part in parts))
@@ -306,7 +312,7 @@ def _rates(paper: Paper) -> dict[str, float]:
     seconds, work = dict[str, float](), dict[str, float]()
     for item in paper.items:
         numbers = kept(paper.name, item)
-        if numbers is None:
+        if numbers is None or numbers.devices:
             continue
         for part in item.ran(numbers.extent):
             name = _records(part)

@@ -36,7 +36,7 @@ def model_and_loss(
     known, words = holding.survey, any(silo.train_x.dtype.kind == "i" for silo in holding.silos.values())
     if (augmentation := views_of(config)) is not None:
         augmentation.check(known.feature_shape, real=not words)
-    dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
+    dtype, device = getattr(torch, config.runtime.dtype), usable_device(holding.device or config.runtime.device)
     if module is None:
         module = build_model(
             model_block(config.model), known.feature_shape, known.num_classes, config.seed, known.outcome
@@ -128,7 +128,11 @@ def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
         )
 
 
-def _device(name: str) -> torch.device:
+def usable_device(name: str) -> torch.device:
+    """
+    Raises:
+        ConfigError: there is no such device here.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:  # whose message lists all that any torch knows

@@ -16,7 +16,7 @@ import dpfl_plugin as dpfl
 from benchmarks import papers as benchmark
 from dpfl_plugin.api import papers as api
 from dpfl_plugin.config.sweep import config_of
-from dpfl_plugin.errors import ArgumentError, DataError, TrainingError
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, TrainingError
 from dpfl_plugin.privacy.paper import noble_largest_rounds
 from dpfl_plugin.published import catalog, items, joined, noble_authors, pages, pictures
 from dpfl_plugin.published import numbers as numbers_of
@@ -293,6 +293,26 @@ def test_seeds_one_after_another_come_to_the_numbers_of_all(
     ):
         assert benchmark._keep(item, numbers) is taken
         assert api._listed(paper, item).numbers == extent and len(list((tmp_path / "kept").rglob("*.json"))) == 1
+
+
+def test_runs_on_a_device_are_other_runs_of_the_same_experiment(tmp_path: Path, paper: Paper) -> None:
+    """Which the numbers say."""
+    told: list[str] = []
+    (plain,) = dpfl.reproduce("tiny", quick=True, device="cpu", out=tmp_path)
+    (there,) = dpfl.reproduce("tiny", quick=True, device="cpu:0", out=tmp_path, tell=told.append)
+    (again,) = dpfl.reproduce("tiny", quick=True, device="cpu:0", out=tmp_path, tell=told.append)
+    assert [text.partition("; in")[0] for text in told if "before" in text] == [
+        f"Figure 1, tiny: 2 runs, {count} finished before" for count in (0, 2)
+    ]
+    configs = [path.read_text() for path in tmp_path.rglob("config.yaml")]
+    assert sum("device: cpu:0\n" in text for text in configs) == 2 and len(configs) == 4
+    assert plain.numbers is not None and there.numbers is not None and there.page is not None
+    assert (plain.numbers.devices, there.numbers.devices) == ([], ["cpu:0"])
+    assert plain.numbers.runs == there.numbers.runs and len(plain.numbers.points) == len(there.numbers.points)
+    assert "on two cores beside cpu:0; " in there.page.read_text() and again.numbers == there.numbers
+    with pytest.raises(ConfigError, match=r"runtime.device='gpu' is not a valid device"):
+        dpfl.reproduce("tiny", quick=True, device="gpu", out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_standard_deviations_of_seeds_are_put_together() -> None:
