@@ -16,7 +16,7 @@ from dpfl_plugin.api import pictures
 from dpfl_plugin.api.objects import plain
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Comparison, Run
-from dpfl_plugin.api.training import run_config
+from dpfl_plugin.api.training import check_path, own_folder, run_config
 from dpfl_plugin.config.load import Plan, base_of
 from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
@@ -81,6 +81,7 @@ class Experiment:
     def run(
         self,
         *,
+        out: str | Path | None = None,
         resume: bool = False,
         ledger: str | Path | None = None,
         callbacks: Sequence[Any] = (),
@@ -89,9 +90,11 @@ class Experiment:
     ) -> Run | Comparison:
         """Run it, or show what is finished; one after another where there are several variants.
 
-        Arguments and errors are those of `dpfl.train`; the folder is the file's key ``out``.
+        Arguments and errors are those of `dpfl.train`; ``out`` is by default the file's key, and of an experiment of a
+        program's own records runs/DATE-TIME, of when it was made.
         """
-        plan, done = self.loaded(), {}
+        check_path("out", out)
+        plan, done = (self if out is None else self.with_(out=str(out))).loaded(), {}
         for one in plan.variants:
             try:
                 done[one.label or one.config.name] = run_config(
@@ -158,7 +161,8 @@ def given_experiment(values: Mapping[str, Any], held: object) -> Experiment:
     files = RunFolder(kept.folder)
     files.config.write_text(dump(dict(values)), encoding="utf-8")
     files.environment.write_text(json.dumps({"base": str(Path.cwd())}), encoding="utf-8")  # where paths start
-    found = Experiment(files.config, held=kept)
+    out = str(values.get("out", own_folder()))
+    found = Experiment(files.config, (f"out={json.dumps(out)}",), held=kept)
     found.loaded()
     return found
 
@@ -173,7 +177,10 @@ def experiment_of(what: Experiment | Run | str | Path) -> Experiment:
         return what
     path = what.folder if isinstance(what, Run) else what
     require(
-        isinstance(path, str | Path), "experiment", what, "be the path of a configuration, a run, or dpfl.load(path)"
+        isinstance(path, str | Path),
+        "experiment",
+        what,
+        "be the path of a configuration, a run, dpfl.load(path), or federation.experiment(algorithm=..., privacy=...)",
     )
     files = RunFolder(Path(path))
     return Experiment(files.config if files.config.is_file() else Path(path))

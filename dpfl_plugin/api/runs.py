@@ -207,12 +207,15 @@ class Run:
         epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:g}"
         return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}, epsilon {epsilon}"
 
+    @property
+    def doubts(self) -> tuple[str | None, str | None]:
+        """Whether the model is worth less than a baseline without features, and whether it was hardly trained; None
+        where nothing says so. Seen in what was measured on raw test records."""
+        options, scores = self.config.algorithm.options, [line[score_key(line)] for line in self.lines]
+        return worse_than_baseline(self.result, options, scores), too_small_a_step(self.result, scores, options)
+
     def _repr_html_(self) -> str:
-        options = self.config.algorithm.options
-        scores = [line[score_key(line)] for line in self.lines]
-        useless = worse_than_baseline(self.result, options, scores)
-        small = too_small_a_step(self.result, scores, options)
-        told = [*self.result.get("warnings", ()), *(text for text in (useless, small) if text is not None)]
+        told = [*self.result.get("warnings", ()), *(text for text in self.doubts if text is not None)]
         warnings = "".join(f"<li>{html.escape(in_python(text))}</li>" for text in told)
         parts = [
             f"<p><b>{html.escape(str(self.result['name']))}</b>: {html.escape(self._summary())}<br>",

@@ -222,6 +222,10 @@ def run_config(
             f"out={config.out!r} tries again from there."
         )
     run = Run(folder, result, held=held, shape=seen.shape)
+    useless, small = run.doubts
+    for word, said in (("warning", useless), ("note", small)):
+        if said is not None:
+            teller.note(f"{word}: {said}")
     if profile and run.profile is None:
         teller.note(f"finished before, without profile=True: no times were taken. {AGAIN}")
     return run

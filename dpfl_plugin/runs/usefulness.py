@@ -20,6 +20,7 @@ MEANS: Final = {
 FEWER: Final = 10  # times smaller is the step that is proposed
 MORE: Final = 3  # times larger
 CLOSE: Final = 0.02  # of a score: so near the best it counts as the best; by so much it changes, or has converged
+MOST: Final = 0.8  # of the records: that many are most
 FEWEST: Final = 5  # evaluations, of which half being alike says something
 STEPS: Final = ("local_lr", "lr", "eta_0")
 
@@ -30,13 +31,14 @@ def too_small_a_step(
     """A note where a model says one class of every test record, or scored like a constant one for half of the
     rounds; else None.
 
-    It is no remedy where training went away from where it began: `worse_than_baseline` has another.
+    It is no remedy where training went away from where it began: `worse_than_baseline` has another. Nor where most
+    records are of one class, and probabilities were learned: a good model may say that class of every record.
 
     Args:
         result: as in `result.json`. scores: of its evaluations, in their order. algorithm: as there.
     """
     key = _step(algorithm)
-    if key is None or _went_too_far(result):
+    if key is None or _went_too_far(result) or _knows_how_rare(result):
         return None
     seen = []
     if _says_one_class(_found(result).get("model", {}).get("confusion_matrix")):
@@ -128,6 +130,14 @@ def _went_too_far(result: Mapping[str, Any]) -> bool:
     """Whether the model is worse than a baseline, and than before its first round."""
     judged = _judged(result)
     return judged is not None and judged[1] > max(judged[2], _untrained(judged[0], result))
+
+
+def _knows_how_rare(result: Mapping[str, Any]) -> bool:
+    """Whether most test records are of one class, and the model's probabilities better than before its first round."""
+    judged, records = _judged(result), list(map(sum, _found(result).get("model", {}).get("confusion_matrix") or ()))
+    if judged is None or not records or max(records) < MOST * sum(records):
+        return False
+    return judged[1] < (1 - CLOSE) * _untrained(judged[0], result)
 
 
 def _untrained(measure: str, result: Mapping[str, Any]) -> float:

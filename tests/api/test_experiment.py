@@ -92,7 +92,7 @@ def test_a_configuration_has_the_modules_of_its_own_folder_or_is_refused(tmp_pat
     assert len(list(made["c"].run().model.parameters())) == 1
 
 
-def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a_file(tmp_path, monkeypatch):
+def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a_file(tmp_path, monkeypatch, capsys):
     """The experiment of a federation gives the numbers of `dpfl.train`, which reads no file."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -109,8 +109,12 @@ def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a
     rows = {(row["view"], row["accountant"]): row["epsilon"] for row in dpfl.account(mine)}
     assert rows["server, worst case", "PLD"] == pytest.approx(run.epsilon)
     assert dpfl.audit(mine, canaries=20, rounds=1).consistent
-    again = mine.with_(seed=0, out="again").run(progress=False)
-    assert again.result["model_sha256"] == run.result["model_sha256"]
+    again = mine.with_(seed=0).run(out="again", progress=False)
+    assert again.result["model_sha256"] == run.result["model_sha256"] and again.folder.parts[0] == "again"
+    monkeypatch.setattr("dpfl_plugin.api.runs.worse_than_baseline", lambda *_: "of no use: --set algorithm.local_lr=1")
+    capsys.readouterr()
+    assert mine.run(progress=False).folder.match("runs/*/*/*")
+    assert "dpfl: warning: of no use: algorithm.local_lr=1\n" in capsys.readouterr().err
     folder = mine.path.parent
     del mine, again
     gc.collect()

@@ -61,6 +61,7 @@ def test_the_remedy_of_an_error_is_read_from_how_it_went(scores: list[float | No
 
 
 CONSTANT = {"confusion_matrix": [[30, 0], [19, 0]], "log_loss": 0.66}
+RARE = {"confusion_matrix": [[48, 0], [2, 0]]}
 TRAINED = {"confusion_matrix": [[25, 5], [9, 10]], "log_loss": 0.5}
 
 
@@ -86,6 +87,10 @@ TRAINED = {"confusion_matrix": [[25, 5], [9, 10]], "log_loss": 0.5}
         ({"confusion_matrix": [[49, 0], [0, 0]], "log_loss": 0.1}, [0.9, 1.0], []),
         # No worse than before the first round, ln 2.
         ({**CONSTANT, "log_loss": 0.69}, [], ["same class"]),
+        # Of a rare class, whatever else is said of its probabilities; not where they are what they were.
+        ({**RARE, "log_loss": 0.115}, [0.96] * 20, []),
+        ({**RARE, "log_loss": 0.7}, [0.96] * 20, []),
+        ({**RARE, "log_loss": 0.685}, [0.96] * 20, ["same class"]),
         # Worse than a baseline, and than that: that has a warning of its own, of a step that is too large.
         ({**CONSTANT, "log_loss": 3.0}, [0.6] * 20, []),
         ({}, [], []),
