@@ -21,7 +21,8 @@ class Worded(str):
     """A message that serves Python and the command line.
 
     In it ``{name}`` stands for an argument, which is an option of the command, ``{name=value}`` for one with what to
-    give: ``{resume=True}`` is ``resume=True`` or ``--resume``. Settings are as `in_python` has them.
+    give: ``{resume=True}`` is ``resume=True`` or ``--resume``. In capitals it is one that a command takes by its place:
+    ``{FOLDER}`` is ``folder`` or ``FOLDER``. Settings are as `in_python` has them.
     """
 
     __slots__ = ()
@@ -92,11 +93,13 @@ _ARGUMENT: Final = re.compile(r"\{(\w+)(?:=(\w+))?\}")
 
 def _in_python(name: str, value: str | None) -> str:
     if value is None:
-        return name
+        return name.lower()
     return f"{name}={value}" if value in ("True", "False") else f"{name}={value!r}"
 
 
 def _as_option(name: str, value: str | None) -> str:
+    if name.isupper():
+        return name
     option = "--" + name.replace("_", "-")
     return option if value in (None, "True") else f"{option} {value}"
 
@@ -184,13 +187,23 @@ class SiloError(DpflError):
 def require(ok: bool, key: str, value: Any, must: str, mend: str = "") -> None:
     """Raise ConfigError unless ``ok``: "key=value must <must>. <mend>"."""
     if not ok:
-        raise ConfigError(f"{key}={value!r} must {must}." + (f" {mend}" if mend else ""))
+        raise ConfigError(f"{key}={value!r} must {must}." + _mended(value, must, mend))
+
+
+def _mended(value: Any, must: str, mend: str) -> str:
+    if not mend and isinstance(value, str) and _NUMBER.fullmatch(value) and _OF_NUMBERS.search(must):
+        mend = "It is text: write it without quotes."
+    return f" {mend}" if mend else ""
+
+
+_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_OF_NUMBERS: Final = re.compile(r"\b(finite|number|at least|positive|above|from)\b")
 
 
 def require_argument(ok: bool, name: str, value: Any, must: str, mend: str = "") -> None:
     """As `require`, of an argument, which on the command line is an option."""
     if not ok:
-        raise ArgumentError(f"{{{name}}}={value!r} must {must}." + (f" {mend}" if mend else ""))
+        raise ArgumentError(f"{{{name}}}={value!r} must {must}." + _mended(value, must, mend))
 
 
 def said_of(error: Error, before: str, after: str = "") -> Error:

@@ -19,6 +19,8 @@ from dpfl_plugin.errors import (
     RecordKindError,
     TrainingError,
     Worded,
+    require,
+    require_argument,
     said_of,
 )
 
@@ -42,8 +44,27 @@ def test_a_message_names_an_argument_in_the_words_of_each_door(kind: type[DpflEr
     for found in (error, pickle.loads(pickle.dumps(error)), said_of(error, "")):
         assert str(found) == "use resume=True, or another out"
         assert found.as_options == "use --resume, or another --out"
+    named = ArgumentError("{RUN_FOLDER}='x': use another")
+    assert (str(named), named.as_options) == ("run_folder='x': use another", "RUN_FOLDER='x': use another")
     plain = TrainingError("a {model} as it is")
     assert str(plain) == plain.as_options == "a {model} as it is"
+
+
+@pytest.mark.parametrize(
+    ("value", "must", "told"),
+    [
+        ("0.1", "be positive and finite", "a='0.1' must be positive and finite. It is text: write it without quotes."),
+        ("1e-5", "be from 0 to 1", "a='1e-5' must be from 0 to 1. It is text: write it without quotes."),
+        (-1.0, "be positive and finite", "a=-1.0 must be positive and finite."),
+        ("much", "be positive and finite", "a='much' must be positive and finite."),
+        ("5", "be a column's name", "a='5' must be a column's name."),
+    ],
+)
+def test_a_number_that_is_text_is_told_so(value: object, must: str, told: str) -> None:
+    for check in (require, require_argument):
+        with pytest.raises(ConfigError) as error:
+            check(False, "a", value, must)
+        assert str(error.value) == told
 
 
 @pytest.mark.parametrize(

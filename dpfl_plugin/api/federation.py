@@ -408,5 +408,5 @@ def _checked(block: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any
     try:
         DataConfig(**data)
     except pydantic.ValidationError as error:
-        raise refusal(error, "Federation", ("data",)) from error
+        raise refusal(error, "Federation", ("data",)) from None  # what pydantic says is in it, in our words
     return data

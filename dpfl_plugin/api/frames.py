@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,23 @@ from dpfl_plugin.errors import ConfigError
 
 
 class GivenBySchema(Given):
-    """Data frames that a schema describes, encoded, in a data set plugin's place; its option is another one."""
+    """Data frames that a schema describes, encoded, in a data set plugin's place; its option is another one.
 
-    def __init__(self, found: list[Read]) -> None:
+    Args:
+        names: of silos, where each frame is one.
+    """
+
+    def __init__(self, found: list[Read], names: tuple[str, ...] = ()) -> None:
         super().__init__({str(one.path): _table(one) for one in found})
-        self._found = found
+        self._found, self._names = found, names
 
     def __call__(  # type: ignore[override]  # options are what its configuration has, checked by its signature
         self, source: DataSource, *, schema: dict[str, Any]
     ) -> Dataset:
         paths = [one.path for one in self._found]
         held = None if paths == [FRAME] else list(range(len(paths)))  # a frame without a name is no silo
-        return assembled(TableSchema.parse(schema), self._found, [], paths, held)
+        made = assembled(TableSchema.parse(schema), self._found, [], paths, held)
+        return replace(made, silo_names=self._names) if self._names else made
 
     @property
     def digest(self) -> str:
@@ -60,7 +66,7 @@ def encoded(data: Any, schema: TableSchema) -> GivenBySchema:
         raise ConfigError(f"schema.silo={schema.silo!r}: each frame is a silo already. Leave one of the two out.")
     found = [read_pieces(frame_pieces(frame), Path(where), schema) for where, frame in named.items()]
     check(found)
-    return GivenBySchema(found)
+    return GivenBySchema(found, tuple(map(str, data)) if _is_mapping(data) else ())
 
 
 def _is_mapping(data: Any) -> bool:

@@ -23,7 +23,7 @@ class Privacy(PrivacyConfig):
             try:
                 super().__init__(**keys)
             except pydantic.ValidationError as error:
-                raise refusal(error, "Privacy", ("privacy",)) from error
+                raise refusal(error, "Privacy", ("privacy",)) from None  # what pydantic says is in it, in our words
 
     def given(self) -> dict[str, Any]:
         """The keys that were given, as a file would hold them."""

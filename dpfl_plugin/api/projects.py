@@ -65,13 +65,11 @@ def init_project(
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"FOLDER={str(folder)!r} is a file: nothing was written. Use another name.")
+        raise ArgumentError(f"{{FOLDER}}={str(folder)!r} is a file: nothing was written. Use another name.")
     try:
         try_folder(folder)
     except OSError as error:
-        raise ArgumentError(
-            f"FOLDER={str(folder)!r} cannot be written: {error.strerror}. Use another FOLDER."
-        ) from error
+        raise ArgumentError(f"{{FOLDER}}={str(folder)!r} cannot be written: {error.strerror}. Use another.") from error
     roles = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
     block = _block(folder, data, roles, guess_label=guess_label, schema=schema)
     files = rendered(_name(folder), block, with_records=data is None)
@@ -148,13 +146,14 @@ def _check_free(folder: Path, files: Mapping[str, str], *, with_records: bool) -
     if there:
         raise ConfigError(
             f"{folder} has {', '.join(there)} already: nothing was written. Move {'it' if len(there) == 1 else 'them'} "
-            "away, or use another FOLDER."
+            "away, or use another folder."
         )
     data = folder / "data"
     if with_records and data.exists() and (not data.is_dir() or any(data.iterdir())):
         raise ArgumentError(
             f"{data} is not empty: made-up records are not put next to what it holds, so nothing was written. "
-            f"For a project on records of your own give {{data}} {str(data)!r} and {{label}}. Else use another FOLDER."
+            f"For a project on records of your own give {{data}} {str(data)!r} and {{label}}. Else use another "
+            "{FOLDER}."
         )
 
 

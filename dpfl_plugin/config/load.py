@@ -261,7 +261,7 @@ def _check(values: dict[str, Any], source: str) -> Config:
     try:
         return Config(**{str(key): value for key, value in values.items()})
     except pydantic.ValidationError as error:
-        raise refusal(error, source) from error
+        raise refusal(error, source) from None  # what pydantic says is in it, in our words
 
 
 def refusal(error: pydantic.ValidationError, source: str, at: tuple[str, ...] = ()) -> ConfigError:

@@ -15,7 +15,7 @@ from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.data import tables
 from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.preprocess import fitted_on_records
-from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, Worded
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, Worded
 from dpfl_plugin.runs import checkpoint, environment
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.integrity import check_kept
@@ -56,9 +56,9 @@ class Trained:
         """
         folder = RunFolder(path)
         if not folder.config.exists():
-            raise ConfigError(
-                f"RUN_FOLDER={str(path)!r} is not the folder of a run: it has no {folder.config.name}. Give the one "
-                "that dpfl run names at its end, runs/<name>/<id>."
+            raise ArgumentError(
+                f"{{RUN_FOLDER}}={str(path)!r} is not the folder of a run: it has no {folder.config.name}. Give the "
+                "one that a run names at its end, OUT/<name>/<id>."
             )
         result = finished_result(folder)
         if result is None and (tuning := folder.tuning()) is not None:

@@ -88,13 +88,16 @@ def test_a_frame_is_the_records_of_its_file(tmp_path: Path) -> None:
     from dpfl_plugin.runs.setting import federate
 
     (variant,) = load(config(tmp_path)).variants
-    expected = [digest(silo) for silo in federate(variant.config, tmp_path).silos]
+    by_file = federate(variant.config, tmp_path)
+    expected = [digest(silo) for silo in by_file.silos]
     whole = dpfl.Federation.from_table(frame(), SCHEMA)
     parts = {name: part.drop(columns="clinic") for name, part in frame().groupby("clinic")}
     each = dpfl.Federation.from_table(parts, {key: value for key, value in SCHEMA.items() if key != "silo"})
     for federation in (whole, each):
         given = variant.config.model_copy(update={"data": type(variant.config.data)(**federation.data)})
-        assert sorted(digest(silo) for silo in federate(given, tmp_path).silos) == sorted(expected)
+        found = federate(given, tmp_path)
+        assert sorted(digest(silo) for silo in found.silos) == sorted(expected)
+        assert set(found.names.values()) == set(by_file.names.values())
     with pytest.raises(DataError, match=r"row 3, column 'stage': 'IV' is not one of.*columns\.stage\.values"):
         dpfl.Federation.from_table(frame().assign(stage=["I"] * 3 + ["IV"] + ["I"] * 76), SCHEMA)
     with pytest.raises(ConfigError, match="each frame is a silo already"):
