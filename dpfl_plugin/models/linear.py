@@ -33,8 +33,8 @@ def logistic(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = T
     """
     if num_classes != 2:
         raise ConfigError(
-            f"name='logistic' is for 2 classes, and the data need {num_classes} outputs. Use softmax for classes, linear "
-            "for any other outcome."
+            f"name='logistic' is for 2 classes and the data has {num_classes}, or as many outputs. Use softmax for "
+            "classes, linear for any other outcome."
         )
     return nn.Sequential(nn.Flatten(), _zero_linear(math.prod(feature_shape), 1, bias))
 
