@@ -172,6 +172,10 @@ class ChangedError(TrainingError):
     """Code of a user's own changed what it computes with while silos computed; the message says what it changed."""
 
 
+class ChangedByEvaluationError(ChangedError):
+    """An evaluation did; nothing has been released since."""
+
+
 class MemoryShortError(DpflError):
     """There is no memory left for what is computed; the message says where. Nothing was released of the round."""
 

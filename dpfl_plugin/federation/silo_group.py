@@ -308,10 +308,10 @@ class SiloGroup:
         """The module with ``model`` (d,) as its parameters, until it is asked for with the next."""
         parameters = self._layout.unflatten(model.clone())  # which a model's code may write to
         if self._evaluator is None:
-            try:
-                self._evaluator = copy.deepcopy(self._model).requires_grad_(False)
-            except Exception:  # a stranger's module may not let itself be copied
+            made = _copy(self._model)
+            if made is None:
                 return lambda features: functional_call(self._model, parameters, (features,))
+            self._evaluator = made.requires_grad_(False)
             self.steady.know(self._evaluator)
         # Its own parameters made views: functional_call takes longer than a small silo's forward pass.
         for name, value in parameters.items():
@@ -344,7 +344,7 @@ class SiloGroup:
             self._personal.pop(silo, None)
 
     def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
-        with _told_if_short("an evaluation"):
+        with _told_if_short("an evaluation"), self.steady.in_evaluation():
             return self._evaluate(model, dissimilarity)
 
     @torch.no_grad()
@@ -395,7 +395,7 @@ class SiloGroup:
     @torch.no_grad()
     def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:
         by_silo, names, persons = {}, 0, self._rules.unit == "person"
-        with _told_if_short("an evaluation"):
+        with _told_if_short("an evaluation"), self.steady.in_evaluation():
             for silo in self.ids:
                 test, own = self._test[silo], self._own_model(silo)
                 said, names = self._said(self._at(model), test)
@@ -404,6 +404,16 @@ class SiloGroup:
             found = made_of(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found
+
+
+def _copy(model: torch.nn.Module) -> torch.nn.Module | None:
+    """A copy with parameters of its own; None where a stranger's module does not let itself be copied, or not so."""
+    try:
+        made = copy.deepcopy(model)
+    except Exception:
+        return None
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    return None if any(id(parameter) in trained for parameter in made.parameters()) else made
 
 
 def _put(pending: Sequence[tuple[list[int], Vectors]], states: Vectors) -> Vectors:

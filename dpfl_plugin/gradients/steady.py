@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfl_plugin.errors import ChangedError
+from dpfl_plugin.errors import ChangedByEvaluationError, ChangedError
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.gradients.precision import products
 from dpfl_plugin.gradients.whose import HOOKS, inner, is_own_value, keeps_nothing
@@ -46,6 +46,12 @@ CHANGED: Final = (
     "(docs/engines.md)."
 )
 KEPT: Final = "an attribute, a buffer, a frozen parameter, a hook or a global variable that it reads"
+EVALUATED: Final = (
+    "the own code of the model or the loss changed while records were evaluated (log.txt says what). What is kept from "
+    "one call to the next makes later gradients depend on records that came before, and could leave in the model's "
+    "file. What was released until then is charged. Compute outputs from the input and the parameters alone "
+    "(docs/engines.md)."
+)
 PARAMETERS: Final = "the parameters that it was asked at"
 
 
@@ -118,6 +124,19 @@ class Steady:
         for model, facts in self._known:
             if self._facts(model) != facts:
                 raise ChangedError(CHANGED.format(KEPT))
+
+    @contextlib.contextmanager
+    def in_evaluation(self) -> Iterator[None]:
+        """Around what calls model and loss without releasing anything.
+
+        Raises:
+            ChangedByEvaluationError: something is not what it was.
+        """
+        try:
+            with self():
+                yield
+        except ChangedError as error:
+            raise ChangedByEvaluationError(EVALUATED) from error
 
     def _check_functions(self) -> None:
         """Also where all code was torch's: it may have been replaced since, and put back before anybody says so."""

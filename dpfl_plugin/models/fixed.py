@@ -11,7 +11,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -90,21 +90,37 @@ def structure(model: nn.Module) -> str:
     return hashlib.sha256(json.dumps([layers, named]).encode()).hexdigest()
 
 
-def whole_state(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """A state_dict that the model, or one built like it, loads strictly: with ``vector`` (d,) as what trains.
+def state_digests(model: nn.Module) -> dict[str, str]:
+    """sha256 of each tensor of the model's state_dict, by name: before records are read, for `whole_state`."""
+    return {name: digest_of(_bytes(name, value)) for name, value in _state(model).items()}
+
+
+def whole_state(model: nn.Module, vector: Tensor, before: Mapping[str, str]) -> tuple[dict[str, Tensor], list[str]]:
+    """A state_dict that the model, or one built like it, loads strictly: with ``vector`` (d,) as what trains; and the
+    names of what is left out, as it is neither that nor what it was: a model's own code may have put records there.
 
     Each entry is a copy on the CPU, so that parameters which share memory can be written to a file.
+
+    Args:
+        before: `state_digests` of it.
     """
     model, layout = copy.deepcopy(model), Layout.of(model)
-    parameters = dict(model.named_parameters())
+    parameters, trained = dict(model.named_parameters()), set[str]()
     with torch.no_grad():
         for name, value in layout.unflatten(vector).items():
             parameters[name].copy_(value)
-    return {
-        name: value.detach().cpu().contiguous().clone()
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)
-    }
+            trained.add(digest_of(_bytes(name, parameters[name].detach())))
+    kept, left_out = dict[str, Tensor](), list[str]()
+    for name, value in _state(model).items():
+        if digest_of(_bytes(name, value)) in {before.get(name), *trained}:
+            kept[name] = value.detach().cpu().contiguous().clone()
+        else:
+            left_out.append(name)
+    return kept, left_out
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def _bytes(name: str, value: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.models.attributes import Attributes, describe
+from dpfl_plugin.models.fixed import state_digests
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.cycles import check_round
@@ -84,6 +85,7 @@ class Parts:
         planned: what all rounds cost, how many of each, where noise was solved for them; else None.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         attributes: what decides what model and loss compute besides parameters and buffers, as they were made.
+        state: digests of what the model's file may hold besides what is trained, as it was made.
         stack: silos advanced together; lockstep: whether they are answered together, too.
         own: silos with privacy settings of their own; their noise multipliers are in ``rules``.
     """
@@ -107,6 +109,7 @@ class Parts:
     train: dict[int, Records]
     test: dict[int, Records]
     attributes: Attributes
+    state: Mapping[str, str]
     stack: int
     lockstep: bool
     own: OwnSettings = NO_OWN
@@ -197,6 +200,7 @@ class _Draft:
     loss: engines.Loss
     trial: torch.Tensor
     attributes: Attributes
+    state: Mapping[str, str]
     own: OwnSettings
     setting: Setting
     model: torch.Tensor
@@ -224,8 +228,7 @@ def build(
     Args:
         noise_multiplier: what was solved for when the run began; None to solve now, if the configuration asks for it.
         prior: what earlier runs released, for silos with these records: noise is solved for what they left.
-        hold: loads the records of this process.
-        chunk_bytes: for the gradients of single examples at a time; None to decide by the memory that there is.
+        hold: loads this process's records. chunk_bytes: for gradients of single examples at once; None: by free memory.
         module, loss: a model and its loss where somebody else made them; None for what the configuration names.
         silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id. trials: of engines that passed.
 
@@ -263,6 +266,7 @@ def build(
         train=draft.train,
         test=draft.test,
         attributes=draft.attributes,
+        state=draft.state,
         stack=stack_of(config, lockstep),
         lockstep=lockstep,
         own=own,
@@ -284,6 +288,7 @@ def _draft(
     num_records = holding.survey.num_records
     module, loss, trial = model_and_loss(config, holding, module, loss)
     attributes = describe({"the model": module, "the loss": loss})  # before engines are tried: here one, there all
+    state = state_digests(module)
     check_outcome(config, holding.survey.outcome, holding.survey.num_classes)
     statistics_of(config, holding.survey.inputs)
     own = own_settings(config, len(num_records), holding.names)
@@ -302,6 +307,7 @@ def _draft(
         loss=loss,
         trial=trial,
         attributes=attributes,
+        state=state,
         own=own,
         setting=setting,
         model=model,

@@ -48,6 +48,10 @@ STAYED = (
     "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
     "give evaluation.reveal: server, which no epsilon covers."
 )
+LEFT_OUT = (
+    "model.safetensors leaves out {}, which the model's own code changed while records went through it, and which may "
+    "hold some of them"
+)
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 Result = dict[str, Any]
@@ -118,10 +122,12 @@ def write_result(
         given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
     """
     model = final.model
-    folder.write(folder.model, serialise(whole_state(parts.module, model), metadata={"run": run_id(config)}))
+    state, left_out = whole_state(parts.module, model, parts.state)
+    folder.write(folder.model, serialise(state, metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
     notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
+    notes += [LEFT_OUT.format(", ".join(left_out))] if left_out else []
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None

@@ -17,7 +17,7 @@ from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
-from dpfl_plugin.errors import ChangedError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedByEvaluationError, ChangedError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
@@ -341,7 +341,9 @@ def _run_rounds(
         if fault is None:
             raise
         folder.append(folder.log, plugin_errors.trace(error))
-        reason = f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt"
+        evaluated = isinstance(error, ChangedByEvaluationError)
+        at = f"after round {progress.rounds}" if evaluated else f"round {progress.rounds + 1}"
+        reason = f"{at}: {fault}; the traceback is in log.txt"
         experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
         return Outcome("failed", Cause.ERROR, reason)
     finally:
@@ -371,6 +373,8 @@ def _finish(
             outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
         except TooFewSilosError as error:
             outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+        except ChangedError as error:
+            outcome = Outcome("failed", Cause.ERROR, f"at the end: {error}")
     return Final(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
 
 

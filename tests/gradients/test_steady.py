@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from opacus.grad_sample import GradSampleModule
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver
 from torch.nn import functional
@@ -567,6 +568,61 @@ def test_a_private_gradient_is_neither_charged_nor_given(tmp_path: Path) -> None
 
 def make(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return Net(counts)
+
+
+class Shared(nn.Module):
+    """Frozen, and one for all copies, as a large backbone is; it keeps the batch that it saw last without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(64, 4))
+
+    def __deepcopy__(self, memo: object) -> Shared:
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            self.last[: len(x)] = x[:64]
+        return x
+
+
+class Listing(nn.Module):
+    """Keeps all that it saw without gradients, in a variable, and says so where it is saved."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            LISTED.append(x.detach().clone())
+        return x
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.cat(LISTED) if LISTED else torch.zeros(1)
+
+
+LISTED: list[torch.Tensor] = []
+
+
+def shared(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(Shared(), nn.Linear(*feature_shape, num_classes))
+
+
+def listing(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(Listing(), nn.Linear(*feature_shape, num_classes))
+
+
+@pytest.mark.parametrize(("model", "name"), [("shared", "0.last"), ("listing", "0._extra_state")])
+@pytest.mark.parametrize("every", [1, 100])
+def test_what_an_evaluation_shows_such_code_ends_the_run_and_is_not_in_the_models_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, name: str, every: int
+) -> None:
+    """Also the last one, after which nothing is released any more but the model's file."""
+    monkeypatch.setattr(sys.modules[__name__], "LISTED", [])
+    of_model = {"module": f"tests.gradients.test_steady:{model}"}
+    result = run(write(tmp_path, {"model": of_model, "evaluation": {"every": every}, "rounds": 3}), code=1)
+    said = f"after round {min(every, 3)}: the own code of the model or the loss changed while records were evaluated"
+    assert result["status"] == "failed" and result["reason"].startswith(said)
+    kept = load_file(Path(result["folder"]) / "model.safetensors")
+    assert set(kept) == {"1.weight", "1.bias"} and kept["1.weight"].abs().sum() > 0
+    assert any(f"model.safetensors leaves out {name}, which" in note for note in result["notes"])
 
 
 def test_a_round_of_such_code_is_not_charged_and_the_run_says_why(

@@ -9,7 +9,7 @@ from torch import nn
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
-from dpfl_plugin.models.fixed import fixed_digest, fixed_tensors, pack, structure, unpack, whole_state
+from dpfl_plugin.models.fixed import fixed_digest, fixed_tensors, pack, state_digests, structure, unpack, whole_state
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -64,7 +64,9 @@ def test_what_is_saved_loads_strictly_and_predicts_the_same():
     model, x = Many(3), torch.randn(7, 4)
     vector = torch.linspace(-1, 1, Layout.of(model).dimension)
     kept = copy.deepcopy(model.state_dict())
-    state = load(save(whole_state(model, vector)))
+    whole, left_out = whole_state(model, vector, state_digests(model))
+    assert not left_out
+    state = load(save(whole))
     net = Many(3)
     net.load_state_dict(state)
     assert torch.equal(Layout.of(net).flatten(dict(net.named_parameters())), vector)
@@ -72,6 +74,30 @@ def test_what_is_saved_loads_strictly_and_predicts_the_same():
     assert torch.equal(net(x), torch.func.functional_call(model, parameters, (x,)))
     for name, value in kept.items():
         assert torch.equal(model.state_dict()[name].nan_to_num(), value.nan_to_num()), "the run's own model is left"
+
+
+def test_what_a_models_own_code_put_there_is_not_saved():
+    """A buffer that changed, an entry that came, by a hook or of a layer; not the name that one gives what trains."""
+    records = torch.randn(5, 4)
+
+    def hook(module, state, prefix, metadata):
+        state[f"{prefix}renamed"] = state.pop(f"{prefix}weight")
+        if seen:
+            state[f"{prefix}seen"] = torch.cat(seen)
+
+    class Layer(nn.Linear):
+        def get_extra_state(self):
+            return torch.cat(seen) if seen else torch.zeros(1)
+
+    seen, model = [], nn.Sequential(Layer(4, 3), nn.BatchNorm1d(3).eval())
+    model[0].register_state_dict_post_hook(hook)
+    before, vector = state_digests(model), torch.randn(Layout.of(model).dimension)
+    assert whole_state(model, vector, before)[1] == []
+    seen.append(records)
+    model[1].running_mean[0] = records[0, 0]
+    state, left_out = whole_state(model, vector, before)
+    assert left_out == ["0._extra_state", "0.seen", "1.running_mean"]
+    assert torch.equal(state["0.renamed"], vector[:12].view(3, 4)) and "1.running_var" in state
 
 
 def test_what_is_no_plain_tensor_is_refused():
