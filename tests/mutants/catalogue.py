@@ -5549,8 +5549,8 @@ EXPORTED = (
         "hidden-classes-on-a-card",
         "a model card names classes that were read from private records",
         "api/model_card.py",
-        "if trained.labels and (named or not own):",
-        "if trained.labels:",
+        "hidden = not (trained.labels and (named or not own))",
+        "hidden = not trained.labels",
         ("tests/api/test_exports.py::test_names_of_classes_that_were_read_from_records_stay_here",),
     ),
 )
