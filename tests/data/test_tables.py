@@ -144,7 +144,14 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "a point": (
         lines(GOOD.replace("20,K", '"20.5",K')).replace(",", ";").replace("Köln", "Köln"),
         {"decimal": ","},
-        "line 2, column 'age': '20.5' has a point, where the decimal mark is a comma",
+        r"line 2, column 'age': '20.5' has a point, where the decimal mark is a comma\..* if all have a point: "
+        r"data\.dataset\.decimal: '\.'\.$",
+    ),
+    "points of other kinds": (
+        lines(*[f"p1;{age};Köln;2020-02-01;no" for age in ("1.234,5", "n.b.", "20,5")], header=HEADER.replace(",", ";")),
+        {"decimal": ","},
+        r"2 places are wrong:\n  line 2, column 'age': '1\.234,5' has a point, .*\n"
+        r"  line 3, column 'age': 'n\.b\.' is not a number\.[^\n]*missing_values: \[\.\.\.\]\.$",
     ),
     "an open quote": (lines(GOOD, 'p2,"2,Köln,2020-02-01,no', GOOD, GOOD), {}, r'after line 2: .*a quote \("\)'),
     "no workbook": (b"PK\x03\x04 nothing", {}, "is not an xlsx workbook"),
