@@ -297,7 +297,7 @@ def _of_kind(place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[
     whole = bool((different == np.floor(different)).all())
     if whole and len(found.fit) == found.count >= LEAST_RECORDS:
         return {"type": "identifier"}
-    if len(different) < 2 or (whole and len(different) <= MOST_LEVELS and found.strays):
+    if len(different) < 2 or (whole and len(different) <= MOST_LEVELS and (found.strays or found.recurring)):
         return None
     if whole and len(different) <= MOST_LEVELS:
         return _category([f"{number:g}" for number in different], lacking=lacking) | named

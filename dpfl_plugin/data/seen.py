@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ SPELLED: Final = frozenset(
     ("-", "--", "---", "n/a", "na", "n.a.", "none", "null", "nil", "nan", "missing", "unknown", "not available")
 )
 """Words for no value, in any capitals, besides those that every schema takes for it (`MISSING`), among numbers."""
+RECURS: Final = 3  # cells with one word, which then is no slip: in any language "unknown", if no other word recurs
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class Sorted:
 
     Attributes:
         fit: of that kind, and count: in how many cells. nothing: that stand for no value. strays: something else.
+        recurring: the one of ``nothing`` that is taken for it since it recurs, as no other word does.
     """
 
     fit: list[str]
@@ -81,6 +83,7 @@ class Sorted:
     nothing: list[str]
     strays: list[str]
     num_strays: int
+    recurring: str | None = None
 
 
 def nearly_all(words: pa.Array, fits: Callable[[str], bool]) -> Sorted | None:
@@ -95,7 +98,9 @@ def _counted(words: pa.Array) -> list[tuple[str, int]]:
 
 def _nearly_all(counted: Sequence[tuple[str, int]], fits: Callable[[str], bool]) -> Sorted | None:
     most = sum(often for _, often in counted)
-    fit, nothing, strays, count, astray = [], [], [], 0, 0
+    fit, nothing, count = [], [], 0
+    strays: dict[str, int] = {}
+    astray = often_most = 0  # in cells
     for word, often in counted:
         if fits(word):
             fit.append(word)
@@ -103,13 +108,22 @@ def _nearly_all(counted: Sequence[tuple[str, int]], fits: Callable[[str], bool])
         elif word.casefold() in SPELLED:
             nothing.append(word)
         else:
-            strays.append(word)
-            astray += often
-            if STRAYS * astray > most:  # most columns of words end here, soon
+            strays[word] = often
+            astray, often_most = astray + often, max(often_most, often)
+            if STRAYS * (astray - often_most) > most:  # most columns of words end here, soon
                 return None
+    if (recurring := _recurring(strays)) is not None:
+        nothing.append(recurring)
+        astray -= strays.pop(recurring)
     if not fit or STRAYS * astray > count + astray:
         return None
-    return Sorted(sorted(fit), count, sorted(nothing), sorted(strays), astray)
+    return Sorted(sorted(fit), count, sorted(nothing), sorted(strays), astray, recurring)
+
+
+def _recurring(strays: Mapping[str, int]) -> str | None:
+    """The only word that recurs, if there is one; with a digit, as "<5", it is a value."""
+    often = [word for word, count in strays.items() if count >= RECURS]
+    return often[0] if len(often) == 1 and not any(map(str.isdigit, often[0])) else None
 
 
 def best(words: pa.Array, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, Sorted] | None:

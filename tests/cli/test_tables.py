@@ -246,6 +246,9 @@ def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
         "many": ([90 + row % 60 for row in range(200)], {row: f"word {row}" for row in range(11)}),
         "stage": ([row % 4 for row in range(200)], {8: "3a"}),
         "vessels": ([row % 4 for row in range(200)], {8: "-"}),
+        "sugar": ([f"{4 + row % 60},5" for row in range(200)], {8: "x", **dict.fromkeys(range(20, 80, 2), "n.b.")}),
+        "grade": ([row % 4 for row in range(200)], dict.fromkeys(range(20, 80, 2), "n.b.")),
+        "titre": ([row % 40 for row in range(200)], dict.fromkeys(range(8), "<5")),
     }
     table = pandas.DataFrame({"ill": [row % 2 for row in range(200)]})
     for name, (cells, others) in columns.items():
@@ -262,6 +265,9 @@ def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
         "many": {"type": "ignored"},
         "stage": {"type": "category", "values": [0, 1, 2, 3, "3a"]},
         "vessels": {"type": "category", "values": [0, 1, 2, 3], "missing": "category", "missing_values": ["-"]},
+        "sugar": {"type": "number", "range": [0, 70], "missing": "indicator", "missing_values": ["n.b."]},
+        "grade": {"type": "category", "values": [0, 1, 2, 3, "n.b."]},
+        "titre": {"type": "integer", "range": [0, 40]},
     }
     checked = command("check", "study/run.yaml").err
     for line, place, cell in (
@@ -269,12 +275,14 @@ def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
         ("weight: 2 cells are not numbers", "site0.csv, line 2", "heavy"),
         ("weight: 2 cells are not numbers", "site1.csv, line 52", "light"),
         ("seen: 1 cell is not a date as %d.%m.%Y", "site1.csv, line 22", "2020-02-01"),
+        ("sugar: 1 cell is not a number", "site0.csv, line 10", "x"),
     ):
         (told,) = (one for one in done.out.splitlines() if one.startswith(line))
         assert f"{place}: {cell!r}" in told and cell in told.partition("missing_values: [")[2], told
         path, _, where = place.partition(", ")
         assert re.search(rf"(?s){path}.*{where}, column '{line.partition(':')[0]}': '{cell}' is not", checked), checked
     assert "'-', 'none' stand for no value in this draft" in done.out and "4 places are wrong" not in checked
+    assert "sugar: 'n.b.' stands for no value in this draft: if not so, correct" in done.out
     assert "more than 50 different words: many" in done.out
 
 

@@ -148,7 +148,9 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
         r"data\.dataset\.decimal: '\.'\.$",
     ),
     "points of other kinds": (
-        lines(*[f"p1;{age};Köln;2020-02-01;no" for age in ("1.234,5", "n.b.", "20,5")], header=HEADER.replace(",", ";")),
+        lines(
+            *[f"p1;{age};Köln;2020-02-01;no" for age in ("1.234,5", "n.b.", "20,5")], header=HEADER.replace(",", ";")
+        ),
         {"decimal": ","},
         r"2 places are wrong:\n  line 2, column 'age': '1\.234,5' has a point, .*\n"
         r"  line 3, column 'age': 'n\.b\.' is not a number\.[^\n]*missing_values: \[\.\.\.\]\.$",
