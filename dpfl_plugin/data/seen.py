@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -144,6 +145,25 @@ def is_number(word: str) -> bool:
         return math.isfinite(float(word))
     except ValueError:
         return is_decimal_comma(word) and math.isfinite(float(with_point(word)))
+
+
+def numbers_of(words: Sequence[str], decimal: str) -> np.ndarray[Any, Any] | None:
+    """``words`` as numbers, if all are; a mark that the file has elsewhere is for the check to refuse, by its line."""
+    try:
+        found = np.array([float(with_point(word) if is_decimal_comma(word) else word) for word in words])
+    except ValueError:
+        return None
+    return found if np.isfinite(found).all() else None
+
+
+def marks(column: Seen) -> tuple[list[str], list[str]]:
+    """(cells with a decimal comma, cells with a point); none of a column of words."""
+    words = column.words
+    if not pc.any(pc.match_substring(words, ",")).as_py() or (found := nearly_all(words, is_number)) is None:
+        return [], []
+    numbers = words.filter(pc.is_in(words, value_set=pa.array(found.fit, pa.string()))).to_pylist()
+    commas = list(filter(is_decimal_comma, numbers))
+    return commas, [word for word in numbers if commas and "." in word and not is_decimal_comma(word)]
 
 
 def is_date(form: str | None) -> Callable[[str], bool]:

@@ -227,11 +227,34 @@ def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: p
         assert "age: -99 may stand for no value." in told, done.err
         assert "sex: 'M', 'm' differ in capitals only" in told
         assert "pressure: 2 cells, such as '132" in told
-        assert "few records share a word, as with numbers of patients: patient." in told
+        assert "few records share a word, as with numbers of patients: patient. If one of them says whose" in told
         data = yaml.safe_load((tmp_path / name / "run.yaml").read_text())["data"]
         assert data["dataset"].get("decimal") == mark
         assert data["schema"]["columns"]["pressure"] == {"type": "number", "range": [90, 140]}
         one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
+
+
+def test_a_column_that_recurs_as_patients_do_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a feature, and where it has too many words to be one."""
+    monkeypatch.chdir(tmp_path)
+    whole = frame(160).assign(person=[row // 2 for row in range(160)], **{"Pat Nr": [f"P{r // 2}" for r in range(160)]})
+    whole.drop(columns="clinic").to_csv("all.csv", index=False)
+    done = command("init", "study", "--from", "all.csv", "--label", "ill")
+    assert (
+        "column 'person' looks like whose record it is: its values recur. If so, name it as the person (--person "
+        in (done.out)
+    ), done.err
+    hints = [line for line in done.out.splitlines() if "looks like whose record it is" in line]
+    assert [line.partition(" (")[2].partition(")")[0] for line in hints] == ["--person person", "--person 'Pat Nr'"]
+    assert ["(type: ignored)" in line for line in hints] == [True, False]
+    (hint,) = (
+        note
+        for note in dpfl.init_project("own", data="all.csv", label="ill", schema=True).notes
+        if "'Pat Nr'" in note and "looks like" in note
+    )
+    assert "(person='Pat Nr')" in hint
+    known = command("init", "known", "--from", "all.csv", "--label", "ill", "--person", "Pat Nr").out
+    assert "If so, leave it out (type: ignored)." in known and "name it as the person" not in known
 
 
 def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(

@@ -259,6 +259,40 @@ def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:
     assert read_csv(tmp_path, files="b.csv", ignore_columns=[""]).columns == ("u",)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "noted"),
+    [
+        ("patient", [row // 2 for row in range(60)], True),
+        ("PatNr", [7 * (row % 30) for row in range(60)], True),
+        ("study_id", [row // 2 for row in range(60)], True),
+        ("patient_age", [20 + row // 2 for row in range(60)], False),
+        ("paid", [row // 2 for row in range(60)], False),
+        ("case", [row % 2 for row in range(60)], False),
+        ("key", [1000 * (row // 2) for row in range(300)], True),  # next to each other
+        ("key", [row % 150 for row in range(300)], True),  # none is left out
+        ("age", [row // 2 for row in range(200)], False),
+        ("sugar", [2 * (row % 150) for row in range(300)], False),
+        ("day", [row // 5 for row in range(750)], False),
+    ],
+)
+def test_numbers_that_recur_as_those_of_persons_are_noted(
+    tmp_path: Path, name: str, values: list[int], noted: bool
+) -> None:
+    """By what the column is called, or by very many numbers that stand together or leave none out."""
+    write(
+        tmp_path, "a.csv", f"{name},u,label\n" + "\n".join(f"{v},0.5,{'ab'[row % 2]}" for row, v in enumerate(values))
+    )
+    notes = read_csv(tmp_path, files="a.csv").notes
+    assert [note.split(" If so, ")[0] for note in notes] == [
+        f"column {name!r} looks like whose record it is: its values recur."
+    ] * noted
+    assert all("name it as person_column" in note and "ignore_columns" in note for note in notes)
+    write(
+        tmp_path, "b.csv", f"{name},p,label\n" + "\n".join(f"{v},{v},{'ab'[row % 2]}" for row, v in enumerate(values))
+    )
+    assert all("person_column" not in note for note in read_csv(tmp_path, files="b.csv", person_column="p").notes)
+
+
 def test_binary_and_cut_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xff\x00\x01")
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(TABLE.encode() * 50)[:-12])

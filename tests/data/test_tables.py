@@ -259,6 +259,16 @@ def test_a_process_reads_its_own_files_only_and_holds_its_silos_as_they_are_in_t
     assert mine.num_silos == 3
 
 
+@pytest.mark.parametrize(("key", "missing"), [("id", "refuse"), ("patient", "indicator")])
+def test_a_feature_that_looks_like_whose_record_it_is_is_noted(tmp_path: Path, key: str, missing: str) -> None:
+    columns = {name: {"type": "integer", "range": [0, 5000], "missing": missing} for name in (key, "age")}
+    rows = [f"{1000 + row // 3},{20 + row % 40},{'no' if row % 2 else 'yes'}" for row in range(60)]
+    (tmp_path / "a.csv").write_text(lines(*rows, header=f"{key},age,ill"))
+    (note,) = load(tmp_path, "a.csv", {"label": SCHEMA["label"], "columns": columns}).notes
+    assert note.startswith(f"column '{key}' looks like whose record it is: its values recur. If so, name it as data.")
+    assert note.endswith(f"or leave it out: data.schema.columns.{key}: {{type: ignored}}.")
+
+
 def test_records_that_a_model_is_asked_about_need_no_label_and_are_held_to_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "new.csv"
     path.write_text(lines("20,Köln,2020-02-01,7", "-5,Köln,2020-02-01,8", header="age,town,seen,extra"))
