@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,20 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, content: byt
     with pytest.raises(DataError) as caught:
         read_csv(tmp_path, files=name)
     assert all(part in str(caught.value) for part in [str(tmp_path / name), *parts]), caught.value
+
+
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="iconv is not installed")
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_how_to_convert_a_file_to_utf8_leaves_one_file(tmp_path: Path, suffix: str) -> None:
+    """A second one would be taken for another silo."""
+    path = tmp_path / f"my s1{suffix}"
+    content = "größe,label\n1,0\n2,1\n".encode("latin-1")
+    path.write_bytes(gzip.compress(content) if suffix == ".csv.gz" else content)
+    with pytest.raises(DataError) as caught:
+        read_csv(tmp_path, files="*.csv*")
+    command = str(caught.value).partition("Convert it: ")[2].partition("; or open")[0]
+    subprocess.run(command, shell=True, check=True)
+    assert read_csv(tmp_path, files="*.csv*").columns == ("größe",) and list(tmp_path.iterdir()) == [path]
 
 
 def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:

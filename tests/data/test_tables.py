@@ -140,6 +140,7 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     ),
     "names and width": (lines(GOOD), {"header": ["a", "b"]}, "line 1: has 5 columns, data.dataset.header names 2"),
     "latin": (lines(GOOD).encode("latin-1"), {}, "0xf6.*data.dataset.encoding: windows-1252"),
+    "names in latin": (lines(GOOD, header=HEADER.replace("age", "größe")).encode("latin-1"), {}, "0xf6.*windows-1252"),
     "not that encoding": (lines(GOOD), {"encoding": "utf-16"}, "is not text in utf-16"),
     "a point": (
         lines(GOOD.replace("20,K", '"20.5",K')).replace(",", ";").replace("Köln", "Köln"),
@@ -304,17 +305,20 @@ def test_a_model_that_knows_gaps_may_be_asked_about_a_record_of_nothing_else(tmp
         (lines("20,Köln,1.2.20", header="age,town,seen"), "'1.2.20' is not a date as .*Write it so"),
         (lines("20,Köln,2020-02-01,perhaps", header="age,town,seen,ill"), "a label is not needed"),
         (lines("20,Köln,2020-02-01", header="Age,town,seen"), "Rename the column 'Age' of this file to 'age'"),
-        (lines("20,Köln", header="age,town"), "no column 'seen', which the model was trained on. Add it"),
+        (lines("20,Köln", header="age,town"), r"no column 'seen', which the model was trained on\. Add it\.$"),
+        (lines("2020-02-01,20", header="seen,age"), r"no column 'town'.* Add it\. It may be empty: the schema"),
+        (lines("20,Köln,2020-02-01", header="age,town,seen").encode("latin-1"), r"0xf6.* iconv .*CSV UTF-8\"\.$"),
         (lines("20,Köln,2020-02-01", header="x1,x2,x3"), "Its first line must have these names"),
     ],
 )
 def test_what_a_finished_model_is_asked_is_never_mended_by_its_configuration(
-    tmp_path: Path, text: str, message: str
+    tmp_path: Path, text: str | bytes, message: str
 ) -> None:
     """Another schema would be another model."""
-    (tmp_path / "new.csv").write_text(text)
+    (tmp_path / "new.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    columns = {**SCHEMA["columns"], "town": {**SCHEMA["columns"]["town"], "missing": "category"}}
     with pytest.raises(DataError, match=message) as told:
-        asked(tmp_path / "new.csv", {"schema": SCHEMA})
+        asked(tmp_path / "new.csv", {"schema": {**SCHEMA, "columns": columns}})
     assert "data.schema.columns" not in str(told.value) and "data.dataset" not in str(told.value)
 
 
