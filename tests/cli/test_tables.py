@@ -95,6 +95,31 @@ def test_a_frame_is_the_records_of_its_file(tmp_path: Path) -> None:
     for federation in (whole, each):
         given = variant.config.model_copy(update={"data": type(variant.config.data)(**federation.data)})
         assert sorted(digest(silo) for silo in federate(given, tmp_path).silos) == sorted(expected)
+    lone, private = {key: value for key, value in SCHEMA.items() if key != "silo"}, dpfl.Privacy(noise_multiplier=4.0)
+    of_persons = dpfl.Privacy(noise_multiplier=4.0, unit="person", max_records_per_person=2)
+    numbers = frame().dropna()[["age", "ill"]]
+    for federation, privacy, message in (
+        (
+            dpfl.Federation.from_table(frame(), lone | {"other_columns": "ignore"}),
+            private,
+            "silo in the schema, or .*from_table",
+        ),
+        (
+            dpfl.Federation.from_frame(numbers, label="ill"),
+            private,
+            r"silo_column \(from_frame: silo\), or .*from_frame",
+        ),
+        (
+            dpfl.Federation.from_table(parts, lone, partition="iid"),
+            private,
+            "partition: natural, which takes the silos",
+        ),
+        (whole, of_persons, "Name the column as person in the schema, or use unit: record"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dpfl.train(
+                federation, model="softmax", algorithm=dpfl.MBSGD(lr=1.0), privacy=privacy, rounds=1, out=tmp_path
+            )
     with pytest.raises(DataError, match=r"row 3, column 'stage': 'IV' is not one of.*columns\.stage\.values"):
         dpfl.Federation.from_table(frame().assign(stage=["I"] * 3 + ["IV"] + ["I"] * 76), SCHEMA)
     with pytest.raises(ConfigError, match="each frame is a silo already"):

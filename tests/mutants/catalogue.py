@@ -5610,8 +5610,8 @@ PERSONS = (
         "person-split",
         "a person's records are dealt out one by one, so that several silos release about it",
         "data/federation.py",
-        "    if data.persons is None:\n        return cast(",
-        "    if True:\n        return cast(",
+        "    if data.persons is None:\n        return _partitioned(",
+        "    if True:\n        return _partitioned(",
         (PERSONS_DATA + "::test_a_person_is_at_one_silo_in_one_part",),
     ),
     Mutant(
