@@ -259,8 +259,10 @@ def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: p
         one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
 
 
-def test_a_column_that_recurs_as_patients_do_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a feature, and where it has too many words to be one."""
+def test_a_column_that_recurs_as_patients_do_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a feature, and where it has too many words to be one; in Python, too, in its words."""
     monkeypatch.chdir(tmp_path)
     whole = frame(160).assign(person=[row // 2 for row in range(160)], **{"Pat Nr": [f"P{r // 2}" for r in range(160)]})
     whole.drop(columns="clinic").to_csv("all.csv", index=False)
@@ -278,6 +280,10 @@ def test_a_column_that_recurs_as_patients_do_is_told_of(tmp_path: Path, monkeypa
         if "'Pat Nr'" in note and "looks like" in note
     )
     assert "(person='Pat Nr')" in hint
+    with pytest.warns(UserWarning, match="not private"):
+        dpfl.draft_schema("all.csv", label="ill")
+    said = capsys.readouterr().err
+    assert f"dpfl: {hint}\n" in said and "dpfl: yes is the positive class" in said
     known = command("init", "known", "--from", "all.csv", "--label", "ill", "--person", "Pat Nr").out
     assert "If so, leave it out (type: ignored)." in known and "name it as the person" not in known
 
