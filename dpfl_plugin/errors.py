@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import errno
 import re
+import shlex
 import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
@@ -21,8 +23,8 @@ class Worded(str):
     """A message that serves Python and the command line.
 
     In it ``{name}`` stands for an argument, which is an option of the command, ``{name=value}`` for one with what to
-    give: ``{resume=True}`` is ``resume=True`` or ``--resume``. In capitals it is one that a command takes by its place:
-    ``{FOLDER}`` is ``folder`` or ``FOLDER``. Settings are as `in_python` has them.
+    give, in quotes where it is not one word: ``{resume=True}`` is ``resume=True`` or ``--resume``. In capitals it is
+    one that a command takes by its place: ``{FOLDER}`` is ``folder`` or ``FOLDER``. Settings are as `in_python` has them.
     """
 
     __slots__ = ()
@@ -88,19 +90,21 @@ def _literal(value: str) -> str:
     return repr(value) if re.fullmatch(r"[a-z]\w*", value) else value
 
 
-_ARGUMENT: Final = re.compile(r"\{(\w+)(?:=(\w+))?\}")
+_ARGUMENT: Final = re.compile(r"""\{(\w+)(?:=(\w+|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))?\}""")
+_QUOTES: Final = "'\""
 
 
 def _in_python(name: str, value: str | None) -> str:
     if value is None:
         return name.lower()
-    return f"{name}={value}" if value in ("True", "False") else f"{name}={value!r}"
+    return f"{name}={value}" if value in ("True", "False") or value[0] in _QUOTES else f"{name}={value!r}"
 
 
 def _as_option(name: str, value: str | None) -> str:
     if name.isupper():
         return name
     option = "--" + name.replace("_", "-")
+    value = shlex.quote(ast.literal_eval(value)) if value and value[0] in _QUOTES else value
     return option if value in (None, "True") else f"{option} {value}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pickle
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,15 @@ def test_what_the_other_side_is_told_holds_nothing_of_records_by_default() -> No
     assert str(told) == "silo.csv: labels 0.5" and "0.5" not in told.public and "silo.csv" not in told.public
 
 
+QUOTED = """'a' "day\\\""""
+
+
 @pytest.mark.parametrize("kind", [TrainingError, ConfigError, ArgumentError])
 def test_a_message_names_an_argument_in_the_words_of_each_door(kind: type[DpflError]) -> None:
-    error = kind(Worded("use {resume=True}, or another {out}"))
+    error = kind(Worded(f"use {{resume=True}}, {{label={'a day'!r}}} or {{time={QUOTED!r}}}, or another {{out}}"))
     for found in (error, pickle.loads(pickle.dumps(error)), said_of(error, "")):
-        assert str(found) == "use resume=True, or another out"
-        assert found.as_options == "use --resume, or another --out"
+        assert str(found) == f"use resume=True, label='a day' or time={QUOTED!r}, or another out"
+        assert found.as_options == f"use --resume, --label 'a day' or --time {shlex.quote(QUOTED)}, or another --out"
     named = ArgumentError("{RUN_FOLDER}='x': use another")
     assert (str(named), named.as_options) == ("run_folder='x': use another", "RUN_FOLDER='x': use another")
     plain = TrainingError("a {model} as it is")

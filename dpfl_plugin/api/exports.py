@@ -23,7 +23,7 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import Backbone
-from dpfl_plugin.runs.predictions import predict
+from dpfl_plugin.runs.predictions import Predictions, predict
 from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.tuning.winner import check_run
 
@@ -35,7 +35,7 @@ TOLERANCE: Final = 1e-5
 
 
 class Exported(nn.Module):
-    """A model together with the preprocessing of its training: records [n, *shape] in, outputs [n, classes] out.
+    """A model together with the preprocessing of its training: records [n, *shape] in, its outputs out.
 
     Args:
         steps: of the configuration, in order. Only those that were fitted to nothing can be part of a model.
@@ -99,7 +99,7 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
 
     The folder holds ``model.pt2`` (`torch.export`; read it by ``torch.export.load(path).module()``), with ``onnx`` also
     ``model.onnx``, ``privacy.md`` and a card, ``README.md``. Both models take raw records [n, *shape], float32, for any
-    n, and give outputs [n, classes]. What is written is compared with what the run's model says of made-up records.
+    n, and give the model's outputs. What is written is compared with what the run's model says of made-up records.
 
     Args:
         run: or its folder.
@@ -124,9 +124,9 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
     config = trained.config
     module = Exported(source.model.float(), config.data.preprocess, trained.inputs.shape, trained.scaling).eval()
     x = torch.from_numpy(np.random.default_rng(0).random((RECORDS, *trained.inputs.shape), dtype=np.float32))
-    _compare(module, x, trained)
+    said, shape = _compare(module, x, trained)
     program = _program(module, x)
-    made = {CARD: card(trained, onnx=onnx).encode(), "privacy.md": source.statement.encode()}
+    made = {CARD: card(trained, said, shape, onnx=onnx).encode(), "privacy.md": source.statement.encode()}
     if onnx:
         made[FILES["onnx"]] = _onnx(program, x, module)
     target.mkdir(parents=True)
@@ -186,8 +186,12 @@ def _onnx(program: torch.export.ExportedProgram, x: Tensor, module: nn.Module) -
     return content
 
 
-def _compare(module: nn.Module, x: Tensor, trained: Trained) -> None:
-    """By the way that `dpfl predict` goes, with its own preprocessing."""
+def _compare(module: nn.Module, x: Tensor, trained: Trained) -> tuple[Predictions, tuple[int, ...]]:
+    """By the way that `dpfl predict` goes, with its own preprocessing.
+
+    Returns:
+        (what that says of ``x``, the shape of the module's outputs for one record)
+    """
     said = predict(trained, Asked(x.numpy().copy()))
     with torch.no_grad():
         outputs = module(x)
@@ -199,6 +203,7 @@ def _compare(module: nn.Module, x: Tensor, trained: Trained) -> None:
         _same(torch.from_numpy(found), torch.from_numpy(expected), "the exported model")
     elif outputs.ndim == 2 and outputs.shape[1] > 1 and said.probabilities is not None:
         _same(outputs.softmax(1).double(), torch.from_numpy(said.probabilities).double(), "the exported model")
+    return said, tuple(outputs.shape[1:])
 
 
 def _same(found: Tensor, expected: Tensor, what: str) -> None:

@@ -8,6 +8,7 @@ import yaml
 
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.schema import Column, TableSchema
+from dpfl_plugin.runs.predictions import Predictions
 from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.trained import Trained
 
@@ -20,7 +21,8 @@ NO_ACCURACY: Final = (
     "No accuracy is given: it would be computed from raw records, which no epsilon covers. Test the model on records "
     "of your own."
 )
-FROM_RECORDS: Final = "Names of classes were read from private records, and are left out: outputs are in their order."
+FROM_RECORDS: Final = "Names of classes were read from private records, and are left out"
+ORDER: Final = "Classes, in the order of outputs: {}."
 OUTPUTS: Final = {
     "regression": "[n, 1], the label scaled from its public range, {low:g} to {high:g}, to [-1, 1]",
     "counts": "[n, 1], the logarithm of the rate",
@@ -67,8 +69,12 @@ def _how(column: Column) -> str:
     return f"{says}; {fill:g} for a cell without value" + ", and 1 then, else 0" * (column.missing == "indicator")
 
 
-def card(trained: Trained, *, onnx: bool) -> str:
-    """The card of a finished run's model, in Markdown with a YAML head; nothing in it was computed from records."""
+def card(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: bool) -> str:
+    """The card of a finished run's model, in Markdown with a YAML head; nothing in it was computed from records.
+
+    Args:
+        said: what the model says of made-up records. shape: of its outputs for one record.
+    """
     config, result = trained.config, trained.result
     views = views_of_all(result)
     server, outside = views["server"], views["third_party"]
@@ -79,7 +85,7 @@ def card(trained: Trained, *, onnx: bool) -> str:
         lines += [UNPROTECTED, ""]
     elif not config.privacy.secure:
         lines += [SIMULATED, ""]
-    lines += ["## Use", "", _use(trained, onnx=onnx), "", "## Training", ""]
+    lines += ["## Use", "", _use(trained, said, shape, onnx=onnx), "", "## Training", ""]
     lines += [
         f"* algorithm: {config.algorithm.name or config.algorithm.module}, {result['rounds']} rounds, "
         f"{result['num_silos']} silos",
@@ -106,14 +112,14 @@ def _epsilon(view: dict[str, Any]) -> str:
     return f"epsilon {digits(view['epsilon'], 4)} at delta {view['delta']:g}"
 
 
-def _use(trained: Trained, *, onnx: bool) -> str:
-    shape = ", ".join(map(str, ("n", *trained.inputs.shape)))
+def _use(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: bool) -> str:
+    record, output = (", ".join(map(str, ("n", *each))) for each in (trained.inputs.shape, shape))
     lines = [
         "```python",
         "import torch",
         "",
         'model = torch.export.load("model.pt2").module()',
-        f"outputs = model(records)  # float32 [{shape}], before preprocessing; outputs: [n, classes]",
+        f"outputs = model(records)  # float32 [{record}], before preprocessing; outputs: [{output}]",
         "```",
         "",
         "Preprocessing is part of the model." + (" `model.onnx` is the same for ONNX." if onnx else ""),
@@ -122,18 +128,28 @@ def _use(trained: Trained, *, onnx: bool) -> str:
         lines += ["", f"Columns, in order: {', '.join(trained.inputs.columns)}."]
     if (schema := trained.config.data.dataset.options.get("schema")) is not None:
         lines += ["", *columns(TableSchema.parse(schema))]
-    named = trained.config.data.dataset.options.get("classes") is not None
-    own = trained.config.data.dataset.name in ("csv", "npz") or trained.config.data.dataset.module is not None
-    if not trained.outcome.has_classes:
-        low, high = trained.outcome.range or (0.0, 0.0)
-        edges = ", ".join(f"{edge:g}" for edge in trained.outcome.edges)
-        says = OUTPUTS[trained.outcome.kind].format(low=low, high=high, edges=edges)
-        lines += ["", f"Outputs: {says} (docs/outcomes.md)."]
-        lines += [f"Labels, in order: {', '.join(trained.labels)}."] if trained.labels else []
-    elif trained.outcome.kind == "ordinal":
+    if trained.outcome.kind == "classes":
+        return "\n".join([*lines, "", _of_classes(trained, said, shape)])
+    if trained.outcome.kind == "ordinal":
         lines += ["", f"Outputs: cumulative logits of the levels {', '.join(trained.labels)} (docs/outcomes.md)."]
-    elif trained.labels and (named or not own):
-        lines += ["", f"Classes, in the order of outputs: {', '.join(trained.labels)}."]
-    else:
-        lines += ["", FROM_RECORDS]
+        return "\n".join(lines)
+    low, high = trained.outcome.range or (0.0, 0.0)
+    edges = ", ".join(f"{edge:g}" for edge in trained.outcome.edges)
+    says = OUTPUTS[trained.outcome.kind].format(low=low, high=high, edges=edges)
+    lines += ["", f"Outputs: {says} (docs/outcomes.md)."]
+    lines += [f"Labels, in order: {', '.join(trained.labels)}."] if trained.labels else []
     return "\n".join(lines)
+
+
+def _of_classes(trained: Trained, said: Predictions, shape: tuple[int, ...]) -> str:
+    """Which classes the outputs are of: in their order, or the second of two where there is one output."""
+    dataset = trained.config.data.dataset
+    named = dataset.options.get("classes") is not None or dataset.options.get("schema") is not None
+    own = dataset.name in ("csv", "npz") or dataset.module is not None
+    hidden = not (trained.labels and (named or not own))
+    if len(said.classes) != 2 or shape not in ((), (1,)):
+        return f"{FROM_RECORDS}: outputs are in their order." if hidden else ORDER.format(", ".join(said.classes))
+    first, second = ("the first", "the second") if hidden else said.classes
+    what = f"the log-odds of {second} against {first}" if said.probabilities is not None else "a score"
+    output = f"output is {what}, above 0 for {second}."
+    return f"{FROM_RECORDS}: the {output}" if hidden else f"The {output}"

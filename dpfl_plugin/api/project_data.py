@@ -23,8 +23,9 @@ from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import check_kind, not_utf8
+from dpfl_plugin.data.identifiers import KEEPS, identifier_columns, person_columns, whose
 from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.table import READS_ALL, identifier_columns, is_number
+from dpfl_plugin.data.table import READS_ALL, is_number
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
 LABELS: Final = ("label", "target", "class", "outcome", "diagnosis", "y")
@@ -70,7 +71,7 @@ class DataBlock:
     """
 
     lines: tuple[str, ...]
-    told: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()  # `Worded`
     preprocess: tuple[str, ...] = (
         "# Each record is scaled to norm 1, so columns need comparable scales: bring them to one by public ranges, in "
         "the files.",
@@ -160,6 +161,8 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     told += _scales(features, read.features[:, [read.columns.index(name) for name in features]])
     if numbers:
         told.append(f"not used, as their numbers differ in every record, as identifiers do: {column_list(numbers)}.")
+    mend = f"If so, name it as person_column, {KEEPS}; or leave it out: ignore_columns."
+    told += [whose(name, mend) for name in person_columns(read.columns, [read.features])]
     silos = [] if read.groups is None else [read.silo_names[silo] for silo in read.groups.tolist()]
     told += alone(silos)
     return DataBlock(tuple(lines), (*told, *dealt), fewest=min(Counter(silos).values(), default=None))

@@ -13,7 +13,7 @@ from typing import Final
 
 from dpfl_plugin.access import try_folder
 from dpfl_plugin.api.project_data import DataBlock, OwnData, drafted, found, made_up
-from dpfl_plugin.errors import ArgumentError, ConfigError
+from dpfl_plugin.errors import ArgumentError, ConfigError, Worded
 
 CONFIG: Final = "run.yaml"
 NOTEBOOK: Final = "notebook.ipynb"
@@ -27,14 +27,19 @@ class Project:
     """A project that was written.
 
     Attributes:
-        files: paths in ``folder``. notes: what is to be known of its data.
+        files: paths in ``folder``. told: what is to be known of its data, also for the command.
         unignored: lines that a .gitignore which was there, and was left as it is, should have.
     """
 
     folder: Path
     files: tuple[str, ...]
-    notes: tuple[str, ...]
+    told: tuple[Worded, ...]
     unignored: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known of its data."""
+        return tuple(line.in_python for line in self.told)
 
 
 def init_project(
@@ -82,7 +87,7 @@ def init_project(
         with target.open("x", encoding="utf-8") as file:  # x: nor is a file that came meanwhile overwritten
             file.write(text)
     lines = tuple(line for line in ignore.splitlines() if line and not line.startswith("#"))
-    return Project(folder, tuple(files), block.told, lines)
+    return Project(folder, tuple(files), tuple(map(Worded, block.told)), lines)
 
 
 def _block(

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfl_plugin.api.progress import say
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import check_installed
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ConfigError, Worded, require
 
 if TYPE_CHECKING:
     import pandas
@@ -151,7 +152,7 @@ def draft_schema(
 
     Looking at values is not private, and a warning says so: put the categories and ranges that are known without
     looking in their place, and then remove ``drafted``: until then checks, runs and statements say that epsilon does
-    not cover them.
+    not cover them. What else to look at, such as cells that are no numbers, is said on stderr.
 
     Args:
         data: a file, several, or a data frame; or {silo's name: data frame or file}, all with the same columns.
@@ -181,9 +182,11 @@ def draft_schema(
         if not isinstance(one, str | Path) and not is_frame(one):
             raise ConfigError(f"{where} is of type {type(one).__name__}: data must {WHAT}.")
     require(len(named) > 0, "data", data, WHAT)
-    made = draft.of_tables(named, draft.Roles(**columns)).schema
+    made = draft.of_tables(named, draft.Roles(**columns))
     warnings.warn(f"this schema was {NOT_PRIVATE}.", stacklevel=2)
-    return made
+    for line in made.told:
+        say(Worded(line).in_python)
+    return made.schema
 
 
 def drafted(files: Sequence[str | Path], columns: Mapping[str, str | None]) -> draft.Draft:

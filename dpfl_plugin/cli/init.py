@@ -14,8 +14,8 @@ def show(project: Project, *, schema: bool) -> None:
     print(f"{folder}:")
     for path in project.files:
         print(f"  {path}")
-    for line in project.notes:
-        print(line)
+    for line in project.told:
+        print(line.as_options)
     if project.unignored:
         print(
             f"{folder / GITIGNORE} existed and was not changed. To keep records and runs out of git, add these lines:"

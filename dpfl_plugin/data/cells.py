@@ -137,23 +137,31 @@ class Cells:
         text, nothing = self.words()
         text = pc.if_else(pa.array(nothing), pa.scalar(None, text.type), text)
         if self.decimal == ",":
-            points = _mask(pc.match_substring(text, "."))
-            self.flag(
-                points,
-                ": {} has a point, where the decimal mark is a comma.",
-                "have a point, where the decimal mark is a comma",
-                self.mend(
-                    "Write all numbers alike, without marks of thousands, or set data.dataset.decimal: '.'.",
-                    "Write it with a comma, as the training records have it, and without marks of thousands.",
-                ),
-            )
-            text = pc.replace_substring(text, ",", ".")
+            text = self._without_points(text)
         try:
             values = _doubles(pc.cast(text, pa.float64()))
         except pa.ArrowInvalid:
             values = self._one_by_one(text)
         # "nan" that is no missing value is an infinite one here: flagged by the caller, never taken for missing.
         return np.where(np.isnan(values) & ~nothing, np.inf, values), nothing
+
+    def _without_points(self, text: pa.Array) -> pa.Array:
+        """Cells with a decimal comma as Python has them; 0 where a number has a point, which is flagged here."""
+        dotted = _mask(pc.match_substring(text, "."))
+        words = pc.unique(text.filter(pa.array(dotted))).to_pylist() if dotted.any() else []
+        numbers = [word for word in words if _NUMBER.fullmatch(word) or is_decimal_comma(word)]
+        points = _mask(pc.is_in(text, value_set=pa.array(numbers, pa.string())))
+        self.flag(
+            points,
+            ": {} has a point, where the decimal mark is a comma.",
+            "have a point, where the decimal mark is a comma",
+            self.mend(
+                "Write all numbers of the files alike, without marks of thousands; if all have a point: "
+                "data.dataset.decimal: '.'.",
+                "Write it with a comma, as the training records have it, and without marks of thousands.",
+            ),
+        )
+        return pc.if_else(pa.array(points), "0", pc.replace_substring(text, ",", "."))
 
     def _one_by_one(self, text: pa.Array) -> Doubles:
         """Of cells some of which are no numbers, each different one once."""

@@ -7,8 +7,6 @@ one, until whoever knows categories and ranges without looking has put them in t
 from __future__ import annotations
 
 import math
-import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -17,36 +15,31 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import empty_records
+from dpfl_plugin.data.draft_notes import MOST_VALUES, Places, kinds_of, notes
 from dpfl_plugin.data.federation import alone
-from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
 from dpfl_plugin.data.schema import Column
-from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, told_of
+from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, marks, nearly_all, numbers_of
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
-MOST_VALUES: Final = 50  # of a category
 MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
 MOST_CLASSES: Final = 20
 DATES: Final = (None, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 KINDS: Final = (is_number, *map(is_date, DATES))
-CODES: Final = frozenset(sign * int(digit * count) for digit in "89" for count in range(1, 6) for sign in (-1, 1))
-"""Numbers that tables of hospitals and surveys write where there is no value: -9, -99, 999, ..."""
 LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a category with more than MOST_LEVELS
 EMPTY: Final = "is empty: its first line must name the columns, and records follow it."
-TIME: Final = re.compile(r"survival|follow[ _-]?up|duration|(?<![a-z])(time|days|weeks|months)(?![a-z])", re.IGNORECASE)
-FAR: Final = 3  # times the next largest number: no measurement of the same thing
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A schema as plain values, and how the files are written; told: what to look at; fewest: how many records the
-    smallest silo has, None where there are no silos."""
+    """A schema as plain values, and how the files are written; told: what to look at, `Worded`; fewest: how many
+    records the smallest silo has, None where there are no silos."""
 
     schema: dict[str, Any]
     form: TextFormat
@@ -160,18 +153,15 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in roles.columns.values()}
     if all(entry["type"] in ("identifier", "ignored") for entry in columns.values()):
         used = ", ".join(roles.columns.values())
-        why = "".join(f" It has columns {told}" for told in _told(columns, seen))
+        why = "".join(f" It has columns {told}" for told in kinds_of(columns, seen))
         raise DataError(f"{names[0]}: no column is left to learn from besides {used}.{why}")
     label, told = _outcome(seen, roles, form.decimal)
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
-    odd = [line for name, entry in columns.items() for line in _odd(name, seen[name], entry, form.decimal)]
-    odd += [line for name, entry in columns.items() for line in _strays(seen[name], entry, tables, names)]
-    alike = _alike(roles.label, label.get("classes", ()))
-    alike += _times(roles.label, columns) if len(label.get("classes", ())) == 2 else ()
     schema = {"drafted": True, "label": label, **named, "columns": columns}
     silos = _silos(seen, roles, names)
     fewest = min(Counter(silos).values(), default=None)
-    return Draft(schema, form, (*told, *alike, *_told(columns, seen), *odd, *alone(silos)), fewest)
+    told += notes(label, columns, seen, form.decimal, Places(tables, names), person=roles.person)
+    return Draft(schema, form, (*told, *alone(silos)), fewest)
 
 
 def _silos(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list[str]:
@@ -208,9 +198,9 @@ def _outcome(seen: Mapping[str, Seen], roles: Roles, decimal: str) -> tuple[dict
         return found, tuple(told)
     assert roles.time is not None and roles.event is not None
     times = pc.unique(seen[roles.time].words).to_pylist()
-    numbers = _numbers(times, decimal)
+    numbers = numbers_of(times, decimal)
     if numbers is None or not len(numbers) or numbers.min() < 0 or numbers.max() == 0:
-        odd = [word for word in times if (one := _numbers([word], decimal)) is None or one.min() < 0]
+        odd = [word for word in times if (one := numbers_of([word], decimal)) is None or one.min() < 0]
         holds = (
             f"holds {', '.join(map(repr, odd[:5]))}{', ...' * (len(odd) > 5)}, which are"
             if odd and len(odd) < len(times)
@@ -241,29 +231,10 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _marks(column: Seen) -> tuple[list[str], list[str]]:
-    """(cells with a decimal comma, cells with a point); none of a column of words."""
-    words = column.words
-    if not pc.any(pc.match_substring(words, ",")).as_py() or (found := nearly_all(words, is_number)) is None:
-        return [], []
-    numbers = words.filter(pc.is_in(words, value_set=pa.array(found.fit, pa.string()))).to_pylist()
-    commas = list(filter(is_decimal_comma, numbers))
-    return commas, [word for word in numbers if commas and "." in word and not is_decimal_comma(word)]
-
-
 def _decimal(columns: Sequence[Seen]) -> str:
     """The mark that most numbers have, of columns where some have a comma."""
-    marks = [_marks(column) for column in columns]
-    return "," if sum(len(c) for c, _ in marks) > sum(len(p) for _, p in marks) else "."
-
-
-def _numbers(words: Sequence[str], decimal: str) -> np.ndarray[Any, Any] | None:
-    """``words`` as numbers, if all are; a mark that the file has elsewhere is for the check to refuse, by its line."""
-    try:
-        found = np.array([float(with_point(word) if is_decimal_comma(word) else word) for word in words])
-    except ValueError:
-        return None
-    return found if np.isfinite(found).all() else None
+    found = [marks(column) for column in columns]
+    return "," if sum(len(c) for c, _ in found) > sum(len(p) for _, p in found) else "."
 
 
 def _column(column: Seen, decimal: str) -> dict[str, Any]:
@@ -291,13 +262,13 @@ def _of_kind(place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[
     named: dict[str, Any] = {"missing_values": found.nothing} if found.nothing else {}
     if place:
         return _date(found.fit, DATES[place - 1], lacking=lacking) | named if len(found.fit) > 1 else None
-    numbers = _numbers(found.fit, decimal)
+    numbers = numbers_of(found.fit, decimal)
     assert numbers is not None
     different = np.unique(numbers)
     whole = bool((different == np.floor(different)).all())
     if whole and len(found.fit) == found.count >= LEAST_RECORDS:
         return {"type": "identifier"}
-    if len(different) < 2 or (whole and len(different) <= MOST_LEVELS and found.strays):
+    if len(different) < 2 or (whole and len(different) <= MOST_LEVELS and (found.strays or found.recurring)):
         return None
     if whole and len(different) <= MOST_LEVELS:
         return _category([f"{number:g}" for number in different], lacking=lacking) | named
@@ -345,7 +316,7 @@ def _label(column: Seen, decimal: str) -> dict[str, Any]:
     different = sorted(pc.unique(column.words).to_pylist())
     if len(different) < 2:
         raise DataError(f"column {column.name!r} holds {different or 'no value'}: nothing is to be predicted there.")
-    numbers = _numbers(different, decimal)
+    numbers = numbers_of(different, decimal)
     whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
     if numbers is None or (whole and len(np.unique(numbers)) <= MOST_CLASSES):
         if len(different) > MOST_CLASSES:
@@ -361,95 +332,3 @@ def _label(column: Seen, decimal: str) -> dict[str, Any]:
         classes = different if numbers is None else [f"{number:g}" for number in np.unique(numbers)]
         return {"column": column.name, "outcome": "classes", "classes": [_plain(name) for name in classes]}
     return {"column": column.name, "outcome": "regression", "range": list(_outwards(numbers))}
-
-
-def _told(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen]) -> tuple[str, ...]:
-    kinds: dict[str, list[str]] = {}
-    for name, entry in columns.items():
-        kinds.setdefault(entry["type"], []).append(name)
-    told = [f"{kind}: {column_list(names)}." for kind, names in kinds.items() if kind not in ("identifier", "ignored")]
-    if names := kinds.get("identifier"):
-        told.append(f"not used, as every record has another value, as identifiers do: {column_list(names)}.")
-    ignored = kinds.get("ignored", [])
-    same = [name for name in ignored if len(pc.unique(seen[name].words)) < 2]
-    if same:
-        told.append(f"not used, as every record has the same value, or none: {column_list(same)}.")
-    unique = {name: pc.unique(seen[name].words) for name in ignored if name not in same}
-    if names := [name for name, words in unique.items() if len(words) <= MOST_VALUES]:
-        told.append(
-            f"not used, as few records share a word, as with numbers of patients: {column_list(names)}. If one of them "
-            "says whose record it is, name it as the person."
-        )
-    if names := [name for name, words in unique.items() if len(words) > MOST_VALUES]:
-        told.append(f"not used, as they hold more than {MOST_VALUES} different words: {column_list(names)}.")
-    return tuple(told)
-
-
-def _alike(name: str | None, words: Sequence[int | str]) -> tuple[str, ...]:
-    """Words that differ in capitals only, which a schema takes for different ones."""
-    same: dict[str, list[str]] = {}
-    for word in map(str, words):
-        same.setdefault(word.casefold(), []).append(word)
-    return tuple(
-        f"{name}: {', '.join(map(repr, group))} differ in capitals only, and count as different. If they mean the "
-        "same, correct the files, and keep one of them in the schema."
-        for group in same.values()
-        if len(group) > 1
-    )
-
-
-def _times(label: str | None, columns: Mapping[str, dict[str, Any]]) -> tuple[str, ...]:
-    """What to say of features that by their names are times until an event that the label of two words may be."""
-    times = [name for name, entry in columns.items() if entry["type"] in ("number", "integer") and TIME.search(name)]
-    return tuple(
-        f"If {name} is the time until {label}, or until a record was last seen, this is survival, and {name} as a "
-        f"feature gives {label} away: name them as time and event in place of the label, as by --time "
-        f"{shlex.quote(name)} --event {shlex.quote(str(label))}."
-        for name in times
-    )
-
-
-def _odd(name: str, column: Seen, entry: Mapping[str, Any], decimal: str) -> tuple[str, ...]:
-    """What of a column's values is probably not meant."""
-    if entry["type"] == "category":
-        return _alike(name, entry["values"])
-    if entry["type"] not in ("number", "integer"):
-        return ()
-    told = []
-    commas, points = _marks(column)
-    if other := points if decimal == "," else commas:
-        told.append(
-            f"{name}: {len(other)} cells, such as {other[0]!r}, are written with the other decimal mark than most "
-            "numbers. dpfl check lists their lines."
-        )
-    found = nearly_all(column.words, is_number)
-    numbers = None if found is None else _numbers(found.fit, decimal)
-    assert numbers is not None
-    if (code := _code(np.unique(numbers))) is not None:
-        told.append(
-            f"{name}: {code} may stand for no value. If it does, add missing_values: ['{code}'] and missing: indicator "
-            "to the column, and correct its range."
-        )
-    return tuple(told)
-
-
-def _strays(column: Seen, entry: Mapping[str, Any], tables: Sequence[Pieces], names: Sequence[str]) -> tuple[str, ...]:
-    """Which words of a column of numbers or dates are none, and where they are."""
-    is_category = entry["type"] == "category" and "missing_values" in entry
-    if column.is_time or not (entry["type"] in ("number", "integer", "date") or is_category):
-        return ()
-    form = entry.get("format")
-    found = nearly_all(column.words, is_date(form) if entry["type"] == "date" else is_number)
-    assert found is not None
-    what = f"{'a date' if found.num_strays == 1 else 'dates'} as {form or '2020-01-31'}"
-    if entry["type"] != "date":
-        what = "a number" if found.num_strays == 1 else "numbers"
-    return told_of(column.name, found, what, column.first(found.strays, tables, names))
-
-
-def _code(numbers: np.ndarray[Any, Any]) -> int | None:
-    """The number that is far from all others and often a code for no value; ``numbers`` are different, in order."""
-    low, high = float(numbers[0]), float(numbers[-1])
-    if low < 0 <= numbers[1] and low in CODES:
-        return int(low)
-    return int(high) if high in CODES and high > FAR * max(abs(numbers[-2]), 10) else None

@@ -104,7 +104,7 @@ def build_federation(spec: FederationSpec) -> Federation:
     shape, total = data.features.shape[1:], data.part_of or len(rows)
     if not rows:  # there are more processes than silos
         return Federation([], data.num_classes, shape, [], spec.called, (), total, outcome=data.outcome)
-    _check_persons(data, spec.max_records_per_silo, spec.max_records_per_person, own=spec.test == "own")
+    _check_persons(spec, data)
     silos = (_own_test if spec.test == "own" else _split)(spec, data, rows, names, scratch)
     caveat, note = _chosen(data, names)
     kept_together = [KEPT_TOGETHER] if data.persons is not None and spec.max_records_per_person is None else []
@@ -164,18 +164,47 @@ def _dealt(spec: FederationSpec, data: Dataset) -> tuple[dict[int, Integers], di
 
 def _parts(spec: FederationSpec, data: Dataset) -> list[Integers]:
     """The rows of each silo; persons, where they are known, are dealt out with all that they have."""
-    plugin, options, where = spec.partitioner, spec.partition_options, "data.partition"
     _check_partitioner(spec, data)
-    count, rng = spec.num_silos, stream(spec.seed, "partition")
+    rng = stream(spec.seed, "partition")
     if data.persons is None:
-        return cast(list[Integers], _call(plugin, options, data.labels, count, rng, data.groups, where=where))
-    units = whose.units(data, by_silo=plugin is natural)
+        return _partitioned(spec, data, data.labels, rng, data.groups)
+    units = whose.units(data, by_silo=spec.partitioner is natural)
     first = np.array([rows[0] for rows in units])
     groups = None if data.groups is None else data.groups[first]
-    dealt = _call(plugin, options, data.labels[first], count, rng, groups, where=where)
+    dealt = _partitioned(spec, data, data.labels[first], rng, groups)
     if len(dealt) and sum(map(len, dealt)):
         _check_used(dealt, len(units))
     return [np.concatenate([np.zeros(0, np.int64), *(units[unit] for unit in part)]) for part in dealt]
+
+
+def _partitioned(
+    spec: FederationSpec, data: Dataset, labels: Labels, rng: np.random.Generator, groups: Integers | None
+) -> list[Integers]:
+    try:
+        return cast(
+            list[Integers],
+            _call(
+                spec.partitioner, spec.partition_options, labels, spec.num_silos, rng, groups, where="data.partition"
+            ),
+        )
+    except ConfigError as error:
+        if str(error).startswith("data.num_silos is missing"):
+            raise ConfigError(f"{error} {_say_silos(spec, data)}") from error
+        raise
+
+
+def _say_silos(spec: FederationSpec, data: Dataset) -> str:
+    """How to say how many silos there are, or which."""
+    if data.groups is not None:
+        return "Set it, or use partition: natural, which takes the silos of the data."
+    by_schema = "schema" in spec.dataset_options
+    if not by_schema and "silo_column" not in registry.options(spec.dataset):
+        return "Set it."
+    column, door = ("silo in the schema", "table") if by_schema else ("silo_column (from_frame: silo)", "frame")
+    return (
+        f"Set it, or name the column of silos as {column}, or give each silo a file{' or data frame' * by_schema} of "
+        f"its own, with partition: natural, which from_{door} then chooses by itself."
+    )
 
 
 def _check_partitioner(spec: FederationSpec, data: Dataset) -> None:
@@ -188,12 +217,15 @@ def _check_partitioner(spec: FederationSpec, data: Dataset) -> None:
     )
 
 
-def _check_persons(data: Dataset, limit: int | None, most: int | None, *, own: bool) -> None:
+def _check_persons(spec: FederationSpec, data: Dataset) -> None:
+    limit = spec.max_records_per_silo
     if data.persons is None:
-        if most is not None:
+        if spec.max_records_per_person is not None:
+            by_schema = "schema" in spec.dataset_options
+            where = "as person in the schema" if by_schema else "in data.dataset (person_column; from_frame: person)"
             raise ConfigError(
-                "privacy.unit='person': the data do not say whose records they are. Name the column in "
-                "data.dataset (person_column), or in from_frame (person=), or use unit: record."
+                f"privacy.unit='person': the data do not say whose records they are. Name the column {where}, or use "
+                "unit: record."
             )
         return
     if limit is not None:
@@ -202,7 +234,7 @@ def _check_persons(data: Dataset, limit: int | None, most: int | None, *, own: b
             "a person's and depend on how many others have. Use max_records_per_person with privacy.unit: person, or "
             "leave the persons out."
         )
-    if own:
+    if spec.test == "own":
         whose.check_own_test(data)
 
 

@@ -16,11 +16,12 @@ from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import quantity
+from dpfl_plugin.data.identifiers import identifiers
 from dpfl_plugin.data.labels import Labels, no_labels
 from dpfl_plugin.data.names import of_files
 from dpfl_plugin.data.outcome_option import Option, labels_of, parse
 from dpfl_plugin.data.persons import numbers
-from dpfl_plugin.data.table import FILL_IN, Columns, Table, identifiers
+from dpfl_plugin.data.table import FILL_IN, Columns, Table
 from dpfl_plugin.errors import ConfigError, DataError
 
 MAX_CLASSES = 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,14 +154,13 @@ def not_utf8(path: Path, error: UnicodeDecodeError) -> str:
     byte = error.object[error.start]
     if b"\0" in error.object:
         return f"{path} is not a CSV file: it holds bytes that are not text. Convert it to CSV in UTF-8."
-    opened = f"gunzip -c {path} | " if path.suffix == ".gz" else ""
-    name = path.with_suffix("") if path.suffix == ".gz" else path
-    source = "" if opened else f" {path}"
-    target = name.with_name(f"{name.stem}-utf8.csv")
+    file, other = shlex.quote(str(path)), shlex.quote(f"{path}.utf8")  # which no pattern of tables finds
+    convert = "iconv -f WINDOWS-1252 -t UTF-8"
+    made = f"gunzip -c {file} | {convert} | gzip" if path.suffix == ".gz" else f"{convert} {file}"
     return (
         f"{path} is not a CSV file in UTF-8: it has the byte 0x{byte:02x}, as files in Latin-1 or Windows-1252 do "
-        f"({bytes([byte]).decode('latin-1')!r} there). Convert it: {opened}iconv -f WINDOWS-1252 -t UTF-8{source} > "
-        f"{target}; or {SPREADSHEET}."
+        f"({bytes([byte]).decode('latin-1')!r} there). Convert it: {made} > {other} && mv {other} {file}; or "
+        f"{SPREADSHEET}."
     )
 
 

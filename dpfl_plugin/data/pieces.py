@@ -36,6 +36,10 @@ OTHER_KINDS: Final = {
 Lines = Callable[[list[int]], Mapping[int, int]]
 
 
+class NotUtf8Error(DataError):
+    """A text is in another encoding, and nothing said in which."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextFormat:
     """How tables are written: what CSV files and workbooks leave open.
@@ -211,7 +215,8 @@ def _encoding(path: Path, form: TextFormat) -> str | None:
 def _header(path: Path, encoding: str | None, form: TextFormat, known: Sequence[str]) -> tuple[str, list[str], int]:
     """(delimiter, names of columns, lines of the header)"""
     with closing(_opened(path, encoding)) as stream:
-        start = stream.read(BLOCK).decode("utf-8-sig", errors="replace")
+        block = stream.read(BLOCK)
+    start = block.decode("utf-8-sig", errors="replace")
     marks = form.delimiter or DELIMITERS
     found = []
     for mark in marks:
@@ -219,6 +224,8 @@ def _header(path: Path, encoding: str | None, form: TextFormat, known: Sequence[
         row = [name.strip() for name in next((row for row in reader if row), [])]
         found.append((len({*row} & {*known}), len(row), mark, row))
     _, width, mark, row = max(found, key=lambda one: (one[0], one[1]))
+    if any("\ufffd" in name for name in row):  # names in another encoding, which would be taken for other columns
+        codecs.getincrementaldecoder("utf-8")().decode(block)
     if form.header is not None and 2 * len({*row} & {*form.header}) <= len(form.header):  # else it has names, after all
         if width != len(form.header):
             raise DataError(
@@ -343,7 +350,7 @@ def _no_csv(path: Path, form: TextFormat, error: Exception) -> DataError:
                     decoder.decode(block)
                 decoder.decode(b"", final=True)
             except UnicodeDecodeError as wrong:
-                return DataError(f"{not_utf8(path, wrong)} Or read it as it is: data.dataset.encoding: windows-1252.")
+                return NotUtf8Error(not_utf8(path, wrong))
     return DataError(f"{path} is not a CSV file: {said}.")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Final
 from dpfl_plugin.data.cells import Found
 from dpfl_plugin.data.encode import Encoded, Encoder
 from dpfl_plugin.data.flaws import NAMELESS, Flaws, rename
-from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table
+from dpfl_plugin.data.pieces import NotUtf8Error, Pieces, TextFormat, open_table
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
@@ -57,7 +57,7 @@ def read(path: Path, schema: TableSchema, form: TextFormat, *, asked: bool = Fal
     try:
         pieces = open_table(path, form, list(schema.used))
     except DataError as error:
-        return Read(path, wrong=str(error))
+        return Read(path, wrong=_as_it_is(error, asked=asked))
     with closing(pieces):
         return read_pieces(pieces, path, schema, form.decimal, asked=asked)
 
@@ -67,7 +67,8 @@ def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = 
     wanted = _wanted(schema, pieces.header, asked=asked)
     strangers = _strangers(schema, pieces.header)
     ignored = asked or schema.other_columns == "ignore"
-    wrong = _wrong_header(pieces, wanted, () if ignored else strangers, asked=asked)
+    may_be_empty = {name for name, column in schema.columns.items() if column.missing != "refuse"} if asked else None
+    wrong = _wrong_header(pieces, wanted, () if ignored else strangers, may_be_empty)
     if wrong:
         first = "line 1" if pieces.unit == "line" else "header"
         where = f"{path}, {first}" if pieces.header else str(path)
@@ -84,7 +85,7 @@ def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = 
         encoded = encoder.result()
         lines = pieces.lines(list(range(encoder.count))) if asked else None
     except DataError as error:
-        return Read(path, wrong=str(error))
+        return Read(path, wrong=_as_it_is(error, asked=asked))
     gone = [name for name in schema.label.named if name not in pieces.header]
     return Read(
         path,
@@ -98,6 +99,13 @@ def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = 
         lines,
         pieces.unit,
     )
+
+
+def _as_it_is(error: DataError, *, asked: bool) -> str:
+    """The message; of training records that are in another encoding, that their configuration can say so, too."""
+    if asked or not isinstance(error, NotUtf8Error):
+        return str(error)
+    return f"{error} Or read it as it is: data.dataset.encoding: windows-1252."
 
 
 def read_all(paths: Sequence[Path], schema: TableSchema, form: TextFormat) -> list[Read]:
@@ -134,9 +142,10 @@ def _strangers(schema: TableSchema, header: Sequence[str]) -> list[str]:
 
 
 def _wrong_header(
-    pieces: Pieces, wanted: Mapping[str, str], strangers: Iterable[str], *, asked: bool = False
+    pieces: Pieces, wanted: Mapping[str, str], strangers: Iterable[str], may_be_empty: Collection[str] | None
 ) -> list[str]:
-    header, wrong = pieces.header, []
+    """``may_be_empty``: columns, of records that a model is asked about; None of others."""
+    header, wrong, asked = pieces.header, list[str](), may_be_empty is not None
     if not header:
         return ["is empty: its first line must name the columns, and records follow it."]
     free = [name for name in header if name not in wanted]
@@ -150,8 +159,9 @@ def _wrong_header(
         )
         return [f"names none of the schema's columns ({_shown(list(wanted))}), but {_shown(header)}. {mend}"]
     for name, key in missing.items():
-        if asked:
-            wrong.append(f"there is no column {name!r}, which the model was trained on. {rename(name, free)}")
+        if may_be_empty is not None:
+            empty = " It may be empty: the schema says what a missing value is." if name in may_be_empty else ""
+            wrong.append(f"there is no column {name!r}, which the model was trained on. {rename(name, free)}{empty}")
             continue
         wrong.append(
             f"there is no column {name!r}{nearest(name, free)}, which {WHERE}.{key} names. Correct the name there, or "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ SPELLED: Final = frozenset(
     ("-", "--", "---", "n/a", "na", "n.a.", "none", "null", "nil", "nan", "missing", "unknown", "not available")
 )
 """Words for no value, in any capitals, besides those that every schema takes for it (`MISSING`), among numbers."""
+RECURS: Final = 3  # cells with one word, which then is no slip: in any language "unknown", if no other word recurs
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class Sorted:
 
     Attributes:
         fit: of that kind, and count: in how many cells. nothing: that stand for no value. strays: something else.
+        recurring: the one of ``nothing`` that is taken for it since it recurs, as no other word does.
     """
 
     fit: list[str]
@@ -81,6 +84,7 @@ class Sorted:
     nothing: list[str]
     strays: list[str]
     num_strays: int
+    recurring: str | None = None
 
 
 def nearly_all(words: pa.Array, fits: Callable[[str], bool]) -> Sorted | None:
@@ -95,7 +99,9 @@ def _counted(words: pa.Array) -> list[tuple[str, int]]:
 
 def _nearly_all(counted: Sequence[tuple[str, int]], fits: Callable[[str], bool]) -> Sorted | None:
     most = sum(often for _, often in counted)
-    fit, nothing, strays, count, astray = [], [], [], 0, 0
+    fit, nothing, count = [], [], 0
+    strays: dict[str, int] = {}
+    astray = often_most = 0  # in cells
     for word, often in counted:
         if fits(word):
             fit.append(word)
@@ -103,13 +109,22 @@ def _nearly_all(counted: Sequence[tuple[str, int]], fits: Callable[[str], bool])
         elif word.casefold() in SPELLED:
             nothing.append(word)
         else:
-            strays.append(word)
-            astray += often
-            if STRAYS * astray > most:  # most columns of words end here, soon
+            strays[word] = often
+            astray, often_most = astray + often, max(often_most, often)
+            if STRAYS * (astray - often_most) > most:  # most columns of words end here, soon
                 return None
+    if (recurring := _recurring(strays)) is not None:
+        nothing.append(recurring)
+        astray -= strays.pop(recurring)
     if not fit or STRAYS * astray > count + astray:
         return None
-    return Sorted(sorted(fit), count, sorted(nothing), sorted(strays), astray)
+    return Sorted(sorted(fit), count, sorted(nothing), sorted(strays), astray, recurring)
+
+
+def _recurring(strays: Mapping[str, int]) -> str | None:
+    """The only word that recurs, if there is one; with a digit, as "<5", it is a value."""
+    often = [word for word, count in strays.items() if count >= RECURS]
+    return often[0] if len(often) == 1 and not any(map(str.isdigit, often[0])) else None
 
 
 def best(words: pa.Array, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, Sorted] | None:
@@ -130,6 +145,25 @@ def is_number(word: str) -> bool:
         return math.isfinite(float(word))
     except ValueError:
         return is_decimal_comma(word) and math.isfinite(float(with_point(word)))
+
+
+def numbers_of(words: Sequence[str], decimal: str) -> np.ndarray[Any, Any] | None:
+    """``words`` as numbers, if all are; a mark that the file has elsewhere is for the check to refuse, by its line."""
+    try:
+        found = np.array([float(with_point(word) if is_decimal_comma(word) else word) for word in words])
+    except ValueError:
+        return None
+    return found if np.isfinite(found).all() else None
+
+
+def marks(column: Seen) -> tuple[list[str], list[str]]:
+    """(cells with a decimal comma, cells with a point); none of a column of words."""
+    words = column.words
+    if not pc.any(pc.match_substring(words, ",")).as_py() or (found := nearly_all(words, is_number)) is None:
+        return [], []
+    numbers = words.filter(pc.is_in(words, value_set=pa.array(found.fit, pa.string()))).to_pylist()
+    commas = list(filter(is_decimal_comma, numbers))
+    return commas, [word for word in numbers if commas and "." in word and not is_decimal_comma(word)]
 
 
 def is_date(form: str | None) -> Callable[[str], bool]:

@@ -6,7 +6,7 @@ import csv as csv_module
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.data.base import Features, Integers
 from dpfl_plugin.data.flaws import (
-    LEAST_RECORDS,
     Flaws,
     check_kind,
     check_names,
@@ -290,32 +289,6 @@ def _no_number(text: str, encode: str) -> tuple[str, str, str]:
         mend = f"Write it with a point, {with_point(text)}, in all of the file."
         return f": {text!r} has a decimal comma.", "have a decimal comma", mend
     return f": {text!r} is not a number.", "are not numbers", encode
-
-
-def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:
-    """A note on columns of whole numbers of which no two records have the same, as numbers of patients are."""
-    count = sum(len(table.labels) for table in tables)
-    found = identifier_columns(tables[0].columns, [table.features for table in tables]) if tables else []
-    if not found:
-        return ()
-    which = f"columns {', '.join(map(repr, found))} have" if len(found) > 1 else f"column {found[0]!r} has"
-    return (
-        f"{which} another whole number in each of the {count} records, as identifiers have: the model would learn from "
-        "them who it is. If so, name them in ignore_columns.",
-    )
-
-
-def identifier_columns(columns: Sequence[str], features: Sequence[Features]) -> list[str]:
-    """The columns of ``features``, [n, columns] each, whose values are whole numbers and differ in every record."""
-    count = sum(map(len, features))
-    if count < LEAST_RECORDS:
-        return []
-    found = []
-    for j, name in enumerate(columns):
-        values = np.concatenate([x[:, j] for x in features])
-        if (values == np.floor(values)).all() and len(np.unique(values)) == count:
-            found.append(name)
-    return found
 
 
 def is_number(text: str) -> bool:

@@ -16,9 +16,10 @@ from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import AS_READ, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.frame_rows import FRAME
+from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
 from dpfl_plugin.data.labels import KnownLabels, no_labels
 from dpfl_plugin.data.persons import numbers
-from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.data.table import Table
 from dpfl_plugin.errors import ConfigError, DataError
 
@@ -172,7 +173,7 @@ def assembled(
         test_part = Dataset(test_x, test_y, num_classes, test_groups, persons=_persons(schema, test), outcome=outcome)
     notes: tuple[str, ...] = ()
     if part_of is None:
-        notes = reading.notes([*train, *test], schema)
+        notes = (*reading.notes([*train, *test], schema), *_whose(schema, features))
         if outcome.has_classes:
             every = labels if test_part is None else np.concatenate([labels, test_part.labels])
             notes += data_files._rare(every, len(labels), groups, classes, silo_names)
@@ -192,6 +193,20 @@ def assembled(
         outcome=outcome,
         measured=schema.measured,
     )
+
+
+def _whose(schema: TableSchema, features: Features) -> list[str]:
+    """Notes on columns of whole numbers that seem to say whose record it is."""
+    told = []
+    for name, column in schema.columns.items():
+        if column.type != "integer":
+            continue
+        low, high = column.bounds
+        values = features[:, schema.features.index(name)].astype(np.float64)
+        if are_persons(name, np.rint(low + (values + 1) / 2 * (high - low))):
+            named = "" if schema.person is not None else f"name it as {WHERE}.person, {KEEPS}; or "
+            told.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}."))
+    return told
 
 
 def _parts(schema: TableSchema, tables: Sequence[Read]) -> tuple[Any, Any]:

@@ -87,8 +87,17 @@ def test_the_card_says_whether_the_model_may_be_published(tmp_path, privacy, sai
     assert "Classes, in the order of outputs: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9." in body
 
 
-@pytest.mark.parametrize(("classes", "shown"), [(["ill", "well"], True), (None, False)])
-def test_names_of_classes_that_were_read_from_records_stay_here(tmp_path, classes, shown):
+@pytest.mark.parametrize(
+    ("classes", "keys", "said"),
+    [
+        (["ill", "well"], {}, "Classes, in the order of outputs: ill, well."),
+        (None, {}, f"{FROM_RECORDS}: outputs are in their order."),
+        (["ill", "well"], {"model": "logistic"}, "The output is the log-odds of well against ill, above 0 for well."),
+        (["ill", "well"], {"model": "logistic", "loss": "hinge"}, "The output is a score, above 0 for well."),
+        (None, {"model": "logistic"}, f"{FROM_RECORDS}: the output is the log-odds of the second against the first, "),
+    ],
+)
+def test_names_of_classes_that_were_read_from_records_stay_here(tmp_path, classes, keys, said):
     rng = np.random.default_rng(0)
     records = {name: (rng.random((20, 3)), np.array(["ill", "well"] * 10)) for name in "ab"}
     run = dpfl.train(
@@ -98,9 +107,11 @@ def test_names_of_classes_that_were_read_from_records_stay_here(tmp_path, classe
         rounds=1,
         out=tmp_path / "runs",
         progress=False,
+        **keys,
     )
     text = (run.export(tmp_path / "out") / "README.md").read_text()
-    assert ("ill, well" in text) == shown and (FROM_RECORDS in text) != shown
+    assert said in text and ("well" in text) == (classes is not None) and (FROM_RECORDS in text) == (classes is None)
+    assert f"outputs: [n, {1 if 'model' in keys else 2}]" in text
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_written(tmp_path):
@@ -114,18 +125,18 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(tmp_path):
     one_message(command("export", tmp_path / "nowhere", tmp_path / "out"), "is not the folder of a run")
 
 
-LABELS = [
-    {"column": "y", "classes": ["0", "1", "2"]},
-    {"outcome": "ordinal", "column": "y", "classes": ["0", "1", "2"]},
-    {"outcome": "regression", "column": "y", "range": [0, 2]},
-    {"outcome": "counts", "column": "y", "range": [0, 2]},
-    {"outcome": "multi_label", "columns": ["z", "w"]},
-    {"outcome": "survival", "time": "y", "event": "z", "range": [0, 2], "bins": 2},
+LABELS = [  # and how many outputs a model has, and what the card says of them
+    ({"column": "y", "classes": ["0", "1", "2"]}, 3, "Classes, in the order of outputs: 0, 1, 2."),
+    ({"outcome": "ordinal", "column": "y", "classes": ["0", "1", "2"]}, 2, "cumulative logits of the levels 0, 1, 2"),
+    ({"outcome": "regression", "column": "y", "range": [0, 2]}, 1, "Outputs: [n, 1], the label scaled"),
+    ({"outcome": "counts", "column": "y", "range": [0, 2]}, 1, "Outputs: [n, 1], the logarithm of the rate"),
+    ({"outcome": "multi_label", "columns": ["z", "w"]}, 2, "Labels, in order: z, w."),
+    ({"outcome": "survival", "time": "y", "event": "z", "range": [0, 2], "bins": 2}, 2, "bins end at 1, 2 "),
 ]
 
 
-@pytest.mark.parametrize("label", LABELS, ids=lambda label: label.get("outcome", "classes"))
-def test_models_of_every_outcome_are_exported(tmp_path, label):
+@pytest.mark.parametrize(("label", "outputs", "said"), LABELS, ids=[one[0].get("outcome", "classes") for one in LABELS])
+def test_models_of_every_outcome_are_exported(tmp_path, label, outputs, said):
     """And say what the run's model says; writing compares them by what `dpfl predict` answers."""
     rows = {"x": range(24), "y": [0, 1, 2] * 8, "z": [0, 1] * 12, "w": [0, 0, 1, 1] * 6}
     schema = {"label": label, "columns": {"x": {"type": "number", "range": [0, 24]}}, "other_columns": "ignore"}
@@ -141,9 +152,13 @@ def test_models_of_every_outcome_are_exported(tmp_path, label):
         progress=False,
     )
     x = torch.linspace(-1, 1, 5).unsqueeze(1)
+    folder = run.export(tmp_path / "out")
     with torch.no_grad():
-        outputs = torch.export.load(run.export(tmp_path / "out") / "model.pt2").module()(x)
-        torch.testing.assert_close(outputs, run.model(x), rtol=1e-5, atol=1e-6)
+        found = torch.export.load(folder / "model.pt2").module()(x)
+        torch.testing.assert_close(found, run.model(x), rtol=1e-5, atol=1e-6)
+    text = (folder / "README.md").read_text()
+    assert found.shape == (5, outputs) and f"outputs: [n, {outputs}]" in text and said in text
+    assert FROM_RECORDS not in text  # the schema is public
 
 
 def test_the_card_says_how_a_table_becomes_records(tmp_path):

@@ -98,6 +98,31 @@ def test_a_frame_is_the_records_of_its_file(tmp_path: Path) -> None:
         found = federate(given, tmp_path)
         assert sorted(digest(silo) for silo in found.silos) == sorted(expected)
         assert set(found.names.values()) == set(by_file.names.values())
+    lone, private = {key: value for key, value in SCHEMA.items() if key != "silo"}, dpfl.Privacy(noise_multiplier=4.0)
+    of_persons = dpfl.Privacy(noise_multiplier=4.0, unit="person", max_records_per_person=2)
+    numbers = frame().dropna()[["age", "ill"]]
+    for federation, privacy, message in (
+        (
+            dpfl.Federation.from_table(frame(), lone | {"other_columns": "ignore"}),
+            private,
+            "silo in the schema, or .*from_table",
+        ),
+        (
+            dpfl.Federation.from_frame(numbers, label="ill"),
+            private,
+            r"silo_column \(from_frame: silo\), or .*from_frame",
+        ),
+        (
+            dpfl.Federation.from_table(parts, lone, partition="iid"),
+            private,
+            "partition: natural, which takes the silos",
+        ),
+        (whole, of_persons, "Name the column as person in the schema, or use unit: record"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dpfl.train(
+                federation, model="softmax", algorithm=dpfl.MBSGD(lr=1.0), privacy=privacy, rounds=1, out=tmp_path
+            )
     with pytest.raises(DataError, match=r"row 3, column 'stage': 'IV' is not one of.*columns\.stage\.values"):
         dpfl.Federation.from_table(frame().assign(stage=["I"] * 3 + ["IV"] + ["I"] * 76), SCHEMA)
     with pytest.raises(ConfigError, match="each frame is a silo already"):
@@ -230,11 +255,40 @@ def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: p
         assert "age: -99 may stand for no value." in told, done.err
         assert "sex: 'M', 'm' differ in capitals only" in told
         assert "pressure: 2 cells, such as '132" in told
-        assert "few records share a word, as with numbers of patients: patient." in told
+        assert "few records share a word, as with numbers of patients: patient. If one of them says whose" in told
         data = yaml.safe_load((tmp_path / name / "run.yaml").read_text())["data"]
         assert data["dataset"].get("decimal") == mark
         assert data["schema"]["columns"]["pressure"] == {"type": "number", "range": [90, 140]}
         one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
+
+
+def test_a_column_that_recurs_as_patients_do_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a feature, and where it has too many words to be one; in Python, too, in its words."""
+    monkeypatch.chdir(tmp_path)
+    whole = frame(160).assign(person=[row // 2 for row in range(160)], **{"Pat Nr": [f"P{r // 2}" for r in range(160)]})
+    whole.drop(columns="clinic").to_csv("all.csv", index=False)
+    done = command("init", "study", "--from", "all.csv", "--label", "ill")
+    assert (
+        "column 'person' looks like whose record it is: its values recur. If so, name it as the person (--person "
+        in (done.out)
+    ), done.err
+    hints = [line for line in done.out.splitlines() if "looks like whose record it is" in line]
+    assert [line.partition(" (")[2].partition(")")[0] for line in hints] == ["--person person", "--person 'Pat Nr'"]
+    assert ["(type: ignored)" in line for line in hints] == [True, False]
+    (hint,) = (
+        note
+        for note in dpfl.init_project("own", data="all.csv", label="ill", schema=True).notes
+        if "'Pat Nr'" in note and "looks like" in note
+    )
+    assert "(person='Pat Nr')" in hint
+    with pytest.warns(UserWarning, match="not private"):
+        dpfl.draft_schema("all.csv", label="ill")
+    said = capsys.readouterr().err
+    assert f"dpfl: {hint}\n" in said and "dpfl: yes is the positive class" in said
+    known = command("init", "known", "--from", "all.csv", "--label", "ill", "--person", "Pat Nr").out
+    assert "If so, leave it out (type: ignored)." in known and "name it as the person" not in known
 
 
 def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
@@ -249,6 +303,9 @@ def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
         "many": ([90 + row % 60 for row in range(200)], {row: f"word {row}" for row in range(11)}),
         "stage": ([row % 4 for row in range(200)], {8: "3a"}),
         "vessels": ([row % 4 for row in range(200)], {8: "-"}),
+        "sugar": ([f"{4 + row % 60},5" for row in range(200)], {8: "x", **dict.fromkeys(range(20, 80, 2), "n.b.")}),
+        "grade": ([row % 4 for row in range(200)], dict.fromkeys(range(20, 80, 2), "n.b.")),
+        "titre": ([row % 40 for row in range(200)], dict.fromkeys(range(8), "<5")),
     }
     table = pandas.DataFrame({"ill": [row % 2 for row in range(200)]})
     for name, (cells, others) in columns.items():
@@ -265,6 +322,9 @@ def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
         "many": {"type": "ignored"},
         "stage": {"type": "category", "values": [0, 1, 2, 3, "3a"]},
         "vessels": {"type": "category", "values": [0, 1, 2, 3], "missing": "category", "missing_values": ["-"]},
+        "sugar": {"type": "number", "range": [0, 70], "missing": "indicator", "missing_values": ["n.b."]},
+        "grade": {"type": "category", "values": [0, 1, 2, 3, "n.b."]},
+        "titre": {"type": "integer", "range": [0, 40]},
     }
     checked = command("check", "study/run.yaml").err
     for line, place, cell in (
@@ -272,12 +332,14 @@ def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
         ("weight: 2 cells are not numbers", "site0.csv, line 2", "heavy"),
         ("weight: 2 cells are not numbers", "site1.csv, line 52", "light"),
         ("seen: 1 cell is not a date as %d.%m.%Y", "site1.csv, line 22", "2020-02-01"),
+        ("sugar: 1 cell is not a number", "site0.csv, line 10", "x"),
     ):
         (told,) = (one for one in done.out.splitlines() if one.startswith(line))
         assert f"{place}: {cell!r}" in told and cell in told.partition("missing_values: [")[2], told
         path, _, where = place.partition(", ")
         assert re.search(rf"(?s){path}.*{where}, column '{line.partition(':')[0]}': '{cell}' is not", checked), checked
     assert "'-', 'none' stand for no value in this draft" in done.out and "4 places are wrong" not in checked
+    assert "sugar: 'n.b.' stands for no value in this draft: if not so, correct" in done.out
     assert "more than 50 different words: many" in done.out
 
 
@@ -339,6 +401,9 @@ def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypa
     frame().rename(columns={"age": "years"}).to_csv("second.csv", index=False)
     done = command("init", "study", "--from", "*.csv", "--label", "ill")
     assert "other columns than first.csv: 'age', 'years' are in one only" in done.err, done.err
+    Path("second.csv").write_bytes("âge,ill\n20,no\n".encode("latin-1"))
+    done = command("init", "study", "--from", "*.csv", "--label", "ill")
+    assert "second.csv is not a CSV file in UTF-8" in done.err and "data.dataset" not in done.err, done.err
 
 
 def in_clinics(folder: Path, clinics: np.ndarray, by: str) -> list[str]:

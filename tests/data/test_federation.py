@@ -174,7 +174,7 @@ def wrong_number(y: Any, num_silos: Any, rng: Any, groups: Any = None) -> list[n
         ({"test": "own"}, ConfigError, "no test part of its own. Use test: split"),
         ({"test": "both"}, ConfigError, r"data\.test='both'"),
         ({"max_records_per_silo": 1}, ConfigError, r"data\.max_records_per_silo=1"),
-        ({"num_silos": None}, ConfigError, r"^data\.num_silos is missing"),
+        ({"num_silos": None}, ConfigError, r"^data\.num_silos is missing.*there are\. Set it\.$"),
         ({"num_silos": 41}, ConfigError, r"^data\.num_silos=41"),
         ({"dataset_options": {"alpha": 1}}, ConfigError, r"^data\.dataset\.alpha is not a known option"),
         ({"partition_options": {"alpha": 1}}, ConfigError, r"^data\.partition\.alpha is not a known option"),

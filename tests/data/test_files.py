@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +251,20 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, content: byt
     assert all(part in str(caught.value) for part in [str(tmp_path / name), *parts]), caught.value
 
 
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="iconv is not installed")
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_how_to_convert_a_file_to_utf8_leaves_one_file(tmp_path: Path, suffix: str) -> None:
+    """A second one would be taken for another silo."""
+    path = tmp_path / f"my s1{suffix}"
+    content = "größe,label\n1,0\n2,1\n".encode("latin-1")
+    path.write_bytes(gzip.compress(content) if suffix == ".csv.gz" else content)
+    with pytest.raises(DataError) as caught:
+        read_csv(tmp_path, files="*.csv*")
+    command = str(caught.value).partition("Convert it: ")[2].partition("; or open")[0]
+    subprocess.run(command, shell=True, check=True)
+    assert read_csv(tmp_path, files="*.csv*").columns == ("größe",) and list(tmp_path.iterdir()) == [path]
+
+
 def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:
     rows = [f"{100 + i},{i % 3},{i}.5,{'ab'[i % 2]}" for i in range(20)]
     write(tmp_path, "a.csv", "patient,u,v,label\n" + "\n".join(rows))
@@ -257,6 +273,40 @@ def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:
     assert read_csv(tmp_path, files="a.csv", ignore_columns=["patient"]).notes == ()
     write(tmp_path, "b.csv", ",u,label\n1,1,a\n2,1,b\n")
     assert read_csv(tmp_path, files="b.csv", ignore_columns=[""]).columns == ("u",)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "noted"),
+    [
+        ("patient", [row // 2 for row in range(60)], True),
+        ("PatNr", [7 * (row % 30) for row in range(60)], True),
+        ("study_id", [row // 2 for row in range(60)], True),
+        ("patient_age", [20 + row // 2 for row in range(60)], False),
+        ("paid", [row // 2 for row in range(60)], False),
+        ("case", [row % 2 for row in range(60)], False),
+        ("key", [1000 * (row // 2) for row in range(300)], True),  # next to each other
+        ("key", [row % 150 for row in range(300)], True),  # none is left out
+        ("age", [row // 2 for row in range(200)], False),
+        ("sugar", [2 * (row % 150) for row in range(300)], False),
+        ("day", [row // 5 for row in range(750)], False),
+    ],
+)
+def test_numbers_that_recur_as_those_of_persons_are_noted(
+    tmp_path: Path, name: str, values: list[int], noted: bool
+) -> None:
+    """By what the column is called, or by very many numbers that stand together or leave none out."""
+    write(
+        tmp_path, "a.csv", f"{name},u,label\n" + "\n".join(f"{v},0.5,{'ab'[row % 2]}" for row, v in enumerate(values))
+    )
+    notes = read_csv(tmp_path, files="a.csv").notes
+    assert [note.split(" If so, ")[0] for note in notes] == [
+        f"column {name!r} looks like whose record it is: its values recur."
+    ] * noted
+    assert all("name it as person_column" in note and "ignore_columns" in note for note in notes)
+    write(
+        tmp_path, "b.csv", f"{name},p,label\n" + "\n".join(f"{v},{v},{'ab'[row % 2]}" for row, v in enumerate(values))
+    )
+    assert all("person_column" not in note for note in read_csv(tmp_path, files="b.csv", person_column="p").notes)
 
 
 def test_binary_and_cut_files_are_refused(tmp_path: Path) -> None:

@@ -140,11 +140,21 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     ),
     "names and width": (lines(GOOD), {"header": ["a", "b"]}, "line 1: has 5 columns, data.dataset.header names 2"),
     "latin": (lines(GOOD).encode("latin-1"), {}, "0xf6.*data.dataset.encoding: windows-1252"),
+    "names in latin": (lines(GOOD, header=HEADER.replace("age", "größe")).encode("latin-1"), {}, "0xf6.*windows-1252"),
     "not that encoding": (lines(GOOD), {"encoding": "utf-16"}, "is not text in utf-16"),
     "a point": (
         lines(GOOD.replace("20,K", '"20.5",K')).replace(",", ";").replace("Köln", "Köln"),
         {"decimal": ","},
-        "line 2, column 'age': '20.5' has a point, where the decimal mark is a comma",
+        r"line 2, column 'age': '20.5' has a point, where the decimal mark is a comma\..* if all have a point: "
+        r"data\.dataset\.decimal: '\.'\.$",
+    ),
+    "points of other kinds": (
+        lines(
+            *[f"p1;{age};Köln;2020-02-01;no" for age in ("1.234,5", "n.b.", "20,5")], header=HEADER.replace(",", ";")
+        ),
+        {"decimal": ","},
+        r"2 places are wrong:\n  line 2, column 'age': '1\.234,5' has a point, .*\n"
+        r"  line 3, column 'age': 'n\.b\.' is not a number\.[^\n]*missing_values: \[\.\.\.\]\.$",
     ),
     "an open quote": (lines(GOOD, 'p2,"2,Köln,2020-02-01,no', GOOD, GOOD), {}, r'after line 2: .*a quote \("\)'),
     "no workbook": (b"PK\x03\x04 nothing", {}, "is not an xlsx workbook"),
@@ -250,6 +260,16 @@ def test_a_process_reads_its_own_files_only_and_holds_its_silos_as_they_are_in_t
     assert mine.num_silos == 3
 
 
+@pytest.mark.parametrize(("key", "missing"), [("id", "refuse"), ("patient", "indicator")])
+def test_a_feature_that_looks_like_whose_record_it_is_is_noted(tmp_path: Path, key: str, missing: str) -> None:
+    columns = {name: {"type": "integer", "range": [0, 5000], "missing": missing} for name in (key, "age")}
+    rows = [f"{1000 + row // 3},{20 + row % 40},{'no' if row % 2 else 'yes'}" for row in range(60)]
+    (tmp_path / "a.csv").write_text(lines(*rows, header=f"{key},age,ill"))
+    (note,) = load(tmp_path, "a.csv", {"label": SCHEMA["label"], "columns": columns}).notes
+    assert note.startswith(f"column '{key}' looks like whose record it is: its values recur. If so, name it as data.")
+    assert note.endswith(f"or leave it out: data.schema.columns.{key}: {{type: ignored}}.")
+
+
 def test_records_that_a_model_is_asked_about_need_no_label_and_are_held_to_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "new.csv"
     path.write_text(lines("20,Köln,2020-02-01,7", "-5,Köln,2020-02-01,8", header="age,town,seen,extra"))
@@ -285,17 +305,20 @@ def test_a_model_that_knows_gaps_may_be_asked_about_a_record_of_nothing_else(tmp
         (lines("20,Köln,1.2.20", header="age,town,seen"), "'1.2.20' is not a date as .*Write it so"),
         (lines("20,Köln,2020-02-01,perhaps", header="age,town,seen,ill"), "a label is not needed"),
         (lines("20,Köln,2020-02-01", header="Age,town,seen"), "Rename the column 'Age' of this file to 'age'"),
-        (lines("20,Köln", header="age,town"), "no column 'seen', which the model was trained on. Add it"),
+        (lines("20,Köln", header="age,town"), r"no column 'seen', which the model was trained on\. Add it\.$"),
+        (lines("2020-02-01,20", header="seen,age"), r"no column 'town'.* Add it\. It may be empty: the schema"),
+        (lines("20,Köln,2020-02-01", header="age,town,seen").encode("latin-1"), r"0xf6.* iconv .*CSV UTF-8\"\.$"),
         (lines("20,Köln,2020-02-01", header="x1,x2,x3"), "Its first line must have these names"),
     ],
 )
 def test_what_a_finished_model_is_asked_is_never_mended_by_its_configuration(
-    tmp_path: Path, text: str, message: str
+    tmp_path: Path, text: str | bytes, message: str
 ) -> None:
     """Another schema would be another model."""
-    (tmp_path / "new.csv").write_text(text)
+    (tmp_path / "new.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    columns = {**SCHEMA["columns"], "town": {**SCHEMA["columns"]["town"], "missing": "category"}}
     with pytest.raises(DataError, match=message) as told:
-        asked(tmp_path / "new.csv", {"schema": SCHEMA})
+        asked(tmp_path / "new.csv", {"schema": {**SCHEMA, "columns": columns}})
     assert "data.schema.columns" not in str(told.value) and "data.dataset" not in str(told.value)
 
 

@@ -5568,8 +5568,8 @@ EXPORTED = (
         "hidden-classes-on-a-card",
         "a model card names classes that were read from private records",
         "api/model_card.py",
-        "if trained.labels and (named or not own):",
-        "if trained.labels:",
+        "hidden = not (trained.labels and (named or not own))",
+        "hidden = not trained.labels",
         ("tests/api/test_exports.py::test_names_of_classes_that_were_read_from_records_stay_here",),
     ),
 )
@@ -5629,8 +5629,8 @@ PERSONS = (
         "person-split",
         "a person's records are dealt out one by one, so that several silos release about it",
         "data/federation.py",
-        "    if data.persons is None:\n        return cast(",
-        "    if True:\n        return cast(",
+        "    if data.persons is None:\n        return _partitioned(",
+        "    if True:\n        return _partitioned(",
         (PERSONS_DATA + "::test_a_person_is_at_one_silo_in_one_part",),
     ),
     Mutant(
