@@ -13,22 +13,24 @@ from typing import Any
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.api import pictures
+from dpfl_plugin.api.experiment_text import keys_text
 from dpfl_plugin.api.objects import plain
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Comparison, Run
 from dpfl_plugin.api.training import run_config
-from dpfl_plugin.config.load import Plan, base_of
+from dpfl_plugin.config.load import NO_RUN, Plan, base_of
 from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import has_tune
 from dpfl_plugin.config.yaml_text import dump
-from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.core.text import Printed
+from dpfl_plugin.errors import ConfigError, DataError, DpflError, require
 from dpfl_plugin.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
-    """What a configuration file describes: one run, or a run for each of its variants.
+class Experiment(Printed):
+    """What a configuration file describes: one run, or a run for each of its variants; ``print`` shows its keys.
 
     Attributes:
         path: the file; relative paths in it start at its folder.
@@ -111,6 +113,19 @@ class Experiment:
             pictures.of_variants(plan.variants[0].config, {label: run.lines for label, run in done.items()})
         return Comparison(done) if len(done) > 1 else next(iter(done.values()))
 
+    def __str__(self) -> str:
+        given, told = self.held.held if isinstance(self.held, _Kept) else None, []
+        if given is None:
+            told.append(f"file: {self.path}")
+        told += [f"changed: {', '.join(self.settings)}"] if self.settings else []
+        federation = given[0] if isinstance(given, tuple) else None
+        try:
+            return "\n".join([*told, keys_text(self.loaded().variants, federation)])
+        except (DpflError, OSError) as error:  # it is not read before it is used
+            return "\n".join([*told, str(error)])
+
+    __repr__ = __str__
+
     @property
     def base(self) -> Path:
         """Where relative paths in the file start."""
@@ -157,7 +172,7 @@ def given_experiment(values: Mapping[str, Any], held: object) -> Experiment:
     kept = _Kept(held)
     files = RunFolder(kept.folder)
     files.config.write_text(dump(dict(values)), encoding="utf-8")
-    files.environment.write_text(json.dumps({"base": str(Path.cwd())}), encoding="utf-8")  # where paths start
+    files.environment.write_text(json.dumps({"base": str(Path.cwd()), NO_RUN: True}), encoding="utf-8")
     found = Experiment(files.config, held=kept)
     found.loaded()
     return found

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import check_installed
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ConfigError, in_python, require
 
 if TYPE_CHECKING:
     import pandas
@@ -35,8 +36,8 @@ FORMAT: Final = ("delimiter", "decimal", "encoding", "header", "sheet")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedTables:
-    """Tables that are right.
+class CheckedTables(Printed):
+    """Tables that are right; ``print`` says so as `dpfl check` does.
 
     Attributes:
         num_records: {file: how many}. features: the names of what a record becomes. notes: what the owner of the
@@ -46,6 +47,20 @@ class CheckedTables:
     num_records: dict[str, int]
     features: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it in words."""
+        return [
+            *(f"{path}: {count} records, all right" for path, count in self.num_records.items()),
+            f"{len(self.features)} features: {', '.join(self.features)}",
+            *(f"records: {note}" for note in self.notes),
+        ]
+
+    def __str__(self) -> str:
+        return in_python("\n".join(self.lines))
+
+    __repr__ = __str__
 
 
 class TableRecords(NamedTuple):

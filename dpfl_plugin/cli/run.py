@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api import pictures
+from dpfl_plugin.api import fitting, pictures
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.running import (
     LEDGER_WAIT,
@@ -32,7 +32,7 @@ from dpfl_plugin.api.running import (
     worse_than_baseline,
 )
 from dpfl_plugin.api.runs import Scored, difference
-from dpfl_plugin.cli import fitting, profiles, starting
+from dpfl_plugin.cli import profiles, starting
 from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.config.load import Plan, Variant
 from dpfl_plugin.core.outcomes import ACCURACY, score_key

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpfl_plugin.api import fitting
 from dpfl_plugin.api.progress import duration
 from dpfl_plugin.api.reports import flat
-from dpfl_plugin.cli import fitting
 from dpfl_plugin.config.load import NOT_IN_ID, read_yaml
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DpflError

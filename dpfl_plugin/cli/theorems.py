@@ -12,8 +12,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from dpfl_plugin.api.fitting import WIDTH
 from dpfl_plugin.api.plans import Given, Prescribed, Prescription, Question, paper_plans
-from dpfl_plugin.cli.account import WIDTH
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import to_json
