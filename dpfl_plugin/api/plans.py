@@ -16,6 +16,7 @@ from dpfl_plugin.api.plan_text import KEYS, Answer, Planned, PlannedVariants
 from dpfl_plugin.api.rates import enough, rates
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.api.theorem_text import PrescribedRun, PrescribedVariants
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import Variant, load
 from dpfl_plugin.config.schema import Config
@@ -104,7 +105,9 @@ def _printed(found: dict[str, Any], recommend: bool) -> Any:
 
     ((label, answer), *others) = found.items()
     if not isinstance(answer, dict):
-        return found if others else answer
+        if others:
+            return PrescribedVariants(found)
+        return PrescribedRun(answer.prescription, answer.proofs, label) if isinstance(answer, Prescribed) else answer
     if recommend:
         return RecommendedVariants(found) if others else Recommended(answer, label)
     return PlannedVariants(found) if others else Planned(answer, label)

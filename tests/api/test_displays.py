@@ -43,6 +43,16 @@ RESULTS = {
         ["plan", "--epsilon", "2.0"],
     ),
     "recommend": (PARTITION, lambda path: dpfl.plan(path, recommend=True, epsilon=4.0), RECOMMEND),
+    "paper": (
+        {},
+        lambda path: dpfl.plan(path, paper="noble", epsilon=3.0),
+        ["plan", "--paper", "noble", "--epsilon", "3.0"],
+    ),
+    "paper, of variants": (
+        {"variants": VARIANTS},
+        lambda path: dpfl.plan(path, paper="noble", epsilon=3.0),
+        ["plan", "--paper", "noble", "--epsilon", "3.0"],
+    ),
     "engines": ({}, dpfl.engines, ["list", "engines", "--for"]),
 }
 
@@ -60,9 +70,9 @@ def test_it_prints_what_the_command_prints(tmp_path: Path, changes: dict[str, An
     text = done.out
     for of_command, of_python in IN_WORDS_OF_PYTHON.items():
         text = text.replace(of_command, of_python)
-    text = in_python(text)
+    text = in_python(text) if "--recommend" in said else text  # no command is in it, but settings
     assert done.code == 0 and "--json" not in str(found) and " ".join(words(str(found))) == " ".join(words(text))
     assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
-    if isinstance(found, dict | list) and said[0] != "check":
+    if isinstance(found, dict | list) and not {"check", "--paper"} & set(said):
         assert json.loads(json.dumps(found)) == found == type(found).__mro__[2](found)
         assert str(copy.deepcopy(found)) == str(pickle.loads(pickle.dumps(found))) == str(found)
