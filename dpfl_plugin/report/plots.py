@@ -82,8 +82,15 @@ def _figure(num_lines: int) -> Iterator[tuple[Any, Any]]:
     from matplotlib import pyplot
 
     # Fonts as outlines that can be searched: what publishers ask for. Numbers at an axis stand for themselves.
-    style: dict[str, Any] = {"pdf.fonttype": 42, "font.size": 9, "axes.formatter.useoffset": False}
-    with pyplot.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
+    with pyplot.rc_context(
+        {
+            "pdf.fonttype": 42,
+            "font.size": 9,
+            "axes.formatter.useoffset": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    ):
         figure, axes = pyplot.subplots(figsize=(5.5, 3.2 + 0.15 * num_lines), layout="constrained")
         yield figure, axes
         pyplot.close(figure)
