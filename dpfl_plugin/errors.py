@@ -24,7 +24,7 @@ class Worded(str):
 
     In it ``{name}`` stands for an argument, which is an option of the command, ``{name=value}`` for one with what to
     give, in quotes where it is not one word: ``{resume=True}`` is ``resume=True`` or ``--resume``. In capitals it is
-    one that a command takes by its place: ``{FOLDER}`` is ``folder`` or ``FOLDER``. Settings are as `in_python` has them.
+    one that a command takes by its place: ``{FOLDER}`` is ``folder`` or ``FOLDER``. Settings: see `in_python`.
     """
 
     __slots__ = ()

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpfl_plugin.api.account_text import Accounts, Rows
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.spent import Row, by_all_accountants, facts_of, is_spent, recipe, row, spent
+from dpfl_plugin.api.spent import (
+    PAPER,
+    Row,
+    by_a_papers_bound,
+    by_all_accountants,
+    facts_of,
+    is_spent,
+    recipe,
+    row,
+    spent,
+)
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.account import PrivacyAccount
@@ -19,7 +30,7 @@ from dpfl_plugin.runs.forecast import forecast, solving
 from dpfl_plugin.runs.rules import privacy_rules, weak_claims
 
 
-def account(what: Experiment | Run | str | Path) -> list[Row] | dict[str, list[Row]]:
+def account(what: Experiment | Run | str | Path) -> Rows | Accounts:
     """Epsilon of a configuration that was not run yet, or of all that a run's ledger or a shared one holds.
 
     Args:
@@ -28,14 +39,19 @@ def account(what: Experiment | Run | str | Path) -> list[Row] | dict[str, list[R
     Returns:
         a row for each view and accountant, as `dpfl account --json` prints them: view, epsilon (None where nothing is
         guaranteed), delta, neighbouring, accountant, sound, caveat, error, basis. By label where there are several
-        variants, or runs in a shared ledger.
+        variants, or runs in a shared ledger. ``print`` shows them as the command does.
 
     Raises:
         ConfigError, DataError: the configuration or its records are wrong, or ``what`` is something else.
         LedgerError: the ledger is damaged; names the line, and what is still proven.
     """
-    rows = rows_of(what)
-    return rows if len(rows) > 1 else next(iter(rows.values()))
+    rows, of_papers = rows_of(what), _of_papers(what)
+    if len(rows) > 1:
+        return Accounts(
+            {label: Rows(found, label, of_papers=of_papers) for label, found in rows.items()}, of_papers=of_papers
+        )
+    ((label, found),) = rows.items()
+    return Rows(found, label, of_papers=of_papers)
 
 
 def rows_of(what: Experiment | Run | str | Path) -> dict[str, list[Row]]:
@@ -59,6 +75,21 @@ def rows_of(what: Experiment | Run | str | Path) -> dict[str, list[Row]]:
         except (ConfigError, DataError) as error:
             raise in_file(error, what.path, one) from error
     return rows
+
+
+def is_of_a_paper(experiment: Experiment) -> bool:
+    """Whether a configuration repeats a paper, or is accounted for by one's bound."""
+    from dpfl_plugin.published.items import files
+
+    own = any(one.config.privacy.accountant.name == PAPER for one in experiment.loaded().variants)
+    return own or experiment.path.resolve().is_relative_to((files() / "configs").resolve())
+
+
+def _of_papers(what: Experiment | Run | str | Path) -> bool:
+    if isinstance(what, Experiment):
+        return is_of_a_paper(what)
+    path = what.folder if isinstance(what, Run) else Path(what)
+    return by_a_papers_bound(path) if is_spent(path) else is_of_a_paper(Experiment(path))
 
 
 def _of_config(config: Config, base: Path) -> list[Row]:

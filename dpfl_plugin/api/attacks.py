@@ -22,7 +22,7 @@ from dpfl_plugin.attacks.roc import Measured
 from dpfl_plugin.config.load import Variant
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.core.text import aligned
+from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.core.threads import threads
 from dpfl_plugin.data.names import called, listed, number_of
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require, require_argument
@@ -73,7 +73,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class AttackReport:
+class AttackReport(Printed):
     """What both attacks on one run came to.
 
     Attributes:

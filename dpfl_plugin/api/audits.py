@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.evidence.audit import Options
 from dpfl_plugin.evidence.audit import audit as audit_config
@@ -28,7 +28,7 @@ def audit(
     silos: int | None = None,
     rounds: int | None = None,
     seed: int = 0,
-) -> Report | Mapping[str, Report]:
+) -> Report | Reports:
     """Check by experiment what a configuration claims: canaries in silos, seen by the server; as `dpfl audit`.
 
     Args:
@@ -44,7 +44,14 @@ def audit(
     """
     found = experiment_of(experiment)
     reports = audits(found, Options(canaries=canaries, silos=silos, rounds=rounds, seed=seed))
-    return reports if len(found.loaded().variants) > 1 else next(iter(reports.values()))
+    return Reports(reports) if len(found.loaded().variants) > 1 else next(iter(reports.values()))
+
+
+class Reports(Printed, dict[str, Report]):
+    """What audits found, by label; ``print`` shows it as `dpfl audit` does."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{label}: {report}" for label, report in self.items())
 
 
 def audits(experiment: Experiment, options: Options) -> dict[str, Report]:

@@ -12,8 +12,9 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.base import AS_READ
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError, in_python
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import callbacks_of
@@ -21,6 +22,7 @@ from dpfl_plugin.runs.job import make_job
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.silo_settings import told
 
+NOTHING_DONE: Final = "Nothing was trained, released or written."
 LEFT_OUT: Final = (
     "tune was left out: this is one run of the file's own values, with the whole budget. dpfl plan {0} says what the "
     "tuning costs."
@@ -28,8 +30,8 @@ LEFT_OUT: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a run would be.
+class Checked(Printed):
+    """What a run would be; ``print`` says it as `dpfl check` does.
 
     Attributes:
         folder: where its files would be. rounds: how many the budget allows, of those that are asked for.
@@ -52,8 +54,36 @@ class Checked:
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
+    @property
+    def lines(self) -> list[str]:
+        """All of it in words, but the folder."""
+        counts = self.num_records
+        each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        return [
+            f"{len(counts)} silos with {each} training {self.unit} each, {sum(counts)} in all",
+            f"{self.rounds} rounds, noise multiplier {self.noise_multiplier:.4g}",
+            *self.silos,
+            f"engine: {self.engine}",
+            f"memory: {self.memory}",
+            *(f"records: {note}" for note in self.notes),
+            *(f"note: {warning}" for warning in self.warnings),
+        ]
 
-def check(experiment: Experiment | Run | str | Path) -> Checked | dict[str, Checked]:
+    def __str__(self) -> str:
+        return in_python("\n".join([*self.lines, NOTHING_DONE]))
+
+    __repr__ = __str__
+
+
+class CheckedVariants(Printed, dict[str, Checked]):
+    """What the runs of a file with variants would be, by label."""
+
+    def __str__(self) -> str:
+        lines = [line for label, one in self.items() for line in (f"{label}:", *one.lines)]
+        return in_python("\n".join([*lines, NOTHING_DONE]))
+
+
+def check(experiment: Experiment | Run | str | Path) -> Checked | CheckedVariants:
     """Check a configuration and its records as a new run of it would; train, release and write nothing.
 
     Returns:
@@ -63,7 +93,7 @@ def check(experiment: Experiment | Run | str | Path) -> Checked | dict[str, Chec
         ConfigError, DataError: what a run would raise before its first round.
     """
     asked = experiment_of(experiment)
-    found, checked = asked.untuned, {}
+    found, checked = asked.untuned, CheckedVariants()
     left_out = (LEFT_OUT.format(asked.path),) if found != asked and "tune=null" not in asked.settings else ()
     for one in found.loaded().variants:
         try:

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from dpfl_plugin.api import fitting
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.core.threads import threads
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
 from dpfl_plugin.gradients.base import Engine
@@ -23,6 +28,7 @@ __all__ = ["EngineCost", "EngineCosts", "engines"]
 
 SECONDS: Final = 0.3  # for the sums of an engine that are timed, 3 at least
 MOST_SUMS: Final = 100
+ENGINES_WIDTH: Final = 160  # where there is no terminal to fit into: reasons are long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +51,8 @@ class EngineCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCosts:
-    """The engines for a configuration.
+class EngineCosts(Printed):
+    """The engines for a configuration; ``print`` shows them as `dpfl list engines --for` does.
 
     Attributes:
         engines: cheapest first.
@@ -65,6 +71,31 @@ class EngineCosts:
     def chosen(self) -> str | None:
         """The engine that a run would use; None where it would be refused."""
         return next((one.engine for one in self.engines if one.chosen), None)
+
+    def __str__(self) -> str:
+        text = fitting.printed(self.show, ENGINES_WIDTH)
+        return text if self.refusal is None else f"{text}\n{self.refusal}"
+
+    __repr__ = __str__
+
+    def show(self, console: Console) -> None:
+        """Print what each costs, and which one is chosen."""
+        table = Table(box=None, pad_edge=False)
+        for column in ("engine", "estimated us", "measured us"):
+            table.add_column(column, justify="left" if column == "engine" else "right", no_wrap=True)
+        table.add_column("", overflow="fold")
+        for one in self.engines:
+            numbers = ["" if value is None else f"{value:,}" for value in (one.estimated_us, one.measured_us)]
+            said = "chosen" if one.chosen else "" if one.supported else f"no: {one.why_not}"
+            table.add_row(one.engine, *numbers, escape(said))
+        console.print(
+            f"a clipped sum over {self.batch_size} records, d = {self.dimension:,}; {self.participants} silos a round, "
+            "one by one",
+            style="bold",
+        )
+        console.print(table)
+        if self.refusal is None:
+            console.print("The estimate decides: a run that is resumed or repeated must make the same choice.")
 
 
 def engines(experiment: Experiment | Run | str | Path) -> EngineCosts:

@@ -13,22 +13,24 @@ from typing import Any
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.api import pictures
+from dpfl_plugin.api.experiment_text import keys_text
 from dpfl_plugin.api.objects import plain
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Comparison, Run
-from dpfl_plugin.api.training import check_path, own_folder, run_config
-from dpfl_plugin.config.load import Plan, base_of
+from dpfl_plugin.api.training import check_path, run_config
+from dpfl_plugin.config.load import NO_RUN, Plan, base_of
 from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import has_tune
 from dpfl_plugin.config.yaml_text import dump
-from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.core.text import Printed
+from dpfl_plugin.errors import ConfigError, DataError, DpflError, require
 from dpfl_plugin.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
-    """What a configuration file describes: one run, or a run for each of its variants.
+class Experiment(Printed):
+    """What a configuration file describes: one run, or a run for each of its variants; ``print`` shows its keys.
 
     Attributes:
         path: the file; relative paths in it start at its folder.
@@ -90,8 +92,7 @@ class Experiment:
     ) -> Run | Comparison:
         """Run it, or show what is finished; one after another where there are several variants.
 
-        Arguments and errors are those of `dpfl.train`; ``out`` is by default the file's key, and of an experiment of a
-        program's own records runs/DATE-TIME, of when it was made.
+        Arguments and errors are those of `dpfl.train`; ``out`` is by default the file's key.
         """
         check_path("out", out)
         plan, done = (self if out is None else self.with_(out=str(out))).loaded(), {}
@@ -113,6 +114,19 @@ class Experiment:
         if len(plan.variants) > 1:
             pictures.of_variants(plan.variants[0].config, {label: run.lines for label, run in done.items()})
         return Comparison(done) if len(done) > 1 else next(iter(done.values()))
+
+    def __str__(self) -> str:
+        given, told = self.held.held if isinstance(self.held, _Kept) else None, []
+        if given is None:
+            told.append(f"file: {self.path}")
+        told += [f"changed: {', '.join(self.settings)}"] if self.settings else []
+        federation = given[0] if isinstance(given, tuple) else None
+        try:
+            return "\n".join([*told, keys_text(self.loaded().variants, federation)])
+        except (DpflError, OSError) as error:  # it is not read before it is used
+            return "\n".join([*told, str(error)])
+
+    __repr__ = __str__
 
     @property
     def base(self) -> Path:
@@ -160,9 +174,8 @@ def given_experiment(values: Mapping[str, Any], held: object) -> Experiment:
     kept = _Kept(held)
     files = RunFolder(kept.folder)
     files.config.write_text(dump(dict(values)), encoding="utf-8")
-    files.environment.write_text(json.dumps({"base": str(Path.cwd())}), encoding="utf-8")  # where paths start
-    out = str(values.get("out", own_folder()))
-    found = Experiment(files.config, (f"out={json.dumps(out)}",), held=kept)
+    files.environment.write_text(json.dumps({"base": str(Path.cwd()), NO_RUN: True}), encoding="utf-8")
+    found = Experiment(files.config, held=kept)
     found.loaded()
     return found
 

@@ -85,6 +85,7 @@ def detailed(runs: Mapping[str, Lines], title: str, delta: float) -> Figure:
     axes[-1, 0].set_xlim(0, 1.03 * max(line["round"] for lines in runs.values() for line in lines))
     axes[-1, 0].set_xlabel("communication rounds")
     for axis in axes[:, 0]:
+        axis.ticklabel_format(useOffset=False)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     return figure

@@ -12,9 +12,11 @@ from typing import Any, Final
 
 from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.api.plan_text import KEYS, Answer, Planned, PlannedVariants
 from dpfl_plugin.api.rates import enough, rates
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.api.theorem_text import PrescribedRun, PrescribedVariants
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import Variant, load
 from dpfl_plugin.config.schema import Config
@@ -29,16 +31,7 @@ from dpfl_plugin.theorems.base import Prescription
 
 __all__ = ["Answer", "Given", "Prescribed", "Prescription", "Question", "paper_plans", "plan", "plans"]
 
-KEYS: Final = {
-    "sigma": "privacy.noise_multiplier",
-    "rounds": "rounds",
-    "steps": "algorithm.local_steps",
-    "cap": "max_participations",
-    "rate": "privacy.record_rate",
-}
 CONSTANTS: Final = tuple(one.name for one in fields(Given))
-
-Answer = dict[str, Any]
 
 
 class UnfitError(ArgumentError):
@@ -77,7 +70,7 @@ def plan(
         a mapping for each run: its ``value`` (None, and ``why``, where not even 1 fits), the ``epsilon`` of each view,
         ``set`` and ``command`` to run it; with ``paper`` a `Prescribed`, or the error that says why there is none; with
         ``recommend`` the method ``recommended``, ``set`` to use it, and the numbers that favour it. By label where
-        there are several variants.
+        there are several variants. ``print`` shows mappings as the command does.
 
     Raises:
         ConfigError, DataError: an argument, the configuration or its records are wrong; nothing fits the budget, and
@@ -93,8 +86,8 @@ def plan(
     question = question_of(asked, epsilon=epsilon, delta=delta, view=view, ledger=ledger)
     given = Given(**constants)
     given.check(paper)
-    found: dict[str, Any]
     check_recommend(recommend, skew, {"solve": solve, "paper": paper})
+    found: dict[str, Any]
     if recommend:
         from dpfl_plugin.api.recommendations import recommendations
 
@@ -103,7 +96,21 @@ def plan(
         found = plans(question, solve) if paper is None else paper_plans(question, paper, given, solve)
     if asked.held is not None:  # no other process has these records
         found = {label: _without_command(answer) for label, answer in found.items()}
-    return found if len(found) > 1 else next(iter(found.values()))
+    return _printed(found, recommend)
+
+
+def _printed(found: dict[str, Any], recommend: bool) -> Any:
+    """Answers that print themselves: one, or those of several variants by label."""
+    from dpfl_plugin.api.recommendation_text import Recommended, RecommendedVariants
+
+    ((label, answer), *others) = found.items()
+    if not isinstance(answer, dict):
+        if others:
+            return PrescribedVariants(found)
+        return PrescribedRun(answer.prescription, answer.proofs, label) if isinstance(answer, Prescribed) else answer
+    if recommend:
+        return RecommendedVariants(found) if others else Recommended(answer, label)
+    return PlannedVariants(found) if others else Planned(answer, label)
 
 
 def _without_command(answer: Any) -> Any:

@@ -40,6 +40,7 @@ def curves(runs: Mapping[str, Lines]) -> Figure:
     axes[-1].set_xlabel("rounds")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in axes:
+        axis.ticklabel_format(useOffset=False)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     return shown(figure)

@@ -12,11 +12,13 @@ import numpy as np
 
 from dpfl_plugin.access import Access
 from dpfl_plugin.api.pandas_frames import pandas_for
+from dpfl_plugin.api.prediction_text import measures_lines
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.frame_rows import is_frame
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ConfigError, in_python, require
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.runs.asked import ids_of, read, read_array, read_frame, written_otherwise
 from dpfl_plugin.runs.carried import doubts
@@ -51,13 +53,14 @@ NO_NAMES: Final = (
     "the run's server was not told the names of classes: classes are numbers, in the order of the training labels, "
     "and labels in DATA are not compared. Name classes in the configuration to have them."
 )
+SHOWN: Final = 10  # records that are printed
 NUMBER: Final = 7  # significant digits in a file of predictions, as many as a float32 has
 PROBABILITY: Final = 4  # significant digits there
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
-    """Predictions for records, and what they are to be read with.
+class Predicted(Printed):
+    """Predictions for records, and what they are to be read with; ``print`` says it as `dpfl predict` does.
 
     Attributes:
         run: the id of the run whose model it is. access: who may read its files.
@@ -139,6 +142,15 @@ class Predicted:
 
     def __repr__(self) -> str:
         return f"Predicted({len(self.rows)} records by run {self.run})"
+
+    def __str__(self) -> str:
+        rows = self._flat(_plainly)
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        shown = [[str(row.get(column, "")) for column in columns] for row in rows[:SHOWN]]
+        more = [f"... and {len(rows) - SHOWN} more: table, rows, to_csv()"] if len(rows) > SHOWN else []
+        notes = [f"note: {note}" for note in self.notes]
+        lines = [*notes, *measures_lines(self), *self.statement]
+        return in_python("\n".join([f"{self!r}:", aligned([columns, *shown]), *more, *lines]))
 
 
 def predict(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dpfl_plugin import given, own_folders
 from dpfl_plugin.api import plots
 from dpfl_plugin.api.pandas_frames import pandas_for
+from dpfl_plugin.api.run_text import run_lines, two_classes
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome, higher_is_better, score_key
@@ -22,7 +23,6 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, DataError, in_python, require
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -205,24 +205,22 @@ class Run:
     def _summary(self) -> str:
         score = "not measured" if self.score is None else f"{self.score:.4f}"
         epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:g}"
-        return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}, epsilon {epsilon}"
+        more = f", {said}" if (said := two_classes(self.result)) else ""
+        return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}{more}, epsilon {epsilon}"
 
-    @property
-    def doubts(self) -> tuple[str | None, str | None]:
-        """Whether the model is worth less than a baseline without features, and whether it was hardly trained; None
-        where nothing says so. Seen in what was measured on raw test records."""
-        options, scores = self.config.algorithm.options, [line[score_key(line)] for line in self.lines]
-        return worse_than_baseline(self.result, options, scores), too_small_a_step(self.result, scores, options)
+    def _lines(self) -> list[str]:
+        return [in_python(line) for line in run_lines(self.result, self.config.algorithm.options, self.folder)]
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.result['name']}: {self._summary()}", str(self.folder), *self._lines()])
 
     def _repr_html_(self) -> str:
-        told = [*self.result.get("warnings", ()), *(text for text in self.doubts if text is not None)]
-        warnings = "".join(f"<li>{html.escape(in_python(text))}</li>" for text in told)
-        parts = [
-            f"<p><b>{html.escape(str(self.result['name']))}</b>: {html.escape(self._summary())}<br>",
-            f"<code>{html.escape(str(self.folder))}</code></p>",
-            f"<ul>{warnings}</ul>" if warnings else "",
-        ]
-        return "".join(parts) + (_picture(self.plot()) if self.lines else "")
+        name, summary, folder = (html.escape(str(one)) for one in (self.result["name"], self._summary(), self.folder))
+        lines = html.escape("\n".join(self._lines()))
+        told = f'<pre style="white-space: pre-wrap">{lines}</pre>' if lines else ""
+        return f"<p><b>{name}</b>: {summary}<br><code>{folder}</code></p>{told}" + (
+            _picture(self.plot()) if self.lines else ""
+        )
 
 
 class Comparison(Mapping[str, Run]):
@@ -242,8 +240,10 @@ class Comparison(Mapping[str, Run]):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One for each run: what `table` shows. What a run's outcome is not ranked by is None."""
+        """One for each run: what `table` shows, with "auc" where there are two classes. What a run lacks is None."""
         scores = dict.fromkeys(run.score_name for run in self.values())
+        of_two = any(run.positive_class is not None and _pooled(run, AUC) is not None for run in self.values())
+        more = dict.fromkeys([*([] if self._by is None else [self._by]), *([AUC] if of_two else [])])
         return [
             {
                 "run": label,
@@ -251,7 +251,7 @@ class Comparison(Mapping[str, Run]):
                 "seed": run.result["seed"],
                 "rounds": run.result["rounds"],
                 **{name: run.score if run.score_name == name else None for name in scores},
-                **({} if self._by is None else {self._by: _pooled(run, self._by)}),
+                **{name: _pooled(run, name) for name in more},
                 "epsilon": run.epsilon,
                 "delta": run.delta,
                 "status": run.status,
@@ -341,6 +341,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
     return Comparison({str(label): run for label, run in labelled.items()})
 
 
+AUC: Final = "auc"
 LABEL: Final = {"algorithm": "{}", "seed": "seed {}", "id": "{}"}
 LABELLED_BY: Final = ((), ("algorithm",), ("seed",), ("algorithm", "seed"), ("algorithm", "seed", "id"))
 
@@ -415,7 +416,7 @@ def _cell(key: str, value: Any) -> str:
         return "-"
     if key == "epsilon":
         return "none" if math.isinf(value) else places(value, 3)
-    return f"{value:.4f}" if key == "accuracy" else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if key in ("accuracy", AUC) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _picture(figure: Figure) -> str:

@@ -36,6 +36,7 @@ from dpfl_plugin.runs.rules import privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts, with_own
 
 RECIPE: Final = "published recipe, NOT A GUARANTEE"
+PAPER: Final = "paper"  # as a configuration names it
 TUNED: Final = "guarantee, of the tuning"  # towards the server, which bounds all others
 
 Row = dict[str, Any]
@@ -57,6 +58,11 @@ def spent(path: Path) -> dict[str, list[Row]]:
     if path.is_dir():
         return {path.name: _of_folder(path)}
     return shared_rows(path, by_all_accountants, facts_of)
+
+
+def by_a_papers_bound(path: Path) -> bool:
+    """Whether a path that `is_spent` is the folder of a run that is accounted for by a paper's bound."""
+    return path.is_dir() and load(RunFolder(path).config).variants[0].config.privacy.accountant.name == PAPER
 
 
 def without_papers(views: Iterable[Row]) -> list[Row]:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.api.progress import say
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import check_installed
-from dpfl_plugin.errors import ConfigError, Worded, require
+from dpfl_plugin.errors import ConfigError, Worded, in_python, require
 
 if TYPE_CHECKING:
     import pandas
@@ -36,8 +37,8 @@ FORMAT: Final = ("delimiter", "decimal", "encoding", "header", "sheet")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedTables:
-    """Tables that are right.
+class CheckedTables(Printed):
+    """Tables that are right; ``print`` says so as `dpfl check` does.
 
     Attributes:
         num_records: {file: how many}. features: the names of what a record becomes. notes: what the owner of the
@@ -47,6 +48,20 @@ class CheckedTables:
     num_records: dict[str, int]
     features: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it in words."""
+        return [
+            *(f"{path}: {count} records, all right" for path, count in self.num_records.items()),
+            f"{len(self.features)} features: {', '.join(self.features)}",
+            *(f"records: {note}" for note in self.notes),
+        ]
+
+    def __str__(self) -> str:
+        return in_python("\n".join(self.lines))
+
+    __repr__ = __str__
 
 
 class TableRecords(NamedTuple):

@@ -21,6 +21,7 @@ from dpfl_plugin.api.federation import Federation
 from dpfl_plugin.api.objects import algorithm_block, loss_name, model_block, plain
 from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.api.progress import Teller
+from dpfl_plugin.api.run_text import doubts
 from dpfl_plugin.api.running import carried_out, place_here
 from dpfl_plugin.api.runs import Run, Shape
 from dpfl_plugin.config.load import base_of, configure, load
@@ -222,10 +223,8 @@ def run_config(
             f"out={config.out!r} tries again from there."
         )
     run = Run(folder, result, held=held, shape=seen.shape)
-    useless, small = run.doubts
-    for word, said in (("warning", useless), ("note", small)):
-        if said is not None:
-            teller.note(f"{word}: {said}")
+    for kind, said in doubts(result, config.algorithm.options, folder):
+        teller.note(f"{kind}: {said}")
     if profile and run.profile is None:
         teller.note(f"finished before, without profile=True: no times were taken. {AGAIN}")
     return run

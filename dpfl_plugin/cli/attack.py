@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from dpfl_plugin.api import fitting
 from dpfl_plugin.api.attacks import NOISE, AttackReport, Options, attacked
 from dpfl_plugin.api.experiment import Experiment
-from dpfl_plugin.cli import fitting
 from dpfl_plugin.runs.folder import to_json
 
 

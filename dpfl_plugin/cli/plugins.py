@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,9 +13,6 @@ from rich.table import Table
 
 from dpfl_plugin.api.plugins import plugins_of
 from dpfl_plugin.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dpfl_plugin.api.engine_costs import EngineCost, EngineCosts
 
 
 def list_group(group: str | None, *, as_json: bool) -> None:
@@ -48,7 +44,7 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
     """
     if group != "engines":
         raise ConfigError("--for CONFIG is for engines: dpfl list engines --for CONFIG.")
-    from dpfl_plugin.api.engine_costs import engines
+    from dpfl_plugin.api.engine_costs import ENGINES_WIDTH, engines
     from dpfl_plugin.api.experiment import Experiment
 
     found = engines(Experiment(path, tuple(settings)))
@@ -56,29 +52,6 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
         facts = {"batch_size": found.batch_size, "dimension": found.dimension, "participants": found.participants}
         print(json.dumps({**facts, "engines": [dataclasses.asdict(one) for one in found.engines]}, indent=2))
     else:
-        _show(found)
+        found.show(Console(highlight=False, width=None if sys.stdout.isatty() else ENGINES_WIDTH))
     if found.refusal is not None:
         raise found.refusal
-
-
-def _show(found: EngineCosts) -> None:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    table = Table(box=None, pad_edge=False)
-    for column in ("engine", "estimated us", "measured us"):
-        table.add_column(column, justify="left" if column == "engine" else "right", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for one in found.engines:
-        numbers = ["" if value is None else f"{value:,}" for value in (one.estimated_us, one.measured_us)]
-        table.add_row(one.engine, *numbers, escape(_said(one)))
-    console.print(
-        f"a clipped sum over {found.batch_size} records, d = {found.dimension:,}; {found.participants} silos a round, "
-        "one by one",
-        style="bold",
-    )
-    console.print(table)
-    if found.refusal is None:
-        console.print("The estimate decides: a run that is resumed or repeated must make the same choice.")
-
-
-def _said(one: EngineCost) -> str:
-    return "chosen" if one.chosen else "" if one.supported else f"no: {one.why_not}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.access import opener, try_file
+from dpfl_plugin.api.prediction_text import measures_lines
 from dpfl_plugin.api.predictions import Predicted, predict
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import naming, to_json
@@ -23,7 +24,7 @@ def predict_file(folder: Path, data: str, out: Path | None, id_column: str | Non
     made = predict(folder, data, id_column=id_column)
     for line in made.notes:
         print(f"note: {line}", file=sys.stderr)
-    for line in (*_measures(made), *made.statement):
+    for line in (*measures_lines(made), *made.statement):
         print(line, file=sys.stderr)
     text = to_json(_document(made)) if as_json else made.to_csv()
     if out is None:
@@ -45,32 +46,6 @@ def _check_free(out: Path) -> None:
         raise ConfigError(f"--out {out}: the file exists, and was left as it is. Use another name.") from error
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {error.strerror}. Use another --out.") from error
-
-
-def _measures(made: Predicted) -> list[str]:
-    """A line for each that is a number, of the records that have a label; beside it that of a constant."""
-    if made.measures is None or made.constant_measures is None:
-        return []
-    names = [name for name, value in made.measures.items() if not isinstance(value, dict | list)]
-    rows = [("", "model", "constant")] + [
-        (name.replace("_", " "), _shown(made.measures[name]), _shown(made.constant_measures.get(name)))
-        for name in names
-    ]
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    positive = "" if made.positive_class is None else f" The positive class is {made.positive_class}."
-    return [
-        f"of {made.found.labelled} records with a label, of {len(made.rows)}:",
-        *(
-            f"  {name:<{first}}" + "".join(f"  {text:>{width}}" for text, width in zip(cells, others, strict=True))
-            for name, *cells in rows
-        ),
-        f"  The constant says of each record what these labels have in the mean.{positive}",
-        "  Computed from raw records: no epsilon covers them.",
-    ]
-
-
-def _shown(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4g}"
 
 
 def _document(made: Predicted) -> dict[str, Any]:

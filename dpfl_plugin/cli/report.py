@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from dpfl_plugin.api import fitting
 from dpfl_plugin.api.reports import Problem, Table, flat, write_report
-from dpfl_plugin.cli import fitting
 from dpfl_plugin.config.load import parse_setting
 
 MOST_ROWS: Final = 40  # printed; the files have all

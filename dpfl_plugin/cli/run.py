@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api import pictures
+from dpfl_plugin.api import fitting, pictures
 from dpfl_plugin.api.experiment import Experiment
+from dpfl_plugin.api.run_text import doubts, measures_lines, silos_line, spread, worst_silo
 from dpfl_plugin.api.running import (
     LEDGER_WAIT,
     MANY_ROUNDS,
@@ -28,11 +29,9 @@ from dpfl_plugin.api.running import (
     cause_of,
     in_file,
     place_of,
-    too_small_a_step,
-    worse_than_baseline,
 )
 from dpfl_plugin.api.runs import Scored, difference
-from dpfl_plugin.cli import fitting, profiles, starting
+from dpfl_plugin.cli import profiles, starting
 from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.config.load import Plan, Variant
 from dpfl_plugin.core.outcomes import ACCURACY, score_key
@@ -43,7 +42,6 @@ from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runtimes.mpi import job
 
 MOST_COLUMNS = 8  # whose private statistics are printed
-SILOS_FOR_A_TENTH = 10  # with fewer, the 10th percentile is but a mixture of the worst two
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
@@ -236,7 +234,7 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
     for line in [
         *_statistics(results),
         *_of_silos(results),
-        *_useless(plan, results),
+        *_doubts(plan, results),
         *_meaning(results, told),
         *_repeatable(plan, results),
         *_unspent(plan, results),
@@ -286,20 +284,18 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
         if names and result.get("dearest_silo") is not None:
             lines.append(f"{label}: the epsilon is that of {called(result['dearest_silo'], names)}, which spent most.")
         if len(results) == 1 and result.get("measures"):
-            lines += _measures(result["measures"], result.get("positive_class"))
+            lines += measures_lines(result["measures"], result.get("positive_class"))
         if not silos or result["num_silos"] < 2:
             continue
-        worst = f" at {called(silos['worst'], names)}" if "worst" in silos else ""
         key, count = score_key(silos), result["num_silos"]
         if len(results) == 1:  # of several runs the table has the worst silo
-            spread = _spread(silos[key], key, count, worst)
-            lines.append(f"{key.replace('_', ' ')} of the final model at silos: {spread}.")
+            lines.append(silos_line(result))
         elif names:
-            lines.append(f"{label}: the final model is worst{worst}.")
+            lines.append(f"{label}: the final model is worst{worst_silo(result)}.")
         own = silos.get(f"personalised_{key.removeprefix('test_')}")
         if own is not None:
             lines.append(
-                f"{label}: of silos' own models: {_spread(own, key, count)}; better than the final "
+                f"{label}: of silos' own models: {spread(own, key, count)}; better than the final "
                 f"model at {silos['better_personalised']} of {count} silos, worse at "
                 f"{silos['worse_personalised']}."
             )
@@ -311,16 +307,6 @@ def _private_auc(label: str, found: dict[str, Any]) -> str:
     if found["value"] is not None:
         said = f"{found['value']:.4f}, with noise of standard deviation {found['noise_std']:.4f} (to first order)"
     return f"{label}: private AUC after round {found['round']}: {said}."
-
-
-def _spread(of: dict[str, float], key: str, num_silos: int, worst: str = "") -> str:
-    if key != ACCURACY:  # an error: the largest is the worst
-        middle = f"median {of['median']:.3f}, best {of['min']:.3f}, mean {of['mean']:.3f}"
-        return f"worst {of['max']:.3f}{worst}, {middle}"
-    tenth = f", 10th percentile {of['p10']:.3f}" if num_silos >= SILOS_FOR_A_TENTH else ""
-    return (
-        f"worst {of['min']:.3f}{worst}{tenth}, median {of['median']:.3f}, best {of['max']:.3f}, mean {of['mean']:.3f}"
-    )
 
 
 def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
@@ -357,20 +343,15 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _useless(plan: Plan, results: dict[str, Result]) -> list[str]:
-    """Models whose probabilities, or expected values, are worse than those of a baseline, which accuracy hides, and
-    those that were hardly trained."""
+def _doubts(plan: Plan, results: dict[str, Result]) -> list[str]:
+    """Models that are worth no more than a baseline, which accuracy hides, and those that were hardly trained."""
     lines = []
     for variant in plan.variants:
         label, options = variant.label or variant.config.name, variant.config.algorithm.options
         if (result := results.get(label)) is None:
             continue
         of = f"{label}: " if len(results) > 1 else ""
-        scores = [line[score_key(line)] for line in RunFolder(Path(result["folder"])).read_metrics()]
-        if (said := worse_than_baseline(result, options, scores)) is not None:
-            lines.append(f"warning: {of}{said}")
-        if (said := too_small_a_step(result, scores, options)) is not None:
-            lines.append(f"note: {of}{said}")
+        lines += [f"{kind}: {of}{said}" for kind, said in doubts(result, options, Path(result["folder"]))]
     return lines
 
 
@@ -403,32 +384,6 @@ def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
                 f"{'' if cap is None else 'lower '}cap, max_participations, would allow less noise."
             )
     return lines
-
-
-def _measures(measures: dict[str, Any], positive_class: str | None) -> list[str]:
-    """A line for each measure: of the model, of silos' own where they have some, and of a baseline."""
-    found = measures["pooled"] or measures["mean_of_silos"]
-    model, baseline = found.get("own_models", found["model"]), found["baseline"]
-    where = "all test records together" if measures["pooled"] else "mean of silos, weighted by their test records"
-    whose = "; each silo's by its own model" if "own_models" in found else ""
-    rows = [(f"{where}{whose}", "model", "baseline")] + [
-        (f"  {key.replace('_', ' ')}", f"{value:.4g}", "undefined" if baseline[key] is None else f"{baseline[key]:.4g}")
-        for key, value in model.items()
-        if isinstance(value, float) and isinstance(baseline.get(key, ""), float | None)
-    ]
-    if len(rows) == 1:
-        return [f"{where}{whose}: no measure is defined."]
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [
-        row[0].ljust(first) + "".join(f"  {text:>{width}}" for text, width in zip(row[1:], others, strict=True))
-        for row in rows
-    ]
-    name, sign = measures["ranked_by"], 1 if measures["higher_is_better"] else -1
-    value, known = model.get(name), baseline.get(name)
-    beaten = value is not None and known is not None and sign * value <= sign * known
-    positive = "" if positive_class is None else f" The positive class is {positive_class}."
-    no_use = f" By {name.replace('_', ' ')} the model is no better." if beaten else ""
-    return [*lines, f"The baseline is without features: {measures['baseline']}.{positive}{no_use}"]
 
 
 def _epsilon(view: dict[str, Any]) -> str:

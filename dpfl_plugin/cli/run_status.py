@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -13,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpfl_plugin.api import fitting
 from dpfl_plugin.api.progress import duration
 from dpfl_plugin.api.reports import flat
-from dpfl_plugin.cli import fitting
 from dpfl_plugin.config.load import NOT_IN_ID, read_yaml
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DpflError
@@ -26,6 +27,7 @@ COLOURS: Final = {"running": "cyan", "failed": "red", "interrupted": "yellow", "
 WATCH_SECONDS: Final = 2.0
 MOST: Final = 30  # rows, unless all are asked for
 MOST_SETTINGS, MOST_SIGNS = 3, 40  # of what tells runs of one name apart, in a row; of each value
+MOST_OF_A_REASON: Final = 40  # characters, in a row
 RUNS, SWEEPS = Path("runs"), Path("sweeps")  # where `dpfl run` and `dpfl sweep` put theirs
 
 
@@ -73,6 +75,8 @@ def show(folder: Path, *, watch: bool, every: bool, as_json: bool) -> bool:
     if len(found) > most:
         console.print(f"and {len(found) - most} more (--all)")
     for run in found[:most]:
+        if _short(run.reason) != run.reason:
+            console.print(f"{run.folder}: {run.reason}", markup=False, soft_wrap=True)
         if run.next:
             console.print(f"{run.folder}: go on: {run.next}", markup=False, soft_wrap=True)
     return True
@@ -130,9 +134,14 @@ def _table(found: list[Single], folder: Path, apart: dict[Path, dict[str, Any]])
             f"{run.round}{_of(run)}",
             "-" if run.value is None else f"{run.score} {run.value:.4f}",
             "-" if run.epsilon is None else places(run.epsilon, 3),
-            Text(_heard(run) if run.status == "running" else run.reason),
+            Text(_heard(run) if run.status == "running" else _short(run.reason)),
         )
     return table
+
+
+def _short(reason: str) -> str:
+    """So that a row is one line; what is left out is below the table."""
+    return textwrap.shorten(reason, MOST_OF_A_REASON, placeholder=" ...") if len(reason) > MOST_OF_A_REASON else reason
 
 
 def _of(run: Single) -> str:

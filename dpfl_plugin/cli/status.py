@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dpfl_plugin.api import fitting
 from dpfl_plugin.api.progress import duration
-from dpfl_plugin.cli import fitting
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DataError

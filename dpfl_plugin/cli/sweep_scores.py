@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpfl_plugin.cli import fitting
+from dpfl_plugin.api import fitting
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.sweeps import state

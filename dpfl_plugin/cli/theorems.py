@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from dpfl_plugin.api.fitting import WIDTH
 from dpfl_plugin.api.plans import Given, Prescribed, Prescription, Question, paper_plans
-from dpfl_plugin.cli.account import WIDTH
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.api.theorem_text import Proof, show
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import to_json
-
-Proof = dict[str, Any]
-NO_BUDGET: Final = "privacy.epsilon=null"
-WITHOUT_BUDGET: Final = (
-    f"{NO_BUDGET} sets no budget: the run makes all its rounds with the noise that is given, where a budget would end "
-    "it or solve for other noise. It still states what it spends."
-)
 
 
 def plan_paper(question: Question, solve: str | None, paper: str, given: Given, *, as_json: bool) -> None:
@@ -36,10 +27,7 @@ def plan_paper(question: Question, solve: str | None, paper: str, given: Given, 
         plain |= {label: {"paper": paper, "refused": why} for label, why in refusals.items()}
         print(to_json(plain if len(plain) > 1 else next(iter(plain.values()))))
         return
-    for label, one in plans.items():
-        show(label, one.prescription, one.proofs)
-    for label, why in refusals.items():
-        print(f"{label}: no plan. {why}")
+    show(Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH), answers, as_options=True)
 
 
 def as_plain(paper: str, prescription: Prescription, proofs: Sequence[Proof]) -> dict[str, Any]:
@@ -47,90 +35,6 @@ def as_plain(paper: str, prescription: Prescription, proofs: Sequence[Proof]) ->
     plain = asdict(prescription)
     del plain["runs"], plain["proofs"]
     return {"paper": paper, **plain, "proven": [_finite(proof) for proof in proofs]}
-
-
-def show(label: str, prescription: Prescription, proofs: Sequence[Proof]) -> None:
-    """Print a plan for people."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(f"{label}: {prescription.theorem}", soft_wrap=True, markup=False)
-    console.print(_grid("prescribed", [(v.name, _number(v.value), v.meaning) for v in prescription.values]))
-    if prescription.rows:
-        console.print(_rows(prescription.rows))
-    constants = [(c.name, _number(c.value), c.source) for c in prescription.constants]
-    console.print(_grid("from", constants))
-    if prescription.fails:
-        console.print(_grid("does not apply, or not as it stands", [("", "-", why) for why in prescription.fails]))
-    console.print(_proofs(proofs))
-    for proof in proofs:
-        claimed, found = proof["claimed_epsilon"], proof["epsilon"][proof["claimed_view"]]
-        if claimed is not None and found > claimed:
-            console.print(f"\n{proof['name']}: the accountant does not confirm epsilon {claimed:g}.", markup=False)
-    for note in prescription.notes:
-        console.print(f"\n{note}", markup=False)
-    for proof in proofs if prescription.advised else ():
-        if "command" in proof:
-            console.print(f"\n{proof['name']}: {shlex.join(proof['command'])}", soft_wrap=True, markup=False)
-    if prescription.advised and any(NO_BUDGET in proof.get("command", ()) for proof in proofs):
-        console.print(f"\n{WITHOUT_BUDGET}", soft_wrap=True, markup=False)
-
-
-def _grid(title: str, lines: Sequence[tuple[str, str, str]]) -> Table:
-    grid = Table(box=None, pad_edge=False, show_header=False, title=f"\n{title}", title_justify="left")
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, justify="right")
-    grid.add_column()
-    for name, value, text in lines:
-        grid.add_row(f"  {name}", value, text)
-    return grid
-
-
-def _rows(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, title="", title_justify="left")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
-        words = all(isinstance(row.get(column), str) for row in rows)
-        table.add_column(f"  {column}" if column == columns[0] else column, justify="left" if words else "right")
-    for row in rows:
-        table.add_row(*(_number(row[column]) if column in row else "-" for column in columns))
-    return table
-
-
-def _proofs(proofs: Sequence[Proof]) -> Table:
-    title = "\nclaimed and proven"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    table.add_column("", no_wrap=True)
-    for column in ("rounds", "noise multiplier", "claimed epsilon", "proven, server", "third party", "delta"):
-        table.add_column(column, justify="right")
-    for proof in proofs:
-        epsilon = proof["epsilon"]
-        table.add_row(
-            f"  {proof['name']}",
-            str(proof["rounds"]),
-            _noise(proof["noise_multiplier"]),
-            _number(proof["claimed_epsilon"]),
-            _bound(epsilon["server"]),
-            _bound(epsilon["third_party"]),
-            f"{proof['delta']:g}",
-        )
-    return table
-
-
-def _noise(value: float | Sequence[float]) -> str:
-    if isinstance(value, Sequence):
-        return f"{min(value):.4g}" if len(set(value)) == 1 else f"{min(value):.4g} to {max(value):.4g}"
-    return f"{value:g}"
-
-
-def _bound(epsilon: float | None) -> str:
-    if epsilon is None:
-        return "-"
-    return places(epsilon, 4) if math.isfinite(epsilon) else "none"
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _finite(proof: Proof) -> Proof:

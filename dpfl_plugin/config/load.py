@@ -68,6 +68,10 @@ def mapping_in(text: str, path: Path) -> dict[str, Any]:
     return values
 
 
+NO_RUN: Final = "no_run"
+"""In environment.json: the configuration beside it was given by a program, and is no run's."""
+
+
 def base_of(path: Path) -> Path:
     """The folder from which relative paths in a configuration start: the file's own.
 
@@ -83,7 +87,7 @@ def out_of(path: Path) -> Path | None:
 
     What the file itself says is relative to where the run was begun: with it a run would begin anew elsewhere.
     """
-    if _begun_at(path) is None:
+    if _begun_at(path) is None or NO_RUN in _environment(path):
         return None
     whole = path if len(path.parts) > 3 else path.absolute()
     return whole.parents[2] if len(whole.parts) > 3 else None
@@ -91,12 +95,17 @@ def out_of(path: Path) -> Path | None:
 
 def _begun_at(path: Path) -> Path | None:
     """Where the file was that a run was begun with, if this is the config.yaml of its folder; else None."""
-    if path.name != "config.yaml":
-        return None
+    base = _environment(path).get("base") if path.name == "config.yaml" else None
+    return Path(base) if isinstance(base, str) else None
+
+
+def _environment(path: Path) -> Mapping[str, Any]:
+    """What `environment.json` beside a file says; {} without one."""
     try:
-        return Path(json.loads((path.parent / "environment.json").read_text())["base"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        found = json.loads((path.parent / "environment.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

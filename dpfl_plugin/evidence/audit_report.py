@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.grid import SUM_SLACK
-from dpfl_plugin.core.text import aligned
+from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.names import listed
 from dpfl_plugin.privacy.audit import Correlation, Interval
 
@@ -25,7 +25,7 @@ LEGEND: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Printed):
     """What an audit found. Intervals hold with 95 %; ``strict`` ones are wrong with probability 1e-7.
 
     Attributes:
@@ -112,6 +112,8 @@ class Report:
         table = aligned([("seen by the server", "found", "claimed"), *self.rows])
         return "\n".join([self.title, table, *self.verdict])
 
+    __repr__ = __str__
+
 
 def judged(report: Report, missing: int, *, adapts: bool) -> Report:
     """With what contradicts the claim, and what a reader should know; ``missing``: releases that were not charged."""
@@ -127,7 +129,7 @@ def judged(report: Report, missing: int, *, adapts: bool) -> Report:
             "it is not tried here."
         )
     if report.separation is None:
-        notes.append("too few canaries for two groups of scores: no Gaussian estimate. Use more --canaries or --silos.")
+        notes.append("too few canaries for two groups of scores: no Gaussian estimate. Use more canaries or silos.")
     if report.epsilon is None:
         notes.append("this configuration claims no epsilon, so that nothing can contradict it.")
         return replace(report, notes=tuple(notes))

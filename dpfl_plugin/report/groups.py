@@ -20,6 +20,7 @@ from dpfl_plugin.report.runs import POINTS, STATUSES, Run
 TELLING: Final = ("algorithm.name", "privacy.noise_multiplier", "privacy.epsilon", "model.name", "data.partition.name")
 
 NOISE: Final = ("privacy.noise_multiplier", "privacy.epsilon")
+ALIKE: Final = 0.01  # epsilons that differ by this part at most are drawn at one place
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,18 @@ def tradeoff(group: Group, metric: str) -> tuple[float, float, float] | None:
     if epsilon is None or math.isinf(epsilon) or found.mean is None:
         return None
     return epsilon, found.mean, found.std or 0.0
+
+
+def drawn_at(epsilons: Iterable[float]) -> dict[float, float]:
+    """Where each is drawn: those that agree to 1 % at the largest of them, which bounds them all.
+
+    Noise is solved for an epsilon to a few digits, and an axis of these digits would tell runs of one budget apart.
+    """
+    found: dict[float, float] = {}
+    for epsilon in sorted(set(epsilons), reverse=True):
+        last = next(reversed(found.values()), math.inf)
+        found[epsilon] = last if epsilon >= (1 - ALIKE) * last and math.isfinite(last) else epsilon
+    return found
 
 
 @dataclass(frozen=True, slots=True)

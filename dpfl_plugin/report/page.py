@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.report.groups import Band, Group, band, epsilon_text, key_text, series, tradeoff
+from dpfl_plugin.report.groups import Band, Group, band, drawn_at, epsilon_text, key_text, series, tradeoff
 from dpfl_plugin.report.runs import AXES, Problem, Run
 from dpfl_plugin.report.tables import MEANINGS, meanings, measures
 
@@ -64,7 +64,7 @@ def page(
         totals=[run for run in runs if run.guarantee is not None and run.guarantee.total_server is not None],
         caveats=sorted({run.guarantee.caveat for run in runs if run.guarantee is not None} - {""}),
         axes=AXES,
-        private=any(_point(group, metric) for group in groups for metric in metrics),
+        private=any(tradeoff(group, metric) for group in groups for metric in metrics),
         data=_script_json(_data(groups, metrics)),
         most_curves=MOST_CURVES,
         style=here.joinpath("page.css").read_text(encoding="utf-8"),
@@ -116,10 +116,12 @@ def _attribute(value: float | None) -> str:
 def _data(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, Any]:
     """What the page draws. A group of several complete runs has bands; single runs have their curves."""
     singly = sum(len(group.runs) for group in groups) <= MOST_CURVES
+    at = drawn_at(epsilon for group in groups if (epsilon := group.epsilon("server")) is not None)
     entries = []
     for index, group in enumerate(groups):
         entry: dict[str, Any] = {"label": group.label, "n": len(group.complete), "bands": {}, "runs": []}
-        entry |= {"series": series(group), "points": {m: at for m in metrics if (at := _point(group, m)) is not None}}
+        points = {metric: _point(group, metric, at) for metric in metrics}
+        entry |= {"series": series(group), "points": {m: point for m, point in points.items() if point is not None}}
         if index < MOST_CURVES:
             entry["bands"] = {axis: _bands(group, metrics, axis) for axis in AXES} if entry["n"] else {}
             entry["runs"] = [_curve(run, metrics) for run in group.runs if singly or not run.complete]
@@ -128,10 +130,13 @@ def _data(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, Any]:
     return {"metrics": list(metrics), "lower": errors, "axes": AXES, "groups": entries}
 
 
-def _point(group: Group, metric: str) -> list[float] | None:
-    """Epsilon towards the server, mean and standard deviation over complete runs (0 for one); None without one."""
+def _point(group: Group, metric: str, at: Mapping[float, float]) -> list[float] | None:
+    """Epsilon towards the server, as it is drawn; mean and standard deviation over complete runs (0 for one).
+
+    None without a guarantee.
+    """
     found = tradeoff(group, metric)
-    return None if found is None else [float(f"{value:.5g}") for value in found]
+    return None if found is None else [float(f"{value:.5g}") for value in (at[found[0]], *found[1:])]
 
 
 def _bands(group: Group, metrics: Sequence[str], axis: str) -> dict[str, Any]:

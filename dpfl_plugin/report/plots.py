@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin.report.groups import Group, band, series, tradeoff
+from dpfl_plugin.report.groups import Group, band, drawn_at, series, tradeoff
 from dpfl_plugin.report.runs import AXES
 from dpfl_plugin.runs.folder import write_atomic
 
@@ -47,7 +47,8 @@ def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Pa
 def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path]:
     """Draw a metric against the epsilon of the whole run, a point with its standard deviation for each group.
 
-    Groups that differ in noise alone are one line. Returns the files, `.png` and `.pdf`; none without a guarantee.
+    Groups that differ in noise alone are one line; epsilons that agree to 1 % are at one place. Returns the
+    files, `.png` and `.pdf`; none without a guarantee.
     """
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for group in groups:
@@ -56,9 +57,10 @@ def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path
             lines.setdefault(series(group), []).append(point)
     if not lines:
         return []
+    at = drawn_at(epsilon for points in lines.values() for epsilon, _, _ in points)
     with _figure(len(lines)) as (figure, axes):
         for i, (label, points) in enumerate(lines.items()):
-            x, y, error = zip(*sorted(points), strict=True)
+            x, y, error = zip(*((at[epsilon], *others) for epsilon, *others in sorted(points)), strict=True)
             style = {"color": COLOURS[i % 7], "linestyle": DASHES[i // 7 % 3], "marker": "o", "markersize": 4}
             axes.errorbar(x, y, yerr=error, capsize=3, linewidth=1.2, label=_escaped(label), **style)
         axes.set_xlabel(TRADEOFF)
@@ -79,8 +81,16 @@ def _figure(num_lines: int) -> Iterator[tuple[Any, Any]]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # Fonts as outlines that can be searched: what publishers ask for.
-    with pyplot.rc_context({"pdf.fonttype": 42, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    # Fonts as outlines that can be searched: what publishers ask for. Numbers at an axis stand for themselves.
+    with pyplot.rc_context(
+        {
+            "pdf.fonttype": 42,
+            "font.size": 9,
+            "axes.formatter.useoffset": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    ):
         figure, axes = pyplot.subplots(figsize=(5.5, 3.2 + 0.15 * num_lines), layout="constrained")
         yield figure, axes
         pyplot.close(figure)

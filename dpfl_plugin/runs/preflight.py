@@ -51,7 +51,7 @@ def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Repo
 
 
 def check_beginning(folder: RunFolder, resume: bool, alone: bool, note: Callable[[str], None]) -> None:
-    """As `refuse_unfinished`; ``note`` is told where there is nothing to resume.
+    """As `refuse_unfinished`; ``note`` is told where there is nothing to resume, as of a run by itself.
 
     Args:
         alone: whether it is to go on as a run by itself, and not as a candidate of a tuning.
@@ -65,7 +65,7 @@ def check_beginning(folder: RunFolder, resume: bool, alone: bool, note: Callable
             "again with the dpfl tune command that began it, or dpfl.tune. A run by itself needs another out."
         )
     refuse_unfinished(folder, resume)
-    if resume and not (folder.ledger.exists() or folder.checkpoint.exists()):
+    if resume and alone and not (folder.ledger.exists() or folder.checkpoint.exists()):
         note(f"{folder.path}: nothing to go on from: the run begins.")
 
 

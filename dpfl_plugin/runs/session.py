@@ -249,7 +249,7 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
     hooks.detail(f"memory: {parts.memory.summary()}")
     if parts.memory.warning:
         hooks.note(f"warning: {parts.memory.warning}.")
-    if "delta" not in config.privacy.model_fields_set:
+    if "delta" not in config.privacy.model_fields_set and parts.noise_multiplier:
         unit, least = config.privacy.unit, min(parts.num_records)
         of = (
             ""
@@ -295,9 +295,10 @@ def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
     chosen, privacy = "silo_weights" in config.model_fields_set, config.privacy
     least, most = min(parts.num_records), max(parts.num_records)
     if most >= UNEQUAL * least and not chosen and privacy.sampler != "poisson" and privacy.unit != "silo":
+        counted = "persons" if privacy.unit == "person" else "records"
         hooks.note(
-            f"silos have {least} to {most} training records and count alike: --set silo_weights=records weighs them by "
-            "their records."
+            f"silos have {least} to {most} training {counted} and count alike: --set silo_weights=records weighs them "
+            f"by their {counted}."
         )
 
 

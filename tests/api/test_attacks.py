@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def test_an_attack_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.json == json.loads((tmp_path / "attack/run/attack.json").read_text())
     assert found.membership["with noise"].rounds == 2 and found.title == "run: scaffold, silo 1"
     assert len(plots.png(found.plot_inversion())) > 1000 and "AttackReport(" in repr(found) and len(repr(found)) < 200
+    assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
     assert all(part in str(found) for part in ("silo 1", "area under the ROC curve", *found.notes))
 
 

@@ -29,6 +29,7 @@ def test_variants_are_runs_beside_each_other(tmp_path):
     experiment = dpfl.load(write(tmp_path, {"variants": VARIANTS, "rounds": 2, "out": str(tmp_path / "runs")}))
     assert list(experiment.variants) == ["fedavg", "scaffold"]
     both = experiment.run()
+    assert all(f"variant {name}: algorithm: {{name: {name}" in str(experiment) for name in VARIANTS)
     assert list(both) == ["fedavg", "scaffold"] and "fedavg" in repr(both) and len(both.rows) == 2
     alone = experiment.variants["scaffold"].run()
     assert alone.folder == both["scaffold"].folder
@@ -40,6 +41,7 @@ def test_an_audit_finds_a_sound_run_consistent(tmp_path):
     report = dpfl.audit(write(tmp_path), canaries=40, rounds=3)
     assert report.consistent and report.canaries <= 40 and report.rounds == 3
     assert all(part in str(report) for part in ("found", "releases in the ledger / made", "CONSISTENT: "))
+    assert repr(report) == str(report) and "CONSISTENT: " in report._repr_html_()
 
 
 def test_a_ledger_comes_to_what_dpfl_account_says(tmp_path):
@@ -102,19 +104,26 @@ def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a
     given = {"algorithm": dpfl.FedAvg(local_steps=2, local_lr=0.5), "privacy": dpfl.Privacy(epsilon=3, delta=1e-3)}
     mine = federation.experiment(**given, rounds=3)
     run = dpfl.train(federation, **given, rounds=3, out="trained", progress=False)
+    assert "data: Federation(120 records" in str(mine) and "algorithm: {name: fedavg, local_steps: 2" in str(mine)
+    assert mine.config.out == "runs"  # and not above the temporary folder of its file
     checked = dpfl.check(mine)
     assert checked.num_records == (45, 45) and checked.noise_multiplier == run.result["noise_multiplier"]
     answer = dpfl.plan(mine)
     assert answer["value"] == run.result["noise_multiplier"] and "command" not in answer
+    assert f"{answer['value']:g}" in str(dpfl.plan(mine, epsilon=3)) and "with privacy.epsilon=3" in str(
+        dpfl.plan(mine, epsilon=3)
+    )
     rows = {(row["view"], row["accountant"]): row["epsilon"] for row in dpfl.account(mine)}
     assert rows["server, worst case", "PLD"] == pytest.approx(run.epsilon)
     assert dpfl.audit(mine, canaries=20, rounds=1).consistent
     again = mine.with_(seed=0).run(out="again", progress=False)
     assert again.result["model_sha256"] == run.result["model_sha256"] and again.folder.parts[0] == "again"
-    monkeypatch.setattr("dpfl_plugin.api.runs.worse_than_baseline", lambda *_: "of no use: --set algorithm.local_lr=1")
+    monkeypatch.setattr(
+        "dpfl_plugin.api.run_text.worse_than_baseline", lambda *_: "of no use: --set algorithm.local_lr=1"
+    )
     capsys.readouterr()
-    assert mine.run(progress=False).folder.match("runs/*/*/*")
-    assert "dpfl: warning: of no use: algorithm.local_lr=1\n" in capsys.readouterr().err
+    assert mine.run(progress=False).folder.match("runs/*/*")
+    assert "dpfl: warning: no use: algorithm.local_lr=1\n" in capsys.readouterr().err
     folder = mine.path.parent
     del mine, again
     gc.collect()

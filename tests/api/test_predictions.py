@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,32 @@ def test_a_data_frames_label_and_silo_are_known_by_their_names_to_predictions(tm
         assert not any("not used" in note for note in found.notes)
     with pytest.raises(DataError, match="row 0, column 'state': 'sick' is not one of the run's classes healthy, ill"):
         dpfl.predict(run, FRAME.assign(state="sick"))
+
+
+@pytest.mark.usefixtures("measured")
+def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_path: Path) -> None:
+    run = trained("frame", tmp_path)
+    measures = run.measures["pooled"]["model"]
+    auc = f"AUC {measures['auc']:.4f} (baseline 0.5000, positive class ill)"
+    assert auc in repr(run) and auc in str(run) and html.escape(auc) in run._repr_html_()
+    compared = dpfl.compare([run])
+    assert compared.rows[0]["auc"] == measures["auc"] and f"{measures['auc']:.4f}" in repr(compared)
+    notes = ["c_index needs lifelines", "secure noise: --set privacy.secure=true"]  # as of `dpfl run`
+    told = dpfl.Run(run.folder, {**run.result, "notes": notes})
+    for line in (
+        "The baseline is without features: ",
+        " The positive class is ill.",
+        f"silos: worst {run.result['silos']['test_accuracy']['min']:.3f}",
+        "note: c_index needs lifelines",
+        "note: secure noise: privacy.secure=True",
+    ):
+        assert line in str(told) and html.escape(line) in told._repr_html_(), line
+    found = dpfl.predict(run, FRAME.assign(unknown=1))
+    noted = "note: not used, as the model was not trained on them: columns 'unknown'."
+    for line in (noted, *found.statement, f"of {N} records with a label", "... and 50 more"):
+        assert line in str(found) and html.escape(line) in found._repr_html_(), line
+    written = dataclasses.replace(found, notes=("--set privacy.secure=true",))
+    assert "note: privacy.secure=True" in str(written)
 
 
 def test_a_single_frame_that_has_a_name_is_a_silo(tmp_path: Path) -> None:

@@ -391,8 +391,10 @@ def test_a_null_option_is_kept_when_the_configuration_is_read_back(tmp_path: Pat
 
 
 def test_a_delta_that_nobody_chose_is_told_of(tmp_path: Path) -> None:
-    """Once, before the first round, with what it has to be small against; not where the file says it."""
+    """Once, before the first round, with what it has to be small against; not where the file says it, nor without
+    noise, where none means anything."""
     path = write(tmp_path)
     done = dpfl("run", path, "--out", tmp_path / "runs")
     assert done.err.count("delta is 1e-05, the default") == 1 and "delta well below 1/24." in done.err
     assert "the default" not in dpfl("run", path, "--out", tmp_path / "other", "--set", "privacy.delta=1e-5").err
+    assert "delta is" not in dpfl("run", path, "--out", tmp_path / "quiet", "--set", "privacy.noise_multiplier=0").err

@@ -27,6 +27,11 @@ def test_a_run_that_is_over(tmp_path: Path) -> None:
         assert found["epsilon"] == result["epsilon"]["server"]["epsilon"]
     shown = dpfl("status", result["folder"]).out
     assert "1 run: 1 done" in shown and "3/3" in shown and f"accuracy {found['test_accuracy']:.4f}" in shown
+    reason = f"stopped after round 3, as {'the private accuracy had not risen since, ' * 5}and it may not rise"
+    (Path(result["folder"]) / "result.json").write_text(json.dumps({**result, "reason": reason}))
+    _, _, row, whole = dpfl("status", tmp_path / "runs").out.splitlines()
+    assert row.endswith("stopped after round 3, as the ...") and len(row) < 200
+    assert whole == f"{result['folder']}: {reason}"
 
 
 def test_runs_of_one_name_are_told_apart_by_their_settings(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from dpfl_plugin.api.run_text import measures_lines
 from dpfl_plugin.cli.progress import value_of
-from dpfl_plugin.cli.run import _meaning, _measures
+from dpfl_plugin.cli.run import _meaning
 from dpfl_plugin.runs import session
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.result import _diverged
@@ -137,18 +138,18 @@ def test_what_an_accuracy_is_of_and_a_tenth_of_silos_only_where_there_are_ten(tm
 def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(accuracy: float, no_better: bool) -> None:
     pooled = {"model": {"accuracy": 0.5}, "own_models": {"accuracy": accuracy}, "baseline": {"accuracy": 0.8}}
     measures = {"ranked_by": "accuracy", "higher_is_better": True, "baseline": "the majority", "pooled": pooled}
-    head, row, last = _measures(measures, "ill")
+    head, row, last = measures_lines(measures, "ill")
     assert head == "all test records together; each silo's by its own model  model  baseline"
     assert row.split() == ["accuracy", f"{accuracy:g}", "0.8"] and len(row) == len(head)
     assert last.startswith("The baseline is without features: the majority. The positive class is ill.")
     assert last.endswith("By accuracy the model is no better.") == no_better
     del pooled["own_models"]
-    assert _measures(measures, None)[-1] == (
+    assert measures_lines(measures, None)[-1] == (
         "The baseline is without features: the majority. By accuracy the model is no better."
     )
     errors = {"model": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}
     of_errors = {**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors}
-    assert "no better" not in _measures(of_errors, None)[-1]
-    assert _measures({**measures, "pooled": {"model": {}, "baseline": {}}}, None) == [
+    assert "no better" not in measures_lines(of_errors, None)[-1]
+    assert measures_lines({**measures, "pooled": {"model": {}, "baseline": {}}}, None) == [
         "all test records together: no measure is defined."
     ]

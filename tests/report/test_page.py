@@ -71,7 +71,7 @@ def test_no_address_to_upload_to_is_left_in_the_library() -> None:
 
 
 def test_points_are_results_at_the_epsilon_of_the_whole_run(tmp_path: Path) -> None:
-    for i, (noise, epsilon) in enumerate(((4.0, 2.0), (8.0, 1.0), (0.0, None))):
+    for i, (noise, epsilon) in enumerate(((4.0, 2.0), (8.0, 1.0), (8.01, 0.996), (0.0, None))):
         for seed in (0, 1):
             changes = {"privacy.noise_multiplier": noise}
             made(tmp_path / f"{i}{seed}", seed=seed, changes=changes, accuracies=[0.2 + 0.2 * seed], epsilon=epsilon)
@@ -80,6 +80,7 @@ def test_points_are_results_at_the_epsilon_of_the_whole_run(tmp_path: Path) -> N
     assert points == {
         "noise_multiplier=4": [2.0, 0.3, 0.14142],
         "noise_multiplier=8": [1.0, 0.3, 0.14142],
+        "noise_multiplier=8.01": [1.0, 0.3, 0.14142],  # so near that it is drawn at the same place
         "no noise": None,
     }
     assert {group["series"] for group in groups} == {"all runs"}

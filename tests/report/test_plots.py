@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpfl_plugin.api import pictures, plots
 from dpfl_plugin.report.groups import grouped
-from dpfl_plugin.report.plots import left_out, plot
+from dpfl_plugin.report.plots import left_out, plot, plot_tradeoff
 from dpfl_plugin.report.runs import read
 from tests.report.folders import made
+
+NEAR = {"server": 3.9998, "third_party": 3.9998}
 
 
 @pytest.fixture
@@ -44,6 +47,27 @@ def test_png_and_pdf_of_mean_band_and_partial_runs(tmp_path: Path, drawn: list[A
     (shade,) = drawn[0].collections
     top = max(point[1] for point in shade.get_paths()[0].vertices)
     assert top == pytest.approx(0.4 + np.std([0.3, 0.5], ddof=1))
+
+
+def test_epsilons_that_agree_are_drawn_at_one_place(tmp_path: Path, drawn: list[Any]) -> None:
+    """Without an offset: a point of 3.9998 is one of 4."""
+    epsilons = {0.1: 3.99972, 0.2: 4.0, 0.5: 3.97, 1.0: 3.9, 2.0: 1.0}
+    groups = grouped(
+        [
+            read(made(tmp_path / str(lr), accuracies=[lr / 4], epsilon=epsilon, changes={"algorithm.local_lr": lr}))
+            for lr, epsilon in epsilons.items()
+        ]
+    )
+    assert plot_tradeoff(tmp_path / "p", groups, "test_accuracy")
+    at = {line.get_ydata()[0] * 4: line.get_xdata()[0] for line in drawn[0].lines if len(line.get_xdata()) == 1}
+    assert {lr: at[lr] for lr in epsilons} == {0.1: 4.0, 0.2: 4.0, 0.5: 4.0, 1.0: 3.9, 2.0: 1.0}
+    assert plot_tradeoff(tmp_path / "q", groups[:2], "test_accuracy")
+    lines = [{"round": 1 + n, "test_accuracy": 0.5 + 1e-9 * n, "epsilon": NEAR} for n in range(3)]
+    runs = {"run": lines}
+    axes = [drawn[-1], *plots.curves(runs).axes, *pictures.detailed(runs, "", 1e-5).axes]
+    for axis in axes:
+        axis.figure.canvas.draw()
+        assert not axis.xaxis.get_offset_text().get_text() and "+" not in axis.yaxis.get_offset_text().get_text()
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

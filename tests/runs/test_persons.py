@@ -70,6 +70,15 @@ def test_a_run_counts_persons_and_says_so(tmp_path: Path) -> None:
     assert "| silo | persons |" in page and "patient" not in page.replace("`patient`", "")
 
 
+def test_silos_of_different_sizes_are_told_by_their_persons(tmp_path: Path) -> None:
+    tables(tmp_path)
+    header, *rows = (tmp_path / "h1.csv").read_text().splitlines()
+    few = [row for row in rows if int(row.split(",")[0].partition("-")[2]) < 5]
+    (tmp_path / "h1.csv").write_text("\n".join([header, *few]) + "\n")
+    done = dpfl("run", config(tmp_path, privacy={"record_rate": 0.5}, rounds=1))
+    assert "silos have 4 to 9 training persons and count alike" in done.err and "by their persons." in done.err
+
+
 def test_a_person_at_two_silos_is_refused_or_stated(tmp_path: Path) -> None:
     tables(tmp_path, shared=True)
     refused = dpfl("run", config(tmp_path))

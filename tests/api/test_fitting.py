@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.cli import fitting
+from dpfl_plugin.api import fitting
 
 
 @pytest.mark.parametrize("width", [200, 80, 40])

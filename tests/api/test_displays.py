@@ -1,0 +1,78 @@
+"""What results print in Python is what the command prints, and a notebook shows it; their values are plain."""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpfl_plugin as dpfl
+from dpfl_plugin.errors import in_python
+from tests.cli.command import dpfl as command
+from tests.cli.command import write
+
+VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
+PARTITION = {"data": {"partition": {"name": "labels_per_silo", "labels": 2}}}
+RECOMMEND = ["plan", "--recommend", "--epsilon", "4.0"]
+IN_WORDS_OF_PYTHON = {
+    "--all shows bounds and recipes of papers, too.": "Its rows have bounds and recipes of papers, too.",
+    "--json names": "this mapping names",
+    "--json": "its key error",
+}
+RESULTS = {
+    "check": ({}, dpfl.check, ["check"]),
+    "check, of variants": ({"variants": VARIANTS}, dpfl.check, ["check"]),
+    "account": ({}, dpfl.account, ["account"]),
+    "account, of variants": ({"variants": VARIANTS}, dpfl.account, ["account"]),
+    "account, by a paper's bound": ({"privacy": {"accountant": "paper"}}, dpfl.account, ["account"]),
+    "plan": ({}, lambda path: dpfl.plan(path, epsilon=2.0), ["plan", "--epsilon", "2.0"]),
+    "plan, of rates": (
+        {},
+        lambda path: dpfl.plan(path, epsilon=2.0, solve="rate"),
+        ["plan", "--epsilon", "2.0", "--solve", "rate"],
+    ),
+    "plan, of variants": (
+        {"variants": VARIANTS},
+        lambda path: dpfl.plan(path, epsilon=2.0),
+        ["plan", "--epsilon", "2.0"],
+    ),
+    "recommend": (PARTITION, lambda path: dpfl.plan(path, recommend=True, epsilon=4.0), RECOMMEND),
+    "paper": (
+        {},
+        lambda path: dpfl.plan(path, paper="noble", epsilon=3.0),
+        ["plan", "--paper", "noble", "--epsilon", "3.0"],
+    ),
+    "paper, of variants": (
+        {"variants": VARIANTS},
+        lambda path: dpfl.plan(path, paper="noble", epsilon=3.0),
+        ["plan", "--paper", "noble", "--epsilon", "3.0"],
+    ),
+    "engines": ({}, dpfl.engines, ["list", "engines", "--for"]),
+}
+
+
+def words(text: str) -> list[str]:
+    """Of each line, without the numbers: times and memory are those of the moment."""
+    lines = [" ".join(re.sub(r"[\d.,]+", "#", line).split()) for line in text.split("\n")]
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize(("changes", "call", "said"), RESULTS.values(), ids=RESULTS)
+def test_it_prints_what_the_command_prints(tmp_path: Path, changes: dict[str, Any], call: Any, said: Any) -> None:
+    path = write(tmp_path, changes)
+    found, done = call(path), command(said[0], *said[1:], path)
+    text = done.out
+    for of_command, of_python in IN_WORDS_OF_PYTHON.items():
+        text = text.replace(of_command, of_python)
+    text = in_python(text) if "--recommend" in said else text  # no command is in it, but settings
+    assert done.code == 0 and "--json" not in str(found) and " ".join(words(str(found))) == " ".join(words(text))
+    assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
+    if isinstance(found, dict | list) and not {"check", "--paper"} & set(said):
+        assert json.loads(json.dumps(found)) == found == type(found).__mro__[2](found)
+        assert str(copy.deepcopy(found)) == str(pickle.loads(pickle.dumps(found))) == str(found)
