@@ -8,6 +8,7 @@ import yaml
 
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.schema import Column, TableSchema
+from dpfl_plugin.runs.publishable import names_its_classes
 from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.trained import Trained
 
@@ -122,8 +123,6 @@ def _use(trained: Trained, *, onnx: bool) -> str:
         lines += ["", f"Columns, in order: {', '.join(trained.inputs.columns)}."]
     if (schema := trained.config.data.dataset.options.get("schema")) is not None:
         lines += ["", *columns(TableSchema.parse(schema))]
-    named = trained.config.data.dataset.options.get("classes") is not None
-    own = trained.config.data.dataset.name in ("csv", "npz") or trained.config.data.dataset.module is not None
     if not trained.outcome.has_classes:
         low, high = trained.outcome.range or (0.0, 0.0)
         edges = ", ".join(f"{edge:g}" for edge in trained.outcome.edges)
@@ -132,7 +131,7 @@ def _use(trained: Trained, *, onnx: bool) -> str:
         lines += [f"Labels, in order: {', '.join(trained.labels)}."] if trained.labels else []
     elif trained.outcome.kind == "ordinal":
         lines += ["", f"Outputs: cumulative logits of the levels {', '.join(trained.labels)} (docs/outcomes.md)."]
-    elif trained.labels and (named or not own):
+    elif trained.labels and names_its_classes(trained.config):
         lines += ["", f"Classes, in the order of outputs: {', '.join(trained.labels)}."]
     else:
         lines += ["", FROM_RECORDS]
