@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 
 from dpfl_plugin.adapters.agreement import agree
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo
+from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo, TensorBoard, Tracker
+from dpfl_plugin.callbacks.tracker import statement_files
 from dpfl_plugin.config.load import configure, noise_name, run_id
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.hooks import public_values
 from dpfl_plugin.runs.result import Result
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessPlace
@@ -278,6 +281,68 @@ def texts(value: Any) -> Any:
         yield value
 
 
+class Handed(Tracker):
+    """A tracker that keeps what it is handed, and what the others would send of it."""
+
+    name = "handed"
+    text = ""
+
+    def goes_to(self, run: RunInfo) -> str:
+        return "this test"
+
+    def on_begin(self, run: RunInfo) -> None:
+        self.folder = run.folder
+        self.text += repr(run)
+
+    def on_round(self, round: RoundInfo) -> None:
+        self.text += repr(round)
+
+    def on_end(self, result: Any) -> None:
+        self.text += json.dumps(result) + "".join(path.read_text() for path in statement_files(self.folder))
+
+
+def hospitals(folder: Path) -> dict[str, Any]:
+    """The records of two silos whose classes nobody named, and what reads them."""
+    for shift, name in enumerate(("st-mary", "st-paul")):
+        rows = [f"{i % 7 + shift},{i},{('HIV_positive_Smith', 'healthy')[(i + i // 5) % 2]}" for i in range(40)]
+        (folder / f"{name}.csv").write_text("\n".join(["a,b,label", *rows]))
+    dataset = {"name": "csv", "files": "st-*.csv", "num_features": None, "num_classes": None, "records_per_silo": None}
+    return {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}, "privacy": {"secure": True}}
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_callbacks_and_trackers_are_handed_has_no_single_silo_and_no_class_name_of_records(tmp_path: Path) -> None:
+    spy, curious, handed, board = Spy(), Curious(), Handed(), TensorBoard(tmp_path / "logs")
+    changes = hospitals(tmp_path)
+    result = session(tmp_path / "out", spy, curious, handed, board, base=tmp_path, **changes)
+    assert result["status"] == "done", result["reason"]
+    assert result["inputs"]["classes"] == ["HIV_positive_Smith", "healthy"] and result["positive_class"] == "healthy"
+    logged = b"".join(path.read_bytes() for path in (tmp_path / "logs").rglob("events.*")).decode(errors="replace")
+    by_silo = result["measures"]["silos"]
+    single = {repr(table["log_loss"]) for of in by_silo.values() for table in of.values()}
+    assert len(by_silo) == 2 and len(single) == 4
+    given = {"spy": repr((spy.run, spy.rounds)) + json.dumps(spy.result), "tracker": handed.text, "board": logged}
+    for who, text in given.items():
+        assert "log_loss" in text, who
+        for hidden in (*single, "HIV_positive_Smith", "st-mary", "st-paul", "confusion", "calibration"):
+            assert hidden not in text, (who, hidden)
+        assert "Smith" not in text and (who != "spy" or "healthy" not in text), who
+    assert not {"silos", "worst", "silo_names", "dearest_silo", "lost"} & {*texts(spy.result)}
+    assert spy.result["inputs"] == {"shape": [2], "num_classes": 2, "columns": ["a", "b"], "classes": []}
+    assert spy.result["positive_class"] == "1" and "Smith" not in json.dumps(curious.result)
+    assert spy.result["measures"]["pooled"]["model"]["auc"] == result["measures"]["pooled"]["model"]["auc"]
+    assert curious.result["measures"]["silos"] == by_silo and curious.result["silos"] == result["silos"]
+    changes["data"]["dataset"]["classes"] = ["HIV_positive_Smith", "healthy"]
+    session(tmp_path / "named", spy, base=tmp_path, **changes)
+    assert spy.result["inputs"]["classes"] == ["HIV_positive_Smith", "healthy"], "the configuration says them"
+    assert spy.result["positive_class"] == "healthy"
+
+
+def test_settings_of_single_silos_are_not_in_the_configuration_that_callbacks_get() -> None:
+    config = configure(merged(BASE, {"silos": {"2": {"noise_multiplier": 9.0}}}), source="test")
+    assert config.silos and "silos" not in public_values(config, secure=True)
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos(tmp_path: Path, secure: bool) -> None:
     """A seed that was sent to a tracker would let its readers compute the noise."""
@@ -348,7 +413,7 @@ def test_trackers_are_no_part_of_a_runs_name(tmp_path: Path) -> None:
 
 
 def test_on_a_platform_the_server_tells_them_and_a_server_that_is_begun_again_goes_on(tmp_path: Path) -> None:
-    notes, broken = Spy(), Broken("on_round", OSError)
+    notes, broken, curious = Spy(), Broken("on_round", OSError), Curious()
     with begin(tmp_path, block(rounds=4)) as made:
         made.server.close()
         made.server = Server(made.agreement, module(), tmp_path / "server", callbacks=[notes, broken])
@@ -357,12 +422,14 @@ def test_on_a_platform_the_server_tells_them_and_a_server_that_is_begun_again_go
         made.server.pause()  # the platform ends before the run
         made.server.close()
         assert notes.events == ["begin 0", "round 1", "round 2", "end interrupted"]
-        made.server = Server(made.agreement, module(), tmp_path / "server", callbacks=[notes])
+        made.server = Server(made.agreement, module(), tmp_path / "server", callbacks=[notes, curious])
         made.run()
         assert notes.events[4:] == ["begin 2", "round 3", "round 4", "end done"]
         said = {i: about["epsilon"] for i, about in made.server.summary()["silos"].items()}
         assert notes.rounds[-1].epsilon == {"server": max(said.values()), "third_party": None}
         assert notes.rounds[-1].metrics == {} and notes.rounds[-1].begun == 4
+        assert "silos" not in notes.result and "reason" not in notes.result, "a silo's own words are in it"
+        assert curious.result["silos"] == made.server.summary()["silos"]
         with pytest.raises(ConfigError, match=r"callbacks\[0\]"):
             Server(made.agreement, module(), callbacks=[Spy])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="give them as callbacks"):

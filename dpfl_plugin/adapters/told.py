@@ -14,6 +14,8 @@ from dpfl_plugin.callbacks.base import Callback, RoundInfo, RunInfo
 from dpfl_plugin.runs.hooks import Calls, check_callbacks
 
 LOG: Final = logging.getLogger("dpfl_plugin.server")
+GIVEN_OF_SUMMARY: Final = ("name", "run", "status", "rounds", "num_silos", "delta", "epsilon_is")
+"""The reason is not among them: a silo's own words are in it."""
 
 
 class Told:
@@ -35,7 +37,7 @@ class Told:
         if self._calls is None:
             config = self._agreement.config
             self._calls, self._begun = Calls(self._callbacks, LOG.warning, LOG.error), max(self._begun, rounds)
-            values = config.model_dump(mode="json", exclude=set(ELSEWHERE))
+            values = config.model_dump(mode="json", exclude={*ELSEWHERE, "silos"})
             run = RunInfo(
                 name=config.name,
                 id=self._agreement.run,
@@ -62,9 +64,9 @@ class Told:
         """The run ended; or the platform did, before it."""
         if self._calls is not None:
             status = "interrupted" if summary["status"] == "running" else summary["status"]
-            shown = {key: value for key, value in summary.items() if key != "refused"}
             epsilon = {"server": {"epsilon": _worst(summary)}}
-            self._calls.end({**shown, "status": status, "epsilon": epsilon})
+            shown = {key: summary[key] for key in GIVEN_OF_SUMMARY} | {"status": status, "epsilon": epsilon}
+            self._calls.end(lambda per_silo: {**shown, **({"silos": summary["silos"]} if per_silo else {})})
             self._calls.close()
             self._calls = None
 

@@ -9,6 +9,7 @@ import yaml
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.runs.predictions import Predictions
+from dpfl_plugin.runs.publishable import names_its_classes
 from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.trained import Trained
 
@@ -143,10 +144,7 @@ def _use(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: b
 
 def _of_classes(trained: Trained, said: Predictions, shape: tuple[int, ...]) -> str:
     """Which classes the outputs are of: in their order, or the second of two where there is one output."""
-    dataset = trained.config.data.dataset
-    named = dataset.options.get("classes") is not None or dataset.options.get("schema") is not None
-    own = dataset.name in ("csv", "npz") or dataset.module is not None
-    hidden = not (trained.labels and (named or not own))
+    hidden = not (trained.labels and names_its_classes(trained.config))
     if len(said.classes) != 2 or shape not in ((), (1,)):
         return f"{FROM_RECORDS}: outputs are in their order." if hidden else ORDER.format(", ".join(said.classes))
     first, second = ("the first", "the second") if hidden else said.classes

@@ -23,6 +23,7 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, DataError, in_python, require
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.said_twice import check_agrees
 
 if TYPE_CHECKING:
     import pandas
@@ -54,18 +55,20 @@ class Run:
         """The run of a folder, ``OUT/NAME/ID``, begun in Python or by `dpfl run`.
 
         Raises:
-            DataError: no run ended there, or its result cannot be read.
+            DataError: no run ended there, its result cannot be read, or the statement beside it says something else.
         """
         require(isinstance(folder, str | Path), "folder", folder, "be the path of a run's folder, OUT/NAME/ID")
         files = RunFolder(Path(folder))
         try:
-            return cls(files.path, json.loads(files.result.read_text()))
+            result = json.loads(files.result.read_text())
         except FileNotFoundError as error:
             raise DataError(
                 f"{folder} has no result.json: no run ended there. Give a run's folder, OUT/NAME/ID."
             ) from error
         except (OSError, ValueError) as error:
             raise DataError(f"{files.result} cannot be read: {error}.") from error
+        check_agrees(files, result)
+        return cls(files.path, result)
 
     @property
     def status(self) -> str:

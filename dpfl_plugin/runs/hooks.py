@@ -1,7 +1,7 @@
 """Who is told how a run goes: a person by a reporter, log.txt, and callbacks. One seam drives all of them.
 
-What callbacks are given is decided here: copies, and no more than the published files of a run say, besides the
-measurements (`callbacks.base`).
+What callbacks are given is decided here, and of a result in `callback_result`: copies, and no more than the published
+files of a run say, besides the measurements (`callbacks.base`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.callback_guard import may_touch, nothing, settings, untouched
+from dpfl_plugin.runs.callback_result import for_callbacks
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.plugin_errors import trace
 from dpfl_plugin.runs.plugins import build_plugin
@@ -35,12 +36,12 @@ METRICS: Final = (*LOGGED, "gradient_dissimilarity")
 STAYED_AT_RANKS: Final = "losses and accuracies are with the silo ranks"
 MEASURED: Final = "Losses and accuracies are measured on raw records: no epsilon covers them"
 GIVEN: Final = (
-    "Callbacks or trackers were given the losses and accuracies that were known here, means over silos; what they keep "
-    "or send is not covered by any epsilon.",
-    "Callbacks were given the losses and accuracies of single silos that were known here; what they keep or send is "
-    "not covered by any epsilon.",
+    "Callbacks or trackers were given the losses and accuracies that were known here, means over silos, and other "
+    "measures of the final model and of a baseline, of all silos together; what they keep or send is not covered by "
+    "any epsilon.",
+    "Callbacks were given the losses and accuracies of single silos that were known here, and other measures of the "
+    "final model and of a baseline at each; what they keep or send is not covered by any epsilon.",
 )
-NOT_FOR_CALLBACKS: Final = ("silos", "silo_names", "dearest_silo", "lost", "notes", "folder", "model_file_sha256")
 
 
 class Reporter(Protocol):
@@ -84,12 +85,13 @@ def check_callbacks(given: Sequence[object], where: str) -> None:
 
 
 def public_values(config: Config, *, secure: bool) -> dict[str, Any]:
-    """A configuration as callbacks get it.
+    """A configuration as callbacks get it: without settings of single silos, which may have their names.
 
     Args:
         secure: whether noise is the operating system's; else it follows from the seed, which is left out.
     """
-    values = config.model_dump(mode="json", exclude={"trackers": True, **({} if secure else {"seed": True})})
+    hidden = {"trackers": True, "silos": True, **({} if secure else {"seed": True})}
+    values = config.model_dump(mode="json", exclude=hidden)
     return dict(values)
 
 
@@ -126,9 +128,10 @@ class Calls:
             epsilon = None if info.metrics is None and not one.epsilon_each_round else info.epsilon
             self._call(one, "on_round", replace(info, silos=silos, epsilon=epsilon))
 
-    def end(self, result: Mapping[str, Any]) -> None:
+    def end(self, shown: Callable[[bool], Mapping[str, Any]]) -> None:
+        """``shown``: the result, with or without what was measured at single silos."""
         for one in self.callbacks:
-            self._call(one, "on_end", result)
+            self._call(one, "on_end", shown(one.per_silo))
             if (times := self._failed[id(one)]) > 1:
                 self._say(f"callback {_name(one)} failed {times} times in this session")
 
@@ -274,18 +277,14 @@ class Hooks:
         """The session is over, whatever it came to."""
         self._calls.close()
 
-    def over(self, result: Mapping[str, Any], published: Mapping[str, Any]) -> None:
+    def over(self, result: Mapping[str, Any], published: Mapping[str, Any], *, named: bool) -> None:
         """The run ended, for now.
 
         Args:
             result: what `result.json` holds; published: what may be shown of its statement.
+            named: whether the names of classes may be shown, see `publishable.names_its_classes`.
         """
-        shown = {key: value for key, value in result.items() if key not in NOT_FOR_CALLBACKS}
-        if not published["mechanism"]["secure"]:
-            shown.pop("seed", None)
-        if result["status"] == "failed":
-            shown.pop("cause", None)  # it may be a loss, measured on raw records
-        self._calls.end({**shown, "reason": published["run"]["reason"], "epsilon": published["views"]})
+        self._calls.end(lambda per_silo: for_callbacks(result, published, named=named, per_silo=per_silo))
 
 
 def _evaluation(line: Mapping[str, Any]) -> str:

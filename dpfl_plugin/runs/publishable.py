@@ -12,11 +12,16 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+from dpfl_plugin import registry
+from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.data.base import NOT_PUBLIC
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.said_twice import whoever_took_part
 
 DETAILS_SCHEMA: Final = 1
+FILES: Final = ("csv", "npz")
+"""Data sets whose classes are read from the records, where the configuration does not name them."""
 FAILED: Final = "an error, which result.json tells"
 
 
@@ -31,7 +36,7 @@ def published(said: dict[str, Any]) -> dict[str, Any]:
     shown["shared"] = None if said["shared"] is None else _cost_of_others(said["shared"])
     if "outsider" in said["views"]:
         shown["silos"] = None
-        shown["views"] = {**said["views"], "server": _whoever_took_part(said["views"]["server"])}
+        shown["views"] = {**said["views"], "server": whoever_took_part(said["views"]["server"])}
     return shown
 
 
@@ -39,14 +44,17 @@ def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:
     return {key: shared[key] for key in ("held_epsilon", "num_runs", "num_same_records")}
 
 
-def _whoever_took_part(server: dict[str, Any]) -> dict[str, Any]:
-    """The server's view without what the silo that took part most often released: its number tells how often."""
-    return {
-        **server,
-        "epsilon": server["worst_case_epsilon"],
-        "basis": server["worst_case_basis"],
-        "worst_silo": None,
-    }
+def names_its_classes(config: Config) -> bool:
+    """Whether names of classes are public: the configuration has them, or they are of a data set of this package.
+
+    Of other data sets they may have been read from the records.
+    """
+    dataset = config.data.dataset
+    if any(dataset.options.get(key) is not None for key in ("classes", SCHEMA_KEY)):
+        return True
+    if dataset.name is None or dataset.name in FILES:
+        return False
+    return registry.path_of("datasets", dataset.name).startswith("dpfl_plugin.")
 
 
 def details(said: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from dpfl_plugin.runs.job import planner_of, stopping_of
 from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
+from dpfl_plugin.runs.said_twice import check_agrees
 from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
 
 RESULT_SCHEMA = 1
@@ -58,7 +59,11 @@ Result = dict[str, Any]
 
 
 def finished_result(folder: RunFolder) -> Result | None:
-    """The result of a run that ended for good, or None."""
+    """The result of a run that ended for good, or None.
+
+    Raises:
+        DataError: it cannot be read, or the statement beside it says something else.
+    """
     if not folder.result.exists():
         return None
     try:
@@ -72,8 +77,10 @@ def finished_result(folder: RunFolder) -> Result | None:
         raise DataError(
             Worded(f"{folder.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another {{out}}.")
         )
-    # The folder may have been moved, or be seen from another place.
-    return {**result, "folder": str(folder.path)} if status in ("done", "budget_exhausted") else None
+    if status not in ("done", "budget_exhausted"):
+        return None
+    check_agrees(folder, result)
+    return {**result, "folder": str(folder.path)}  # which may have been moved, or be seen from another place
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ from dpfl_plugin.runs.naming import StillTheSame
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
-from dpfl_plugin.runs.publishable import published
+from dpfl_plugin.runs.publishable import names_its_classes, published
 from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
@@ -428,7 +428,8 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
     _describe(job)
     result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given, holders)
-    hooks.over(result, published(stated))
+    named = parts.outcome.kind != "classes" or names_its_classes(config)  # levels and labels are the configuration's
+    hooks.over(result, published(stated), named=named)
     return result
 
 

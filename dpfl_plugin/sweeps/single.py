@@ -13,8 +13,9 @@ from typing import Any, Final, Literal
 
 from dpfl_plugin.config.load import base_of, read_yaml
 from dpfl_plugin.core.outcomes import score_key
-from dpfl_plugin.errors import DpflError
+from dpfl_plugin.errors import DataError, DpflError
 from dpfl_plugin.runs.folder import RunFolder, run_folders
+from dpfl_plugin.runs.said_twice import check_agrees
 
 SILENT_SECONDS: Final = 600.0  # after which a process of another machine is taken for ended
 WRITTEN: Final = ("ledger.jsonl", "metrics.jsonl", "log.txt", "checkpoint")  # while a run goes on
@@ -70,8 +71,11 @@ def run_of(folder: RunFolder, now: float) -> Single:
     heard = _heard(folder, now)
     at_work = folder.at_work() or _elsewhere(folder, heard, ended=bool(result))
     said = str(result.get("status", "interrupted"))
+    doubt = _doubt(folder, result)
     status: Status = "interrupted"
-    if said in ("done", "budget_exhausted"):
+    if doubt:
+        status = "failed"
+    elif said in ("done", "budget_exhausted"):
         status = "done"
     elif at_work:
         status = "running"
@@ -80,9 +84,9 @@ def run_of(folder: RunFolder, now: float) -> Single:
     found = result if status == "done" else line
     key = score_key(found)
     value, epsilon = found.get(key), (found.get("epsilon") or {}).get("server")
-    if (chosen := result.get("tuning")) is not None:  # by what all candidates released
+    if (chosen := result.get("tuning")) is not None and not doubt:  # by what all candidates released
         epsilon = chosen["epsilon"]
-    reason = str(result.get("reason") or "") if status in ("done", "failed") else ""
+    reason = doubt or (str(result.get("reason") or "") if status in ("done", "failed") else "")
     if (
         status in ("interrupted", "running")
         and (tuning := folder.tuning()) is not None
@@ -101,6 +105,16 @@ def run_of(folder: RunFolder, now: float) -> Single:
         epsilon=_number(epsilon.get("epsilon") if isinstance(epsilon, dict) else epsilon),
         reason=reason,
     )
+
+
+def _doubt(folder: RunFolder, result: dict[str, Any]) -> str:
+    """Why what a result says of epsilon is not shown; nothing where nothing speaks against it."""
+    try:
+        if result:
+            check_agrees(folder, result)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _elsewhere(folder: RunFolder, heard: float | None, *, ended: bool) -> bool:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dpfl_plugin.core.outcomes import score_key
+from dpfl_plugin.errors import DataError
 from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.said_twice import check_agrees
 
 BEAT_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 60.0  # file servers and their clients may hold a time back for half of it
@@ -125,8 +127,10 @@ def states(rows: Iterable[tuple[RunFolder, int | None]]) -> list[State]:
 
 
 def _done(folder: RunFolder, result: dict[str, Any], task: dict[str, Any] | None) -> State:
-    """The state of a run whose `result.json` says that it is done; failed if it does not say with what."""
+    """The state of a run whose `result.json` says that it is done; failed if it does not say with what, or the
+    statement beside it says otherwise."""
     try:
+        check_agrees(folder, result)
         return State(
             "done",
             str(result["reason"]),
@@ -137,6 +141,8 @@ def _done(folder: RunFolder, result: dict[str, Any], task: dict[str, Any] | None
             seconds=_number(result["seconds"]),
             task=task,
         )
+    except DataError as error:
+        return State("failed", str(error), task=task)
     except (KeyError, TypeError, ValueError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         return State(

@@ -81,6 +81,7 @@ MPI = "tests/mpi/test_protocol.py"
 SERVER_VIEW = "tests/mpi/test_server_view.py"
 PUBLISHED = "tests/runs/test_publishable.py"
 CALLBACKS = "tests/test_callbacks.py"
+SAID_TWICE = "tests/runs/test_said_twice.py"
 LOSING = "tests/cli/test_losing_silos.py"
 SCAFFOLD = "tests/algorithms/test_scaffold.py"
 RESUME = "tests/cli/test_resume.py"
@@ -4958,7 +4959,7 @@ SERVERS = (
     Mutant(
         "most-frequent-silo-published",
         "a statement for outsiders gives the epsilon of the silo that took part most often",
-        "runs/publishable.py",
+        "runs/said_twice.py",
         '        "epsilon": server["worst_case_epsilon"],\n',
         "",
         (PUBLISHED + "::test_what_is_published_is_the_same_whoever_took_part",),
@@ -5149,9 +5150,9 @@ NAMING_OF_NOISE = (
     Mutant(
         "callbacks-hear-what-failed",
         "a tracker is told that a run failed by a loss on raw records, which no published file says",
-        "runs/hooks.py",
-        '            shown.pop("cause", None)',
-        "            pass",
+        "runs/callback_result.py",
+        'shown.pop("cause", None)',
+        "pass",
         ("tests/test_callbacks.py::test_a_callback_that_changes_what_is_computed_ends_the_run",),
     ),
     Mutant(
@@ -5499,7 +5500,7 @@ TOLD_TO_CALLBACKS = (
     Mutant(
         "seed-in-a-result-for-callbacks",
         "a tracker is given the seed with the result",
-        "runs/hooks.py",
+        "runs/callback_result.py",
         'shown.pop("seed", None)',
         "pass",
         (CALLBACKS + "::test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos",),
@@ -5507,10 +5508,44 @@ TOLD_TO_CALLBACKS = (
     Mutant(
         "silo-names-to-callbacks",
         "a tracker is given which hospitals took part",
-        "runs/hooks.py",
-        'NOT_FOR_CALLBACKS: Final = ("silos", "silo_names", ',
-        'NOT_FOR_CALLBACKS: Final = ("silos", ',
+        "runs/callback_result.py",
+        '    "schema",\n',
+        '    "schema",\n    "silo_names",\n',
         (CALLBACKS + "::test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos",),
+    ),
+    Mutant(
+        "single-silos-at-the-end",
+        "when a run ends, every callback and tracker gets the measures of each silo without asking, and nobody says so",
+        "runs/callback_result.py",
+        """    if per_silo:
+        shown["silos"] = None""",
+        """    if True:
+        shown["silos"] = None""",
+        (CALLBACKS + "::test_what_callbacks_and_trackers_are_handed_has_no_single_silo_and_no_class_name_of_records",),
+    ),
+    Mutant(
+        "class-names-to-callbacks",
+        "a tracker is given the names of classes that were read from the records, which may say anything",
+        "runs/callback_result.py",
+        'list(inputs["classes"]) if named else []',
+        'list(inputs["classes"])',
+        (CALLBACKS + "::test_what_callbacks_and_trackers_are_handed_has_no_single_silo_and_no_class_name_of_records",),
+    ),
+    Mutant(
+        "edited-result-believed",
+        "a result whose epsilon was edited is shown, exported and reported beside a statement with another",
+        "runs/said_twice.py",
+        "    elif ours != theirs:\n",
+        "    elif False:\n",
+        (SAID_TWICE + "::test_no_reader_believes_a_result_that_its_statement_contradicts[server-Run.open]",),
+    ),
+    Mutant(
+        "hidden-epsilon-believed",
+        "of a run that claims something of outsiders, the epsilon that was spent is shown as somebody edited it",
+        "runs/said_twice.py",
+        '(stated is None or "outsider" in (stated.get("views") or {}))',
+        "stated is None",
+        (SAID_TWICE + "::test_what_a_statement_hides_of_who_took_part_is_in_the_details",),
     ),
     Mutant(
         "participation-to-callbacks",
@@ -5524,7 +5559,7 @@ TOLD_TO_CALLBACKS = (
     Mutant(
         "most-frequent-silo-to-callbacks",
         "in the end a tracker is given the epsilon of the silo that took part most often, as before",
-        "runs/hooks.py",
+        "runs/callback_result.py",
         '"epsilon": published["views"]',
         '"epsilon": result["epsilon"]',
         (CALLBACKS + "::test_whoever_took_part_callbacks_are_told_the_same",),
@@ -5568,7 +5603,7 @@ EXPORTED = (
         "hidden-classes-on-a-card",
         "a model card names classes that were read from private records",
         "api/model_card.py",
-        "hidden = not (trained.labels and (named or not own))",
+        "hidden = not (trained.labels and names_its_classes(trained.config))",
         "hidden = not trained.labels",
         ("tests/api/test_exports.py::test_names_of_classes_that_were_read_from_records_stay_here",),
     ),

@@ -89,6 +89,8 @@ def result(folder: Path, accuracies: list[float | None], epsilon: float | None, 
     said = {
         "guarantee": "differential privacy, as stated in views" if epsilon is not None else "none: no noise was added",
         "accountant": {"caveat": ""},
+        "run": {key: values[key] for key in ("id", "status", "rounds")},
+        "views": values["epsilon"],
         "head": "aa",
     }
     (folder / "ledger.json").write_text(json.dumps(said))
