@@ -422,7 +422,10 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
     _describe(job)
-    result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given, holders)
+    seen = () if job.stage is None else job.stage.seen
+    result, stated = write_result(
+        config, folder, parts, account, progress, outcome, final, revealed, given, holders, seen
+    )
     hooks.over(result, published(stated))
     return result
 
@@ -462,7 +465,7 @@ def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list
         run_name=job.bits,
         records=job.records,
         score=job.parts.outcome.score,
-        evaluations=evaluations_of(job),
+        evaluations=replace(evaluations_of(job), may_end=job.stage is None),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
         checkpoint_every=config.checkpoint.every,
