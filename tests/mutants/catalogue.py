@@ -3071,9 +3071,9 @@ TUNING = (
     Mutant(
         "tuning-decided-anew",
         "a tuning that is called again decides anew who goes on, by what candidates' folders say by then",
-        "tuning/decisions.py",
-        "    return {one.after: one for one in decisions}\n",
-        "    return {}\n",
+        "tuning/course.py",
+        "    write_plan(tuning)\n    course = ",
+        "    write_plan(tuning)\n    (tuning.out / decisions.DECISIONS).unlink(missing_ok=True)\n    course = ",
         (DECISIONS + "::test_what_was_decided_stands_whatever_folders_say_later",),
     ),
     Mutant(
