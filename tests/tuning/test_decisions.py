@@ -38,7 +38,7 @@ class Failing(dpfl.FedAvg):
         if f"{self.local_lr}@{plan.phase}" in self.failing.split():
             raise TrainingError("as asked")
         made = super().aggregate(server, mean_up, plan)
-        return made if self.local_lr >= 0.1 else {**made, "model": 2 * server["model"] - made["model"]}
+        return made if plan.local_lr >= 0.1 else {**made, "model": 2 * server["model"] - made["model"]}
 
 
 def tune(out: Path, failing: str = "") -> dpfl.Tuning:
