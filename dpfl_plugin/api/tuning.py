@@ -205,7 +205,7 @@ def _tuned(file: TuneFile, base: Path, held: object, out: str | Path | None, pro
         teller.note(f"interrupted: what is done is saved in {folder}; the same call goes on.")
         raise KeyboardInterrupt
     if result["winner"]["status"] == "failed":
-        raise TrainingError(f"the winner failed: see {result['winner']['folder']}.")
+        raise TrainingError(told.failed_winner(result, why=True))
     return Tuning(folder, result, held=held)
 
 

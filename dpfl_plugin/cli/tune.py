@@ -13,6 +13,7 @@ from dpfl_plugin.api.tuning import REPORT, plan_tuning, tune_file
 from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.cli.run import EXIT_CODES, stopping
 from dpfl_plugin.runs.folder import to_json
+from dpfl_plugin.tuning.told import failed_winner
 
 
 def print_plan(path: Path, settings: list[str], out: Path | None, *, as_json: bool) -> None:
@@ -48,4 +49,6 @@ def tune(path: Path, settings: list[str], out: Path | None, *, verbose: bool, as
     else:
         print((folder / REPORT).read_text(), end="")
         print(f"\n{score_of(Run.open(result['winner']['folder']))}")
-    return EXIT_CODES["failed"] if result["winner"]["status"] == "failed" else 0
+    if failed := failed_winner(result, why=True):
+        print(f"dpfl: {failed}", file=sys.stderr)
+    return EXIT_CODES["failed"] if failed else 0

@@ -30,12 +30,14 @@ class Evaluations:
         last: the round that the run is expected to end with.
         in_tail: the most in the last 10 % of rounds, evenly spaced; the last round is always one.
         first: also after the first round, where curves begin.
+        may_end: whether a training loss that is not finite, which no epsilon covers, ends the run, as failed.
     """
 
     every: int
     last: int
     in_tail: int = MOST_IN_TAIL
     first: bool = False
+    may_end: bool = True
 
     def due(self, rounds: int) -> bool:
         """Whether the model is evaluated after so many rounds."""

@@ -143,11 +143,10 @@ class Experiment:
                 record(line)
                 self.clock.lap("I/O")
                 evaluated = progress.rounds
-                if line["train_loss"] is not None and not math.isfinite(line["train_loss"]):
-                    reason = f"the training loss is {line['train_loss']} after round {progress.rounds}"
-                    reason += f"; it was last finite after round {last_finite}"
-                    return Outcome("failed", Cause.NOT_FINITE, reason)
-                last_finite = progress.rounds
+                if line["train_loss"] is None or math.isfinite(line["train_loss"]):
+                    last_finite = progress.rounds
+                elif self.evaluations.may_end:
+                    return _not_finite(line, last_finite)
             tick(progress)
             self.clock.lap("I/O")
             if checkpoints.due(progress.rounds):
@@ -368,6 +367,12 @@ class _Checkpoints:
         self._write()
         self._at, self._rounds = time.monotonic(), rounds
         self._took = self._at - began
+
+
+def _not_finite(line: dict[str, Any], last_finite: int) -> Outcome:
+    """How a run ends whose training loss is not finite in ``line``; it was last after round ``last_finite``."""
+    reason = f"the training loss is {line['train_loss']} after round {line['round']}"
+    return Outcome("failed", Cause.NOT_FINITE, f"{reason}; it was last finite after round {last_finite}")
 
 
 def _unless(stop: Callable[[], bool]) -> None:

@@ -360,17 +360,17 @@ def begun_with(config: Config, folder: RunFolder) -> float | None:
     """The noise multiplier that an unfinished run solved for, whatever would be found today; None if there is none."""
     if config.privacy.noise_multiplier is not None:
         return None
-    known = _begun_facts(folder).get("noise_multiplier")
+    known = begun_facts(folder).get("noise_multiplier")
     return None if known is None else float(known)
 
 
 def silo_noise_begun_with(config: Config, folder: RunFolder) -> Mapping[int, float] | None:
     """As `begun_with`, of silos with settings of their own."""
-    facts = _begun_facts(folder) if config.silos else {}
+    facts = begun_facts(folder) if config.silos else {}
     return in_facts(facts)[1] if "silos" in facts else None
 
 
-def _begun_facts(folder: RunFolder) -> Mapping[str, Any]:
+def begun_facts(folder: RunFolder) -> Mapping[str, Any]:
     """What the ledger of an unfinished run says of it."""
     if not folder.ledger.exists():
         return {}

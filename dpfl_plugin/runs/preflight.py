@@ -15,6 +15,7 @@ from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Reporter
+from dpfl_plugin.runs.job import begun_facts
 from dpfl_plugin.runs.naming import check_shown
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.rules import cycle_facts
@@ -63,6 +64,12 @@ def check_beginning(folder: RunFolder, resume: bool, alone: bool, note: Callable
         raise ConfigError(
             f"{folder.path} is a candidate of the tuning in {tuning}, whose scores decide which of them go on: begin "
             "again with the dpfl tune command that began it, or dpfl.tune. A run by itself needs another out."
+        )
+    if alone and "tuning" in begun_facts(folder):
+        raise ConfigError(
+            f"{folder.path} is a copy of a candidate of a tuning, which is not gone on with by itself: the tuning "
+            "states that nothing but scores is looked at before it is decided which candidate goes on, and of no "
+            "other after. Go on with the tuning, where it is. A run by itself needs another out, and is charged anew."
         )
     refuse_unfinished(folder, resume)
     if resume and alone and not (folder.ledger.exists() or folder.checkpoint.exists()):

@@ -121,12 +121,14 @@ def write_result(
     revealed: bool,
     given: int,
     held_by: HeldBy | None,
+    seen: Sequence[str] = (),
 ) -> tuple[Result, dict[str, Any]]:
     """(result, statement), which are in the folder then.
 
     Args:
         held_by: who held the records, in all sessions of the run.
         given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
+        seen: as of a `Stage`.
     """
     model = final.model
     state, left_out = whole_state(parts.module, model, parts.state)
@@ -139,7 +141,8 @@ def write_result(
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None
     notes += [STAYED] if hidden else []
-    said = _stated(config, parts, account, progress, outcome, notes, revealed=revealed, given=given, held_by=held_by)
+    by_whom: dict[str, Any] = {"revealed": revealed, "given": given, "held_by": held_by, "seen": seen}
+    said = _stated(config, parts, account, progress, outcome, notes, **by_whom)
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
     # Not in the statement, which may be published: no epsilon covers what a loss tells.
     notes += [] if hidden else _diverged(measured)
@@ -165,6 +168,7 @@ def _stated(
     revealed: bool,
     given: int,
     held_by: HeldBy | None,
+    seen: Sequence[str],
 ) -> dict[str, Any]:
     """The statement of a run, which may be published."""
     ended = [text for cause, text in ENDED_EARLY.items() if cause == outcome.cause]
@@ -181,7 +185,7 @@ def _stated(
             "status": outcome.status,
             "reason": outcome.reason,
         },
-        caveats=(*parts.caveats, *of_model(parts.module, parts.loss)),
+        caveats=(*parts.caveats, *seen, *of_model(parts.module, parts.loss)),
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
         measurements=(*MEASUREMENTS, *ended, *GIVEN[:given]),

@@ -427,7 +427,10 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
     _describe(job)
-    result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given, holders)
+    seen = () if job.stage is None else job.stage.seen
+    result, stated = write_result(
+        config, folder, parts, account, progress, outcome, final, revealed, given, holders, seen
+    )
     named = parts.outcome.kind != "classes" or names_its_classes(config)  # levels and labels are the configuration's
     hooks.over(result, published(stated), named=named)
     return result
@@ -468,7 +471,7 @@ def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list
         run_name=job.bits,
         records=job.records,
         score=job.parts.outcome.score,
-        evaluations=evaluations_of(job),
+        evaluations=replace(evaluations_of(job), may_end=job.stage is None),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
         checkpoint_every=config.checkpoint.every,

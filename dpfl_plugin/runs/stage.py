@@ -19,9 +19,11 @@ class Stage:
         planned: compositions of everything that the tuning releases, at the silos that it costs most: they fit the
             budget, and so do all their parts.
         tuning: the guarantee of all candidates together, which is that of each of them; kept in the run's ledger.
+        seen: what decided meanwhile, beside scores, in words: caveats of the run's statement.
     """
 
     until: int | None
     measured: bool
     planned: tuple[Terms, ...]
     tuning: Mapping[str, Any]
+    seen: tuple[str, ...] = ()

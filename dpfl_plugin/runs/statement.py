@@ -83,7 +83,9 @@ SHARED = (
 )
 TUNED = (
     "What each place of the tuning's plan releases was fixed before the first of them; only which configuration takes "
-    "a place was chosen from noisy scores, which are releases themselves, and by nobody who looked at anything else.",
+    "a place was chosen, from noisy scores, which are releases themselves. Nothing else was looked at but whether a "
+    "candidate failed: one that fails before its score ranks last there. The tuning's tuning.md and the winner's "
+    "statement name each that did; epsilon does not cover what that reveals.",
 )
 OUTSIDER = (
     "What is said of an outsider needs more: nobody tells who took part in which round (whoever knows the seed can "

@@ -1,8 +1,8 @@
 """A tuning as it goes: candidates from rung to rung, the best of them to the end; and how it goes on after a crash.
 
-Nothing is kept of how far it is but the candidates' own folders and the ledger that they share. A candidate is one run
-of all rounds, which is paused at a rung and gone on with from its checkpoint. So a tuning that is begun again finds
-what is done, and decides the same from the same scores.
+How far it is, is kept in the candidates' own folders, in the ledger that they share, and in what was decided at each
+rung (`decisions`). A candidate is one run of all rounds, which is paused at a rung and gone on with from its
+checkpoint. So a tuning that is begun again finds what is done, and decides nothing twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -32,42 +32,15 @@ from dpfl_plugin.runs.place import Place as Where
 from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runs.stage import Stage
-from dpfl_plugin.tuning.price import Price, configured, price
+from dpfl_plugin.tuning import decisions, told
+from dpfl_plugin.tuning.decisions import Decision, Standing
+from dpfl_plugin.tuning.price import Place, Price, configured, price
 
 LEDGER: Final = "ledger.jsonl"
 PLAN: Final = TUNING
 SCHEMA: Final = 1
 OF_RECORDS: Final = ("records: ", "silos have ", "delta is ", "warning: privacy.")
 """How notes begin that are the same of every candidate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A candidate and what it released so far.
-
-    Attributes:
-        scores: (round, mean over silos of noisy shares of right answers).
-        noise_std: standard deviation of the noise in each.
-        status: of its run; None before it began.
-        paused: after how many rounds it was, as planned; 0 where it was not.
-    """
-
-    candidate: Candidate
-    config: Config
-    scores: tuple[tuple[int, float], ...] = ()
-    noise_std: float | None = None
-    status: str | None = None
-    reason: str = ""
-    paused: int = 0
-
-    def score(self, after: int) -> float:
-        """After so many rounds; -inf where it made none: it failed, or a crash lost it and the budget has no room."""
-        return dict(self.scores).get(after, -math.inf)
-
-    def reached(self, until: int | None) -> bool:
-        """Whether nothing is left to do of it up to there."""
-        ended = self.status in ("done", "budget_exhausted", "failed")
-        return ended or (until is not None and self.paused >= until)
 
 
 class _Once:
@@ -135,7 +108,8 @@ class Tuning:
             private["noise_std"],
             result["status"],
             result["reason"] or "",
-            result["rounds"] if result["cause"] == Cause.PAUSED.value else 0,
+            result["rounds"],
+            result["cause"] == Cause.PAUSED.value,
         )
 
 
@@ -205,7 +179,7 @@ def write_plan(tuning: Tuning) -> None:
     )
     known = _known(tuning.file, tuning.out)
     if known is None:
-        with locked(tuning.out / ".lock", Worded(taken), other="{out}"):
+        with locked(tuning.out / decisions.LOCK, Worded(taken), other="{out}"):
             known = _known(tuning.file, tuning.out)  # by another process meanwhile
             if known is None:
                 known = _plan(tuning)
@@ -255,6 +229,55 @@ def _digest(file: TuneFile) -> str:
     return hashlib.sha256(spec.encode()).hexdigest()[:12]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """What `carry_out` was given."""
+
+    tuning: Tuning
+    place: Callable[[Config], Where]
+    reporter: Reporter
+    stop: Callable[[], bool]
+    wait: Wait
+
+    def standings(self, indices: Iterable[int]) -> list[Standing]:
+        candidates = {one.index: one for one in self.tuning.file.candidates}
+        return [self.tuning.standing(candidates[index]) for index in indices]
+
+    def trained(self, indices: Sequence[int], part: Place, seen: Sequence[str]) -> list[Standing] | None:
+        """Candidates after a place on the plan; None if it was stopped.
+
+        The winner's run is tried again, if it failed: no other takes its place.
+        """
+        last = part is self.tuning.price.places[-1]
+        stage = Stage(None if last else part.last, last, self.tuning.price.planned, guarantee(self.tuning), tuple(seen))
+        done = []
+        for one in self.standings(indices):
+            again = last and one.status == "failed"
+            found = one if one.reached(stage.until) and not again else self._advanced(one, stage)
+            if not found.reached(stage.until):
+                return None
+            if found.status == "failed":
+                self.reporter.note(f"{found.candidate.label} failed: {found.reason}")
+            done.append(found)
+        return done
+
+    def _advanced(self, one: Standing, stage: Stage) -> Standing:
+        """A candidate after its next rounds."""
+        run_session(
+            one.config,
+            self.tuning.base,
+            resume=True,
+            place=self.place(one.config),
+            reporter=self.reporter,
+            stop=self.stop,
+            label=one.candidate.label,
+            ledger=self.tuning.ledger,
+            wait=self.wait,
+            stage=stage,
+        )
+        return self.tuning.standing(one.candidate)
+
+
 def carry_out(
     tuning: Tuning,
     *,
@@ -269,57 +292,58 @@ def carry_out(
         TrainingError: no candidate is left. As `run_session`.
     """
     write_plan(tuning)
-    reporter = _Once(reporter)
-    alive = [tuning.standing(candidate) for candidate in tuning.file.candidates]
-    lost: list[Standing] = []
+    course = _Course(tuning=tuning, place=place, reporter=_Once(reporter), stop=stop, wait=wait)
+    left = [one.index for one in tuning.file.candidates]
     places = tuning.price.places
     for number, part in enumerate(places):
-        last = part is places[-1]
-        stage = Stage(None if last else part.last, last, tuning.price.planned, guarantee(tuning))
-        alive = [one for one in alive if one.status != "failed"]
-        if not alive:
-            raise TrainingError(f"{tuning.out}: every candidate failed; {tuning.ledger} holds what they released.")
-        dropped = alive[part.candidates :] if number else []
-        alive, lost = alive[: part.candidates], [*dropped, *lost]
-        reporter.note(
-            f"rounds {part.first + 1} to {part.last}: {len(alive)} candidate{'s' * (len(alive) > 1)}"
+        course.reporter.note(
+            f"rounds {part.first + 1} to {part.last}: {len(left)} candidate{'s' * (len(left) > 1)}"
             + (f", the best by their scores after round {part.first}" if number else "")
         )
-        done = []
-        for one in alive:
-            found = one if one.reached(stage.until) else _advanced(tuning, one, stage, place, reporter, stop, wait)
-            if not found.reached(stage.until):
+        decided = decisions.read(tuning.out, _digest(tuning.file))
+        decision = decided.get(part.last)
+        if decision is None:
+            seen = [told.failure(one) for one in failures(tuning, decided)]
+            done = course.trained(left, part, seen)
+            if done is None:
                 return None
-            done.append(found)
-        alive = sorted(done, key=lambda one: -one.score(part.last))  # stable: of equals the first that is named
-    failed = [one for one in map(tuning.standing, tuning.file.candidates) if one.status == "failed"]
-    ahead = {one.candidate.index for one in (*alive, *lost)}
-    return [*alive, *lost, *(one for one in failed if one.candidate.index not in ahead)]
+            if part is places[-1]:
+                break
+            decision = _kept(tuning, decisions.decide(done, part.last, places[number + 1].candidates), done)
+        left = list(decision.goes_on)
+        if not left:
+            raise TrainingError(
+                f"{tuning.out}: every candidate that was left failed before its score after round {part.last}; "
+                f"{tuning.ledger} holds what they released. {told.ANEW}"
+            )
+    left_behind = [one.left_behind for _, one in sorted(decisions.read(tuning.out, _digest(tuning.file)).items())]
+    return course.standings([*left, *(index for of_rung in reversed(left_behind) for index in of_rung)])
 
 
-def _advanced(
-    tuning: Tuning,
-    one: Standing,
-    stage: Stage,
-    place: Callable[[Config], Where],
-    reporter: Reporter,
-    stop: Callable[[], bool],
-    wait: Wait,
-) -> Standing:
-    """A candidate after its next rounds."""
-    run_session(
-        one.config,
-        tuning.base,
-        resume=True,
-        place=place(one.config),
-        reporter=reporter,
-        stop=stop,
-        label=one.candidate.label,
-        ledger=tuning.ledger,
-        wait=wait,
-        stage=stage,
-    )
-    return tuning.standing(one.candidate)
+def _kept(tuning: Tuning, decision: Decision, compared: Sequence[Standing]) -> Decision:
+    folder = RunFolder(tuning.out, tuning.file.config.access)
+    return decisions.keep(folder, _digest(tuning.file), decision, compared)
+
+
+def failures(tuning: Tuning, decided: Mapping[int, Decision]) -> list[dict[str, Any]]:
+    """Which candidates failed before they released a score, and in which rounds: seen beside scores."""
+    labels = {one.index: one.label for one in tuning.file.candidates}
+    return [
+        {"label": labels[index], "first": place.first, "last": place.last}
+        for place in tuning.price.places
+        if place.last in decided
+        for index in decided[place.last].failed
+    ]
+
+
+def _reopened(standings: Sequence[Standing], decided: Mapping[int, Decision]) -> list[dict[str, Any]]:
+    """Candidates that went on after they were left behind, as earlier versions had them when another one failed."""
+    left_behind = {index: after for after, decision in decided.items() for index in decision.left_behind}
+    return [
+        {"label": one.candidate.label, "after": left_behind[one.candidate.index]}
+        for one in standings
+        if one.rounds > left_behind.get(one.candidate.index, math.inf)
+    ]
 
 
 def guarantee(tuning: Tuning) -> dict[str, Any]:
@@ -376,7 +400,7 @@ def _check_whole(tuning: Tuning, ledger: Ledger) -> None:
 
 def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
     """How a tuning ended, as plain values."""
-    winner = ranked[0]
+    winner, decided = ranked[0], decisions.read(tuning.out, _digest(tuning.file))
     return {
         **_plan(tuning),
         "guarantee": {**guarantee(tuning), "in_ledger": in_ledger(tuning)},
@@ -385,6 +409,8 @@ def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
             "folder": str(tuning.folder(winner.candidate).path),
             "status": winner.status,
         },
+        "failures": failures(tuning, decided),
+        "reopened": _reopened(ranked, decided),
         "ranking": [
             {
                 "label": one.candidate.label,

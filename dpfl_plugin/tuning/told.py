@@ -9,6 +9,7 @@ from typing import Any, Final
 from dpfl_plugin.core.rounding import odds
 
 MOST: Final = 0.5  # of a score's variance: more of one silo is said
+ANEW: Final = "A new tuning without what failed, in another folder, has to be charged to a budget of its own."
 
 
 def price_lines(told: Mapping[str, Any], budget: float) -> list[str]:
@@ -85,14 +86,60 @@ def statement(told: Mapping[str, Any], name: str) -> str:
         "\n".join(f"* {line}" for line in price_lines(told, epsilon)),
         "## Candidates",
         "Scores are shares of right answers on records that no round reads, the mean over silos, with noise; ± is the "
-        "standard deviation of the noise alone. Nothing else was looked at, and no candidate that was left behind was "
-        "evaluated on test records. In the order in which they were left behind, the winner first.",
+        f"standard deviation of the noise alone. Who went on was decided by them{_and_failures(told)} and written down "
+        "at each rung, once. No candidate that was left behind was evaluated on test records. In the order in which "
+        "they were left behind, the winner first.",
         "\n".join(_table(told)),
+        "\n".join(f"* {line}" for line in _seen(told)),
         "## Winner",
         f"{winner['label']}: {winner['status']}, in `{winner['folder']}`.",
+        failed_winner(told),
         apart(told),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _and_failures(told: Mapping[str, Any]) -> str:
+    return ", by which candidates failed (below)," if told.get("failures") else " alone,"
+
+
+def failure(one: Mapping[str, Any]) -> str:
+    """That a candidate failed, which decided where it ranks; ``one``: of `course.failures`."""
+    return (
+        f"Candidate {one['label']} of the tuning failed in rounds {one['first'] + 1} to {one['last']}, before it "
+        f"released its score after round {one['last']}, and ranked last there. That it failed was seen beside scores, "
+        "and may depend on records: epsilon does not cover what that reveals."
+    )
+
+
+def _seen(told: Mapping[str, Any]) -> list[str]:
+    """What decided beside scores."""
+    return [
+        *map(failure, told.get("failures", ())),
+        *(
+            f"Candidate {one['label']} was left behind after round {one['after']}, and went on all the same: an "
+            "earlier version opened it again, because another one had failed. What it released is in the ledger; it "
+            "takes no place in the ranking. Epsilon does not cover what it reveals that it was opened."
+            for one in told.get("reopened", ())
+        ),
+    ]
+
+
+def failed_winner(told: Mapping[str, Any], *, why: bool = False) -> str:
+    """What to do where the winner failed; "" where it did not.
+
+    Args:
+        why: say it, too; no epsilon covers it, so that it is for the experimenter alone.
+    """
+    winner = told["winner"]
+    if winner["status"] != "failed":
+        return ""
+    reason = f": {told['ranking'][0]['failed']}" if why else ""
+    return (
+        f"The winner, {winner['label']}, failed{reason}; see {winner['folder']}. No other candidate takes its place: "
+        "scores decided, and epsilon does not cover that it failed. Whoever begins this tuning again tries the "
+        f"winner's training again, from its last good state. {ANEW}"
+    )
 
 
 def _table(told: Mapping[str, Any]) -> list[str]:
@@ -104,6 +151,6 @@ def _table(told: Mapping[str, Any]) -> list[str]:
     for one in told["ranking"]:
         scores = dict(map(tuple, one["scores"]))
         cells = [f"{scores[end]:.3f} ± {one['noise_std']:.3f}" if end in scores else "" for end in ends]
-        failed = f" (failed: {one['failed']})" if one["failed"] else ""
+        failed = " (failed)" if one["failed"] else ""  # why may tell of a record: it is in result.json
         lines.append(f"| {one['label']}{failed} | {' | '.join(cells)} |")
     return lines

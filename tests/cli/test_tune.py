@@ -152,6 +152,10 @@ def test_a_candidate_is_no_run_to_go_on_with(whole: tuple[Path, dict[str, Any]],
         one_message(dpfl("run", loser / "config.yaml", *words), "is a candidate of the tuning in", "dpfl tune")
     with pytest.raises(ConfigError, match="is a candidate of the tuning in"):
         dpfl_python.resume(loser)
+    copied = shutil.copytree(loser, tmp_path / "copied" / loser.parent.name / loser.name)
+    elsewhere = ("run", copied / "config.yaml", "--set", f"out={tmp_path / 'copied'}", "--resume")
+    for words in ((), ("--ledger", folder / "ledger.jsonl")):
+        one_message(dpfl(*elsewhere, *words), "is a copy of a candidate of a tuning", "Go on with the tuning")
     one_message(dpfl("predict", loser, "synthetic"), "a candidate that its tuning left behind")
     assert (folder / "ledger.jsonl").read_bytes() == before
     found = {one["folder"]: one for one in dpfl("status", folder, "--json").json["runs"]}

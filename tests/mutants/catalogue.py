@@ -87,6 +87,7 @@ SCAFFOLD = "tests/algorithms/test_scaffold.py"
 RESUME = "tests/cli/test_resume.py"
 SHARED = "tests/cli/test_shared_ledger.py"
 TUNE = "tests/cli/test_tune.py"
+DECISIONS = "tests/tuning/test_decisions.py"
 ASKED = "tests/federation/test_query_digest.py"
 NAMING = "tests/runs/test_naming.py"
 UNSEEN = "tests/runs/test_hidden_imports.py"
@@ -3043,8 +3044,8 @@ TUNING = (
         "candidates-not-in-the-ledger",
         "what candidates of a tuning release is in no ledger that they share",
         "tuning/course.py",
-        "        ledger=tuning.ledger,\n",
-        "        ledger=None,\n",
+        "            ledger=self.tuning.ledger,\n",
+        "            ledger=None,\n",
         (TUNE + "::test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_guarantee",),
     ),
     Mutant(
@@ -3086,6 +3087,38 @@ TUNING = (
         "*rows] if tuning else rows",
         "*rows] if not tuning else rows",
         (TUNE + "::test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_guarantee",),
+    ),
+    Mutant(
+        "tuning-decided-anew",
+        "a tuning that is called again decides anew who goes on, by what candidates' folders say by then",
+        "tuning/course.py",
+        "    write_plan(tuning)\n    course = ",
+        "    write_plan(tuning)\n    (tuning.out / decisions.DECISIONS).unlink(missing_ok=True)\n    course = ",
+        (DECISIONS + "::test_what_was_decided_stands_whatever_folders_say_later",),
+    ),
+    Mutant(
+        "failed-winner-replaced",
+        "who failed later loses the place that its scores gave it at an earlier rung",
+        "tuning/decisions.py",
+        'return self.status == "failed" and self.rounds <= after and self.score(after) == -math.inf',
+        'return self.status == "failed"',
+        (DECISIONS + "::test_scores_decide_and_who_failed_before_one_is_behind_who_lost_one",),
+    ),
+    Mutant(
+        "winner-by-raw-loss",
+        "a raw training loss that is not finite fails the winner of a tuning",
+        "runs/session.py",
+        "may_end=job.stage is None",
+        "may_end=True",
+        (DECISIONS + "::test_a_raw_loss_that_is_not_finite_changes_nothing",),
+    ),
+    Mutant(
+        "copied-candidate",
+        "a candidate that was copied out of its tuning goes on by itself and is looked at",
+        "runs/preflight.py",
+        'if alone and "tuning" in begun_facts(folder):',
+        'if False and "tuning" in begun_facts(folder):',
+        (TUNE + "::test_a_candidate_is_no_run_to_go_on_with",),
     ),
     Mutant(
         "plan-of-another-tuning",
