@@ -160,6 +160,7 @@ def algorithm_block(algorithm: Any) -> tuple[Any, object]:
                 for key, option in registry.options(kind).items()
                 if getattr(algorithm, key) != option.default
             }
+            _check_positional(algorithm)
         except AttributeError as error:
             raise PluginError(
                 f"algorithm: {kind.__name__} does not keep its option {error.name} as an attribute of that name, so "
@@ -173,6 +174,19 @@ def algorithm_block(algorithm: Any) -> tuple[Any, object]:
         )
     held = _Algorithm(algorithm)
     return {"module": given.hold("algorithm", _digest_of(algorithm), held)}, held
+
+
+def _check_positional(algorithm: Any) -> None:
+    """Raise PluginError for an argument that no configuration names, and that is not what it is by default: the run's
+    algorithm would be another one than the one that was given."""
+    kind = type(algorithm)
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and getattr(algorithm, name) != parameter.default:
+            raise PluginError(
+                f"algorithm: {kind.__name__} takes {name} by its place, too, so that no configuration names it, and "
+                f"the run would not have {name}={getattr(algorithm, name)!r}. Make it keyword-only: "
+                "@dataclass(kw_only=True), or a * before it."
+            )
 
 
 def plain(value: Any) -> Any:

@@ -123,7 +123,7 @@ def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a
     )
     capsys.readouterr()
     assert mine.run(progress=False).folder.match("runs/*/*")
-    assert "dpfl: warning: no use: algorithm.local_lr=1\n" in capsys.readouterr().err
+    assert "dpfl: warning: of no use: algorithm.local_lr=1\n" in capsys.readouterr().err
     folder = mine.path.parent
     del mine, again
     gc.collect()

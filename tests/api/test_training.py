@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import gc
 import importlib
 import pickle
@@ -21,7 +22,7 @@ import dpfl_plugin as dpfl
 from dpfl_plugin import registry
 from dpfl_plugin.api import training
 from dpfl_plugin.api.objects import model_block
-from dpfl_plugin.errors import ConfigError, DataError, DpflError, TrainingError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DataError, DpflError, PluginError, TrainingError, UnsupportedError
 from dpfl_plugin.given import MissingError
 from tests.cli.command import charges, one_message, run, write
 from tests.cli.command import dpfl as command
@@ -241,6 +242,18 @@ def test_without_out_a_run_has_a_folder_of_its_own_and_says_which(tmp_path, monk
     assert f"folder: {folders[0].parent}" in capsys.readouterr().err
 
 
+@dataclasses.dataclass(frozen=True)
+class Boosted(dpfl.FedAvg):
+    """A field that is not keyword-only: no configuration names it."""
+
+    boost: float = 1.0
+
+
+def test_a_field_by_its_place_may_have_its_default(tmp_path):
+    made = train(tmp_path, algorithm=Boosted(local_steps=2, local_lr=0.5))
+    assert made.config.algorithm.module.endswith("test_training:Boosted")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
@@ -251,6 +264,11 @@ def test_without_out_a_run_has_a_folder_of_its_own_and_says_which(tmp_path, monk
         ({"algorithm": "scafold"}, ConfigError, "did you mean 'scaffold'"),
         ({"algorithm": dpfl.Scaffold}, ConfigError, r"is a class: give an instance .*Scaffold\(local_steps"),
         ({"algorithm": 3}, ConfigError, "algorithm=3 is a int, not an algorithm"),
+        (
+            {"algorithm": Boosted(local_steps=2, local_lr=0.5, boost=3.0)},
+            PluginError,
+            r"would not have boost=3\.0.*kw_only",
+        ),
         (
             {"algorithm": dpfl.FedAvg(local_steps="two" and 2, local_lr=0.5), "silo_rate": 0.01},
             ConfigError,

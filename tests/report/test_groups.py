@@ -220,11 +220,15 @@ def test_runs_that_shared_a_ledger_are_told_apart_by_their_solved_noise(tmp_path
     for name, seed, noise, shared in (("a", 0, 6.4, True), ("b", 1, 669.0, True), ("c", 2, 6.4, True)):
         folder = made(tmp_path / name, seed=seed, changes={"privacy.noise_multiplier": None})
         said = json.loads((folder / "result.json").read_text())["epsilon"]
-        change(folder / "result.json", noise_multiplier=noise, epsilon={**said, "total": said} if shared else said)
+        said = {**said, "total": said} if shared else said
+        change(folder / "result.json", noise_multiplier=noise, epsilon=said)
+        change(folder / "ledger.json", views=said)
     groups = grouped([read(tmp_path / name) for name in "abc"])
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 2], [1]]
     assert [group.label for group in groups] == ["noise_multiplier=6.4", "noise_multiplier=669"]
     for name in "abc":
         said = json.loads((tmp_path / name / "result.json").read_text())["epsilon"]
-        change(tmp_path / name / "result.json", epsilon={view: said[view] for view in ("server", "third_party")})
+        said = {view: said[view] for view in ("server", "third_party")}
+        change(tmp_path / name / "result.json", epsilon=said)
+        change(tmp_path / name / "ledger.json", views=said)
     assert len(one([read(tmp_path / name) for name in "abc"]).runs) == 3

@@ -104,8 +104,8 @@ def test_models_that_a_constant_would_match_are_named(
 def test_what_differs_has_a_column(tmp_path: Path) -> None:
     made(tmp_path / "x", accuracies=[0.5])
     folder = made(tmp_path / "y", accuracies=[0.5], changes={"privacy.clip_norm": 2.0})
-    text = (folder / "result.json").read_text()
-    (folder / "result.json").write_text(text.replace("replace_one", "add_or_remove"))
+    for path in (folder / "result.json", folder / "ledger.json"):
+        path.write_text(path.read_text().replace("replace_one", "add_or_remove"))
     table = summary(grouped([read(tmp_path / "x"), read(folder)]), METRICS, "seeds")
     assert table.columns[-1] == "neighbours"
     assert {row[-1] for row in table.rows} == {"replace-one", "add-or-remove"}
