@@ -28,8 +28,8 @@ RULE: Final = (
 )
 
 
-class Planned(Printed, Answer):
-    """What a budget allows one run; ``print`` shows what `dpfl plan` does.
+class OfOneRun(Answer):
+    """An answer, by its keys.
 
     Attributes:
         label: of the run.
@@ -38,6 +38,10 @@ class Planned(Printed, Answer):
     def __init__(self, answer: Mapping[str, Any] | None = None, label: str = "") -> None:
         super().__init__(answer or {})
         self.label = label
+
+
+class Planned(Printed, OfOneRun):
+    """What a budget allows one run; ``print`` shows what `dpfl plan` does."""
 
     def __str__(self) -> str:
         return fitting.printed(lambda console: show(console, {self.label: self}))

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin.api import fitting
-from dpfl_plugin.api.plan_text import Answer
+from dpfl_plugin.api.plan_text import Answer, OfOneRun
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import in_python
 from dpfl_plugin.evidence.drift_control import PAGE, PLAIN
 
 
-class Recommended(Printed, Answer):
-    """The method for one run; ``print`` shows what `dpfl plan --recommend` does.
-
-    Attributes:
-        label: of the run.
-    """
-
-    def __init__(self, answer: Mapping[str, Any] | None = None, label: str = "") -> None:
-        super().__init__(answer or {})
-        self.label = label
+class Recommended(Printed, OfOneRun):
+    """The method for one run; ``print`` shows what `dpfl plan --recommend` does."""
 
     def __str__(self) -> str:
         return _text({self.label: self})

@@ -97,7 +97,8 @@ def state_digests(model: nn.Module) -> dict[str, str]:
 
 def whole_state(model: nn.Module, vector: Tensor, before: Mapping[str, str]) -> tuple[dict[str, Tensor], list[str]]:
     """A state_dict that the model, or one built like it, loads strictly: with ``vector`` (d,) as what trains; and the
-    names of what is left out, as it is neither that nor what it was: a model's own code may have put records there.
+    what is left out, by names that it had before: it is neither that nor what it was, and a model's own code may have
+    put records there.
 
     Each entry is a copy on the CPU, so that parameters which share memory can be written to a file.
 
@@ -112,10 +113,10 @@ def whole_state(model: nn.Module, vector: Tensor, before: Mapping[str, str]) -> 
             trained.add(digest_of(_bytes(name, parameters[name].detach())))
     kept, left_out = dict[str, Tensor](), list[str]()
     for name, value in _state(model).items():
-        if digest_of(_bytes(name, value)) in {before.get(name), *trained}:
+        if name in before and digest_of(_bytes(name, value)) in {before[name], *trained}:
             kept[name] = value.detach().cpu().contiguous().clone()
-        else:
-            left_out.append(name)
+        else:  # a name that came later may tell of records, too
+            left_out.append(name if name in before else "an entry that came later")
     return kept, left_out
 
 
