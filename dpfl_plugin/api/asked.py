@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.experiment import Experiment
     from dpfl_plugin.api.federation import Federation
     from dpfl_plugin.api.privacy import Privacy
-    from dpfl_plugin.api.tuning import Tuning
+    from dpfl_plugin.api.tuning import Price, Tuning
 
 
 class Asked:
@@ -84,8 +84,8 @@ class Asked:
         rounds: int,
         out: str | Path | None = None,
         **keys: Any,
-    ) -> dict[str, Any]:
-        """What `tune` with these arguments costs, before anything is trained; in words: ``lines``. Errors as there."""
+    ) -> Price:
+        """What `tune` with these arguments costs, before anything is trained; ``print`` says it. Errors as there."""
         from dpfl_plugin.api.tuning import plan_given
 
         given = {"model": model, "algorithm": algorithm, "privacy": privacy, "rounds": rounds, **keys}

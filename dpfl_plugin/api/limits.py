@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.owners.lifetime import ROUNDING, Reservation, read_lifetime, remaining, spent
 from dpfl_plugin.owners.limits import NONE_SET, Limits, find_limits, read_limits
@@ -13,8 +14,8 @@ __all__ = ["Limits", "OwnerLimits", "Reservation", "limits"]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerLimits:
-    """An owner's limits that are in order, and what agreements have reserved of them.
+class OwnerLimits(Printed):
+    """An owner's limits that are in order, and what agreements have reserved; ``print`` shows what `dpfl limits` does.
 
     Attributes:
         limits: what the file says: ``folder``, ``epsilon``, ``delta``, ``unit``, ``data``, ``send``, ``repeatable``;
@@ -33,6 +34,24 @@ class OwnerLimits:
         """Whether more is reserved than the file allows by now: agreements that are under way stop."""
         most = self.limits.epsilon, self.limits.delta
         return any(sums > (1 + ROUNDING) * one for sums, one in zip(spent(self.agreements), most, strict=True))
+
+    def __str__(self) -> str:
+        owner = self.limits
+        left = f"{self.epsilon_left:.6g} at {self.delta_left:.6g}"
+        lines = [
+            f"{owner.source}: in order",
+            f"  folder {owner.folder}, data {owner.data!r}, each {owner.unit} is protected",
+            f"  besides private releases may be sent: {', '.join(sorted(owner.send)) or 'nothing'}",
+        ]
+        if owner.repeatable:
+            lines.append(
+                "  repeatable: noise may be computed from a seed by anyone who knows it: for made-up data only"
+            )
+        lines += [f"  agreed: epsilon {one.epsilon:g} at delta {one.delta:g}: {one.name}" for one in self.agreements]
+        lines.append(f"  of epsilon {owner.epsilon:g} at delta {owner.delta:g} there is left: {left}")
+        if self.exceeded:
+            lines.append("  more is agreed than these limits now allow: agreements that are under way stop")
+        return "\n".join(lines)
 
 
 def limits(file: str | Path | None = None) -> OwnerLimits:

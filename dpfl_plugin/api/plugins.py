@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from dpfl_plugin import registry
+from dpfl_plugin.api import fitting
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, PluginError, nearest
 
 __all__ = ["Plugin", "plugins"]
+
+WIDTH: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +37,48 @@ class Plugin:
     origin: str
 
 
-def plugins(group: str | None = None) -> list[Plugin] | dict[str, list[Plugin]]:
+class OfGroup(Printed, list[Plugin]):
+    """The plugins of a group; ``print`` shows what `dpfl list GROUP` does.
+
+    Attributes:
+        group: "algorithms", "engines", ...
+    """
+
+    def __init__(self, group: str, found: Sequence[Plugin]) -> None:
+        super().__init__(found)
+        self.group = group
+
+    def __str__(self) -> str:
+        return fitting.printed(lambda console: show(console, {self.group: self}), WIDTH)
+
+
+class OfAllGroups(Printed, dict[str, OfGroup]):
+    """All plugins, by group; ``print`` shows what `dpfl list` does."""
+
+    def __str__(self) -> str:
+        return fitting.printed(lambda console: show(console, self), WIDTH)
+
+
+def show(console: Console, found: Mapping[str, Sequence[Plugin]]) -> None:
+    """Print a table for each group."""
+    for name, group in found.items():
+        table = Table(title=name, title_justify="left", box=None, pad_edge=False, title_style="bold")
+        for column in ("name", "what it is", "options"):
+            table.add_column(column, overflow="fold")
+        for plugin in group:
+            table.add_row(plugin.name, escape(plugin.summary), escape(", ".join(plugin.options)))
+        console.print(table)
+        console.print()
+
+
+def plugins(group: str | None = None) -> OfGroup | OfAllGroups:
     """The plugins that are installed, of this package and of others; as `dpfl list`.
 
     Args:
         group: "algorithms", "engines", "datasets", ...; None: all.
 
     Returns:
-        those of the group; by group for all.
+        those of the group, as a list; all by group, as a dict of lists.
 
     Raises:
         ConfigError: there is no such group.
@@ -43,14 +87,16 @@ def plugins(group: str | None = None) -> list[Plugin] | dict[str, list[Plugin]]:
     return found if group is None else found[group]
 
 
-def plugins_of(group: str | None) -> dict[str, list[Plugin]]:
+def plugins_of(group: str | None) -> OfAllGroups:
     """As `plugins`, always by group."""
     if group is not None and group not in registry.GROUPS:
         known = ", ".join(registry.GROUPS)
         close = nearest(group, registry.GROUPS) if isinstance(group, str) else ""
         raise ConfigError(f"there is no group {group!r}{close}. Known: {known}.")
     groups = registry.GROUPS if group is None else [group]
-    return {name: [_described(name, plugin) for plugin in registry.names(name)] for name in groups}
+    return OfAllGroups(
+        (name, OfGroup(name, [_described(name, one) for one in registry.names(name)])) for name in groups
+    )
 
 
 def _described(group: str, name: str) -> Plugin:

@@ -20,6 +20,7 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.training import check_path, stopping, values_of
 from dpfl_plugin.config.load import base_of, joined, merged, parse_setting, read_yaml
 from dpfl_plugin.config.tune import TuneFile, has_tune, tune_of
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, TrainingError, require
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
@@ -32,7 +33,18 @@ if TYPE_CHECKING:
 
     from dpfl_plugin.api.federation import Federation
 
-__all__ = ["OUT", "REPORT", "Tuning", "has_tune", "plan_given", "plan_tuning", "tune", "tune_file", "tune_given"]
+__all__ = [
+    "OUT",
+    "REPORT",
+    "Price",
+    "Tuning",
+    "has_tune",
+    "plan_given",
+    "plan_tuning",
+    "tune",
+    "tune_file",
+    "tune_given",
+]
 
 Stopping = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
@@ -176,7 +188,7 @@ def tune_given(
 
 def plan_given(
     federation: Federation, spec: Mapping[str, Any], given: Mapping[str, Any], *, out: str | Path | None
-) -> dict[str, Any]:
+) -> Price:
     """`Federation.plan_tuning`; given: keys of a file, as `dpfl.train` takes them."""
     file, base, _ = _given(federation, spec, given)
     return _price(file, base, out)
@@ -209,7 +221,14 @@ def _tuned(file: TuneFile, base: Path, held: object, out: str | Path | None, pro
     return Tuning(folder, result, held=held)
 
 
-def plan_tuning(experiment: Experiment | str | Path, *, out: str | Path | None = None, **spec: Any) -> dict[str, Any]:
+class Price(Printed, dict[str, Any]):
+    """What a tuning costs, by its keys; ``print`` shows what `dpfl tune --plan` does."""
+
+    def __str__(self) -> str:
+        return "\n".join(self["lines"])
+
+
+def plan_tuning(experiment: Experiment | str | Path, *, out: str | Path | None = None, **spec: Any) -> Price:
     """What a tuning costs, before anything is trained: places, rounds, noise multipliers, epsilons; and in words.
 
     Arguments and errors as those of `tune`.
@@ -218,12 +237,12 @@ def plan_tuning(experiment: Experiment | str | Path, *, out: str | Path | None =
     return _price(file, base, out)
 
 
-def _price(file: TuneFile, base: Path, out: str | Path | None) -> dict[str, Any]:
+def _price(file: TuneFile, base: Path, out: str | Path | None) -> Price:
     price = course.begin(file, base, _folder(file, out)).price
     epsilon = file.config.privacy.epsilon
     assert epsilon is not None
     said = course.priced(price)
-    return {**said, "budget": epsilon, "lines": told.price_lines(said, epsilon)}
+    return Price(**said, budget=epsilon, lines=told.price_lines(said, epsilon))
 
 
 def tune_file(

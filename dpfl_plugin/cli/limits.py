@@ -15,18 +15,7 @@ def show_limits(path: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_plain(found)))
         return
-    owner = found.limits
-    print(f"{owner.source}: in order")
-    print(f"  folder {owner.folder}, data {owner.data!r}, each {owner.unit} is protected")
-    print(f"  besides private releases may be sent: {', '.join(sorted(owner.send)) or 'nothing'}")
-    if owner.repeatable:
-        print("  repeatable: noise may be computed from a seed by anyone who knows it: for made-up data only")
-    for one in found.agreements:
-        print(f"  agreed: epsilon {one.epsilon:g} at delta {one.delta:g}: {one.name}")
-    left = f"{found.epsilon_left:.6g} at {found.delta_left:.6g}"
-    print(f"  of epsilon {owner.epsilon:g} at delta {owner.delta:g} there is left: {left}")
-    if found.exceeded:
-        print("  more is agreed than these limits now allow: agreements that are under way stop")
+    print(found)
 
 
 def _plain(found: OwnerLimits) -> dict[str, Any]:

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from dpfl_plugin.api.plugins import plugins_of
+from dpfl_plugin.api.plugins import WIDTH, plugins_of, show
 from dpfl_plugin.errors import ConfigError
 
 
@@ -25,15 +23,7 @@ def list_group(group: str | None, *, as_json: bool) -> None:
         }
         print(json.dumps(plain, indent=2))
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    for name, plugins in found.items():
-        table = Table(title=name, title_justify="left", box=None, pad_edge=False, title_style="bold")
-        for column in ("name", "what it is", "options"):
-            table.add_column(column, overflow="fold")
-        for plugin in plugins:
-            table.add_row(plugin.name, escape(plugin.summary), escape(", ".join(plugin.options)))
-        console.print(table)
-        console.print()
+    show(Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH), found)
 
 
 def list_engines(group: str | None, path: Path, settings: list[str], *, as_json: bool) -> None:

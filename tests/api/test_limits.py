@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def test_limits_below_what_is_agreed_say_so(file: Path) -> None:
     found = dpfl.limits(file)
     assert found.exceeded and found.epsilon_left == 0
     told = command("limits", file).out
+    assert told == f"{found}\n" and found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
     assert "left: 0 at" in told and "agreements that are under way stop" in told and "for made-up data only" in told
 
 
