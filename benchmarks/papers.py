@@ -1,22 +1,27 @@
 """The pages of published experiments, docs/papers/: `python -m benchmarks.papers` writes them from the kept numbers.
 
 `--keep DIR` first takes numbers from the folder of `dpfl papers --out DIR`, and draws the pictures, which `--pictures`
-draws alone, too.
+draws alone, too. `--lengths` times a round of runs whose length nobody has measured; on an otherwise idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
 from pathlib import Path
 from typing import Final
 
+import dpfl_plugin as dpfl
 from benchmarks.pages import ROOT
-from dpfl_plugin.published import catalog, index, numbers, pictures
-from dpfl_plugin.published.items import ALL, QUICK, Extent, Item, files
+from dpfl_plugin.config.load import merged
+from dpfl_plugin.published import catalog, index, lengths, numbers, pictures
+from dpfl_plugin.published.items import ALL, QUICK, Extent, Item, Part, files
 from dpfl_plugin.published.joined import joined
 from dpfl_plugin.published.numbers import Numbers
 
 PAGES: Final = ROOT / "docs" / "papers"
+TIMED_STEPS: Final = 200
 PICTURES: Final = ROOT / "docs" / "pictures" / "papers"
 
 
@@ -48,6 +53,22 @@ def draw() -> None:
                 pictures.draw(PICTURES / f"{paper.name}_{item.name}.png", paper, item, found)
 
 
+def time_steps() -> dict[str, float]:
+    """Seconds of a local step of all silos, by records and model that no kept numbers are of: of a round of each."""
+    return {name: round(_step(part), 6) for name, part in lengths.untimed()}
+
+
+def _step(part: Part) -> float:
+    few = {"algorithm": {"local_steps": TIMED_STEPS}}
+    steps = lengths.steps_of(merged(part.expansion().base, few), 1)
+    said = [f"algorithm.local_steps={TIMED_STEPS}", "rounds=1", "privacy.noise_multiplier=0"]
+    experiment = dpfl.Experiment(part.path, (*part.settings, "sweep=null", "variants=null", *said))
+    with tempfile.TemporaryDirectory() as folder:
+        run = experiment.run(out=folder)
+        assert isinstance(run, dpfl.Run)
+        return float(run.result["seconds"]) / steps
+
+
 def _keep(item: Item, found: Numbers) -> bool:
     """Whether they are now what is kept: numbers of all runs stay, and others are added or take the place of fewer."""
     before = numbers.kept(found.paper, item)
@@ -66,7 +87,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="take the numbers of dpfl papers --out DIR")
     parser.add_argument("--pictures", action="store_true", help="draw all pictures anew, as --keep does")
+    parser.add_argument("--lengths", action="store_true", help="time what nobody has measured the length of")
     arguments = parser.parse_args()
+    if arguments.lengths:
+        timed = json.dumps(time_steps(), indent=2, sort_keys=True)
+        (files() / lengths.FILE).write_text(f"{timed}\n", encoding="utf-8")
     if arguments.keep is not None:
         print("\n".join(keep(arguments.keep)) or f"{arguments.keep} has no numbers.")
     if arguments.pictures or arguments.keep is not None:

@@ -30,6 +30,7 @@ from dpfl_plugin.errors import DpflError, TrainingError, require_argument
 from dpfl_plugin.published import catalog, pages, pictures
 from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import ALL, EXCESS, QUICK, Extent, Item, Paper, Part
+from dpfl_plugin.published.lengths import foreseen
 from dpfl_plugin.published.numbers import Code, Made, Numbers
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.sweeps import manifest, state
@@ -40,7 +41,7 @@ Tell = Callable[[str], None]
 FEW: Final = 4
 CPU: Final = "cpu"  # of all configurations
 COMPUTING: Final = ("dpfl_plugin.published.", "dpfl_plugin.theorems.", "dpfl_plugin.tuning.")
-DRAWING: Final = ("pages", "pictures", "pictures_of_tables", "tables", "verdicts", "fewer", "index")  # of published
+DRAWING: Final = ("pages", "pictures", "pictures_of_tables", "tables", "verdicts", "fewer", "index", "lengths")
 """Rooms of which a table that takes no run may use something."""
 
 
@@ -78,7 +79,7 @@ def papers() -> list[Listed]:
 def _listed(paper: Paper, item: Item) -> Listed:
     numbers = numbers_of.kept(paper.name, item)
     what = "computed" if item.computed is not None else "none" if numbers is None else _extent_of(item, numbers)
-    whole, quick = pages.foreseen(paper, item)
+    whole, quick = foreseen(paper, item)
     changed = [] if numbers is None else numbers.changed()
     current = None if numbers is None else not changed
     runs, few = (sum(len(part.expansion(extent).rows) for part in item.ran(extent)) for extent in (ALL, QUICK))

@@ -16,7 +16,7 @@ from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.published import catalog
 from dpfl_plugin.published.items import Item, Paper
-from dpfl_plugin.published.pages import foreseen
+from dpfl_plugin.published.lengths import foreseen
 from dpfl_plugin.published.tables import hours, option
 
 OLDER: Final = (

@@ -8,8 +8,9 @@ from typing import Final
 from dpfl_plugin.published import catalog
 from dpfl_plugin.published.fewer import extent_of
 from dpfl_plugin.published.items import ACCURACY, ALL, Item, Paper
+from dpfl_plugin.published.lengths import foreseen, remaining
 from dpfl_plugin.published.numbers import Numbers, cell_verdict, kept
-from dpfl_plugin.published.pages import MADE, RULES, foreseen, paper_page
+from dpfl_plugin.published.pages import MADE, RULES, paper_page
 from dpfl_plugin.published.tables import ahead, hours, markdown, option, size, unit_of
 from dpfl_plugin.published.verdicts import AGREES, Standing, standing
 
@@ -28,6 +29,7 @@ HEADER: Final = ("item", "published", "ours", "agrees", "why not")
 FOR_IT: Final = (AGREES, "same sign, one seed")
 COMPUTING: Final = ("command", "runs done", "took", "all runs take")
 CURVES: Final = "only curves are published: there is no number and no ordering in words to compare with"
+NIGHT: Final = 12 * 3600  # seconds, of two processors
 CLUSTER: Final = "What two cores cannot do in a night, a cluster does at once, a task for each run:"
 SLURM: Final = "export DPFL_DATA=/shared/data SBATCH_PARTITION=short    # where tasks find the data files, and nodes"
 GATHER: Final = """\
@@ -46,21 +48,24 @@ def index() -> str:
 
 def _computing() -> list[str]:
     """What was run, how long it took, and the commands of the rest."""
-    rows, measured, left = [], 0.0, 0.0
+    rows, measured, long = [], 0.0, []
     for paper in catalog.papers():
         for item in paper.items:
             numbers = kept(paper.name, item)
             whole, _ = foreseen(paper, item)
             measured += numbers.seconds if numbers is not None else 0.0
-            left += whole if whole is not None and not _is_whole(numbers) else 0.0
+            if whole is not None and whole > 2 * NIGHT and not _is_whole(numbers):
+                long.append(f"`{paper.name} {option(item)}`")
             rows.append([f"`dpfl papers {paper.name} {option(item)}`", *_times(item, numbers, whole)])
     said = (
         "Times are the seconds of runs, shared by two cores; some ran beside other work, or on another machine. "
-        f"The numbers of these pages took {hours(measured)}. What is quick, or not run yet, takes {hours(left)}, as "
-        f"far as the length is known (figures that share runs count each by itself). {CLUSTER}"
+        f"The numbers of these pages took {hours(measured)}. What is quick, or not run yet, takes "
+        f"{hours(remaining())}; a run that figures share is counted, and run, once."
     )
+    if long:
+        said += f" Each of these takes longer than a night ({NIGHT // 3600} h) on two cores: {', '.join(long)}."
     commands = "```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```"
-    return ["## Computing", markdown(COMPUTING, rows), said, commands, GATHER]
+    return ["## Computing", markdown(COMPUTING, rows), said, CLUSTER, commands, GATHER]
 
 
 def _is_whole(numbers: Numbers | None) -> bool:

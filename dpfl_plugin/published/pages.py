@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from dpfl_plugin.config.load import merged
-from dpfl_plugin.config.sweep import Expansion
 from dpfl_plugin.core.rounding import places as up
 from dpfl_plugin.published import pictures
 from dpfl_plugin.published.fewer import fewer
-from dpfl_plugin.published.items import ACCURACY, ALL, QUICK, Item, Paper, Part
+from dpfl_plugin.published.items import ACCURACY, ALL, Item, Paper, Part
+from dpfl_plugin.published.lengths import foreseen
 from dpfl_plugin.published.numbers import (
     Numbers,
     Point,
     cell_verdict,
     chosen,
     kept,
-    look_up,
     of_seeds,
     short,
 )
@@ -283,57 +280,6 @@ def _cell(item: Item, numbers: Numbers, point: Point) -> str:
 def _in_points(verdict: str) -> str:
     words, _, gap = verdict.rpartition(" by ")
     return f"{words} by {100 * float(gap):.1f}" if words else verdict
-
-
-def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:
-    """Seconds of processors of all runs and of quick ones: measured, or by local steps of what is measured.
-
-    What takes a step is taken from all kept numbers of the paper with the same records and model, of runs on processors
-    alone.
-    """
-    if item.computed is not None:
-        return None, None
-    numbers = kept(paper.name, item)
-    each = _rates(paper)
-    found: list[float | None] = []
-    for extent in (ALL, QUICK):
-        parts = item.ran(extent)
-        if numbers is not None and numbers.quick == extent.quick and not numbers.devices:
-            found.append(numbers.seconds * (len(item.seeds) / len(numbers.seeds) if numbers.seeds else 1))
-        elif all(_records(part) in each for part in parts):
-            found.append(math.fsum(each[_records(part)] * _work(part.expansion(extent)) for part in parts))
-        else:
-            found.append(None)
-    return found[0], found[1]
-
-
-def _rates(paper: Paper) -> dict[str, float]:
-    """Seconds for a unit of `_work`, by records and model."""
-    seconds, work = dict[str, float](), dict[str, float]()
-    for item in paper.items:
-        numbers = kept(paper.name, item)
-        if numbers is None or numbers.devices:
-            continue
-        for part in item.ran(numbers.extent):
-            name = _records(part)
-            seconds[name] = seconds.get(name, 0) + math.fsum(p.seconds for p in numbers.points if p.part == part.name)
-            work[name] = work.get(name, 0) + _work(part.expansion(numbers.extent))
-    return {name: seconds[name] / work[name] for name in seconds if work[name] > 0}
-
-
-def _records(part: Part) -> str:
-    base = part.expansion().base
-    return f"{look_up(base, 'data.dataset')} {look_up(base, 'data.num_silos')} {look_up(base, 'model')}"
-
-
-def _work(expansion: Expansion) -> float:
-    """Local steps of all runs, of a silo; a unit in which parts of an item can be compared."""
-    total = 0.0
-    for row in expansion.rows:
-        values = merged(expansion.base, row.changes)
-        steps = look_up(values, "algorithm.local_steps") or 1 / float(look_up(values, "privacy.record_rate") or 1)
-        total += float(row.rounds or 100) * float(values.get("silo_rate", 1)) * float(steps)
-    return total
 
 
 def paper_page(paper: Paper) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from dpfl_plugin.api import papers as api
 from dpfl_plugin.cli import papers as listing
-from dpfl_plugin.published import catalog, fewer, index, pages, pictures, tables, verdicts
+from dpfl_plugin.published import catalog, fewer, index, lengths, pages, pictures, tables, verdicts
 from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import ALL, QUICK, Item, Paper
 from dpfl_plugin.published.numbers import Point
@@ -54,6 +54,32 @@ def test_the_list_names_authors_and_labels_and_has_the_times_of_the_pages() -> N
         assert f"\n\n{one.reference}\n{one.name} " in said
     wrong = command("papers", "gao2025")
     assert wrong.code == 2 and "PAPER: 'gao2025' is not one of" in wrong.err
+
+
+def test_a_run_that_figures_share_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figure 4 of DP-ScaffNew has FEMNIST at three clipping norms, Figure 2 at one of them, and CIFAR-10."""
+    paper = catalog.find("scaffnew")
+    shared = replace(paper, items=tuple(paper.by_name[name] for name in ("figure-2", "figure-4")))
+    monkeypatch.setattr(lengths.catalog, "papers", lambda: [shared])
+    monkeypatch.setattr(lengths, "kept", lambda *_: None)
+    monkeypatch.setattr(lengths, "_timed", lambda: {name: 2.0 for name, _ in lengths.untimed()})
+    steps = 10_000 * 5 * 6 * 3  # in a run; numbers of local steps, lines, seeds
+    assert lengths.remaining() == 2 * 4 * steps
+    assert sum(lengths.foreseen(shared, item)[0] or 0.0 for item in shared.items) == 2 * 5 * steps
+
+
+def test_quick_runs_of_a_smaller_model_do_not_foretell_how_long_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of a layer of 32; a step of the convolutional network takes a hundred times as long."""
+
+    def only_quick(paper: str, item: Item) -> numbers_of.Numbers | None:
+        found = numbers_of.kept(paper, item)
+        return found if found is not None and found.quick else None
+
+    paper = catalog.find("scaffnew")
+    monkeypatch.setattr(lengths, "kept", only_quick)
+    monkeypatch.setattr(lengths, "_timed", dict)
+    whole, quick = lengths.foreseen(paper, paper.by_name["figure-6"])
+    assert whole is None and quick is not None
 
 
 def _line(said: str, name: str) -> str:
