@@ -10,6 +10,7 @@ machine does only adds to it.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -32,6 +33,7 @@ BATCH: Final = 32
 TAKES, CALLS = 7, 10
 PLAIN: Final = "plain: forward, backward, step"
 OWN: Final = "`bookkeeping`: the clipped sum"
+UNBOUNDED: Final = "`bookkeeping`: the sum without a bound, as of local steps with `unit: silo`"
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -76,12 +78,12 @@ def _engines(model: nn.Module, x: Tensor, label: Tensor) -> dict[str, Callable[[
     y, out = layout.flatten(dict(model.named_parameters())), torch.empty(layout.dimension, dtype=torch.float64)
     records = Records(x, label)
 
-    def of(records_at_once: int) -> Callable[[], object]:
+    def of(records_at_once: int, clip_norm: float = 1.0) -> Callable[[], object]:
         size = BookKeeping(model, cross_entropy, 2**28).record_bytes(y, records)
         engine = BookKeeping(model, cross_entropy, records_at_once * size)
-        return lambda: engine.clipped_sum(y, records, 1.0, out)
+        return lambda: engine.clipped_sum(y, records, clip_norm, out)
 
-    return {OWN: of(BATCH), f"{OWN}, 8 records at a time": of(8)}
+    return {OWN: of(BATCH), f"{OWN}, 8 records at a time": of(8), UNBOUNDED: of(BATCH, math.inf)}
 
 
 def _pieces(model: nn.Module, x: Tensor, label: Tensor) -> dict[str, list[Callable[[], object]]]:

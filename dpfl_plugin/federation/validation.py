@@ -6,6 +6,7 @@ A record adds 1 to one number; a person adds the shares of its records, in whole
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,15 +18,21 @@ from dpfl_plugin.gradients.outcome_losses import log_probabilities
 from dpfl_plugin.gradients.persons import by_person
 from dpfl_plugin.privacy.scores import STEP
 
-# Records in one forward pass of an evaluation; bounds its memory, not its result's meaning.
-EVALUATION_CHUNK = 8192
+# Records in one forward pass of an evaluation, at most: of large ones so few on a processor that what convolutions make
+# of them, many times as much, stays near it. That takes a third less time, and memory that no budget has to foresee.
+EVALUATION_CHUNK: Final = 8192
+FEWEST: Final = 16
+NUMBERS: Final = 2**18
 
 Model = Callable[[Tensor], Tensor]
 
 
 def outputs_of(model: Model, records: Records) -> Iterator[tuple[Tensor, Tensor]]:
     """(outputs, labels) of chunks of records, or of persons with theirs."""
-    size = max(1, EVALUATION_CHUNK // max(1, records.labels[:1].numel()))
+    size = EVALUATION_CHUNK // max(1, records.labels[:1].numel())
+    if records.features.device.type == "cpu":
+        size = min(size, max(FEWEST, NUMBERS // max(1, records.features[:1].numel())))
+    size = max(1, size)
     for first in range(0, len(records), size):
         chunk = records.between(first, min(first + size, len(records)))
         yield model(chunk.features), chunk.labels

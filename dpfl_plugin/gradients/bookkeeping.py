@@ -130,6 +130,10 @@ class BookKeeping:
         """
         assert out.dtype is torch.float64
         out.zero_()
+        if clip_norm == math.inf and self._precision == "float32":
+            for chunk in self._chunks(y, batch):
+                self._add_unclipped(y, chunk, out)
+            return None
         norms = [self._chunk_sum(y, chunk, clip_norm, out) for chunk in self._chunks(y, batch)]
         if clip_norm == math.inf:
             return None
@@ -164,8 +168,24 @@ class BookKeeping:
         self._kept = {}
         return list(found.values())
 
-    def _forward_backward(self, y: Tensor, batch: Records) -> None:
-        """Leaves each layer's input, and the derivative of the losses by its output, in ``_kept``."""
+    def _add_unclipped(self, y: Tensor, batch: Records, out: Tensor) -> None:
+        """Add the chunk's sum as autograd makes it: nobody needs gradients of records, which take as long again."""
+        parameters = [getattr(self._layers[path], name) for _, path, name in self._places]
+        try:
+            for parameter in parameters:
+                parameter.requires_grad_()
+            total = self._losses(y, batch)
+            self._check_kept()
+            gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+            self._kept = {}
+        for place, gradient in zip(out.split(self._layout.sizes), gradients, strict=True):
+            place += gradient.flatten()
+
+    def _losses(self, y: Tensor, batch: Records) -> Tensor:
+        """The sum of the losses, of which derivatives can be taken; ``_kept`` is what layers were given and put out."""
         # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
         given = y.clone()
         values = self._layout.unflatten(given).values()
@@ -176,10 +196,14 @@ class BookKeeping:
             with passes(self._precision, y.device):
                 outputs = self._model(batch.features)
             check_parameters(y, given)
-            total = self._loss(outputs.to(y.dtype), batch.labels).sum()
-            self._check_kept()
-            calls = [call for path in self._layers for call in self._kept[path]]
-            gradients = torch.autograd.grad(total, [call.output for call in calls])
+            return self._loss(outputs.to(y.dtype), batch.labels).sum()
+
+    def _forward_backward(self, y: Tensor, batch: Records) -> None:
+        """Leaves each layer's input, and the derivative of the losses by its output, in ``_kept``."""
+        total = self._losses(y, batch)
+        self._check_kept()
+        calls = [call for path in self._layers for call in self._kept[path]]
+        gradients = torch.autograd.grad(total, [call.output for call in calls])
         for call, g in zip(calls, gradients, strict=True):
             call.output = g.to(y.dtype)
             if call.input.is_floating_point():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.data.persons import NO_RECORD
-from dpfl_plugin.federation.validation import counted, edges
+from dpfl_plugin.federation.validation import counted, edges, outputs_of
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.measures.histogram import accuracy, auc
 from dpfl_plugin.privacy.scores import Scores
@@ -117,3 +117,17 @@ def test_where_noise_leaves_nothing_of_a_class_nothing_is_said() -> None:
     histogram = [*[0.0] * 9, 5.0, *[20.0] * 10]
     assert auc(histogram, 2.0).value is None and auc(histogram, 0.5).value is not None
     assert auc([1.0, 0.0, 0.0, 0.0], 0.0).value is None  # as scikit-learn has none of one class
+
+
+@pytest.mark.parametrize(("size", "count", "at_once"), [(4, 9000, 8192), (3072, 200, 85), (2**16, 40, 16)])
+def test_all_records_are_answered_in_order_and_large_ones_few_at_a_time(size: int, count: int, at_once: int) -> None:
+    features, labels, seen = torch.rand(count, size), torch.arange(count), []
+
+    def model(chunk: Tensor) -> Tensor:
+        seen.append(len(chunk))
+        return chunk[:, :1]
+
+    found = list(outputs_of(model, Records(features, labels)))
+    assert torch.equal(torch.cat([outputs for outputs, _ in found]), features[:, :1])
+    assert torch.equal(torch.cat([of_chunk for _, of_chunk in found]), labels)
+    assert max(seen) == at_once and sum(seen) == count
