@@ -5526,8 +5526,8 @@ TOLD_TO_CALLBACKS = (
         "seed-to-callbacks",
         "a tracker is given the seed, from which whoever reads it computes the noise",
         "runs/hooks.py",
-        '**({} if secure else {"seed": True})',
-        "**{}",
+        '*(() if secure else ("seed",))',
+        "",
         (CALLBACKS + "::test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos",),
     ),
     Mutant(
