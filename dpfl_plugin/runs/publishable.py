@@ -60,7 +60,8 @@ def names_its_classes(config: Config) -> bool:
 def details(said: dict[str, Any]) -> dict[str, Any]:
     """What `published` leaves out, and what shows later whether the ledger is whole."""
     keys = ("run", "views", "silos", "shared", "lost", "num_charges", "head")
-    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **{key: said[key] for key in keys}}
+    held = {**{key: said[key] for key in keys}, "tuning": said.get("tuning")}
+    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **held}
 
 
 def write(folder: RunFolder, said: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def run_of(folder: RunFolder, now: float) -> Single:
         status = "failed"
     found = result if status == "done" else line
     key = score_key(found)
-    value, epsilon = found.get(key), (found.get("epsilon") or {}).get("server")
+    value, epsilon = found.get(key), ((line if doubt else result or line).get("epsilon") or {}).get("server")
     if (chosen := result.get("tuning")) is not None and not doubt:  # by what all candidates released
         epsilon = chosen["epsilon"]
     reason = doubt or (str(result.get("reason") or "") if status in ("done", "failed") else "")

@@ -138,6 +138,10 @@ def test_what_a_statement_hides_of_who_took_part_is_in_the_details(drawn: Path, 
     change(files.result, "epsilon.server.epsilon", 0.01)
     with pytest.raises(DataError, match=r"epsilon = 0\.01, and details\.json beside it"):
         dpfl.Run.open(files.path)
+    files.details.rename(files.path / "aside")  # and then only what the statement says is believed
+    with pytest.raises(DataError, match=r"epsilon = 0\.01, and ledger\.json beside it"):
+        dpfl.Run.open(files.path)
+    (files.path / "aside").rename(files.details)
     change(files.result, "epsilon.server.epsilon", run.epsilon)
     change(files.result, "epsilon.outsider.epsilon", 0.01)
     with pytest.raises(DataError, match=r"says epsilon\.outsider\.epsilon = 0\.01, and ledger\.json beside it"):
@@ -169,5 +173,23 @@ def test_a_folder_without_a_statement_is_read_as_before(finished: Path, tmp_path
     change(files.result, "epsilon.server.epsilon", 0.01)
     with pytest.raises(DataError, match=r"details\.json beside it"):
         dpfl.Run.open(files.path)
+    change(files.result, "epsilon.server.epsilon", dpfl.Run.open(finished).epsilon)
+    change(files.result, "tuning", {"epsilon": 0.01, "delta": 1e-5})
+    for reader in ("Run.open", "status", "predict"):
+        with pytest.raises(DataError, match=r"says tuning = more, and details\.json beside it nothing"):
+            READERS[reader](files)
     files.details.unlink()
     assert dpfl.Run.open(files.path).epsilon == 0.01
+
+
+def test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_what_was_evaluated_last(
+    tmp_path: Path,
+) -> None:
+    asked: list[int] = []
+    how: dict[str, Any] = {"rounds": 40, "evaluation": {"every": 10}, "checkpoint": {"every": 1}}
+    result = session(tmp_path, stop=lambda: asked.append(1) or len(asked) > 60, **how)
+    files, spent = RunFolder(Path(result["folder"])), result["epsilon"]["server"]["epsilon"]
+    (files.path / ".lock").write_text("")  # nobody is at work there
+    found = single.run_of(files, 0.0)
+    assert (found.status, found.round) == ("interrupted", result["rounds"]) and result["rounds"] % 10 > 0
+    assert files.read_metrics() and files.read_metrics()[-1]["epsilon"]["server"] < spent == found.epsilon
