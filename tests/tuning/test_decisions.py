@@ -17,6 +17,7 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.tune import Candidate
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, TrainingError
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.tuning.decisions import DECISIONS, Standing, decide
 
@@ -140,6 +141,24 @@ def test_a_raw_loss_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypat
     assert first.winner.result["rounds"] == 3
     assert [after for after, _ in first.result["ranking"][0]["scores"]] == [1, 2, 3]
     assert any("its loss is not finite" in note for note in first.winner.result["notes"])
+
+
+def test_a_candidate_that_the_budget_stops_before_the_choice_is_not_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after crashes with secure noise: no record that nothing was charged for decides, or is shown, before."""
+    affords, seen = PrivacyAccount.affords, list[str]()
+    monkeypatch.setattr(PrivacyAccount, "affords", lambda self, round, *given: not round and affords(self, 0, *given))
+    for name, real in (("evaluate", InProcess.evaluate), ("measures", InProcess.measures)):
+        watched = lambda *given, name=name, real=real: seen.append(name) or real(*given)  # noqa: E731
+        monkeypatch.setattr(InProcess, name, watched)
+    found = tune(tmp_path).result
+    results = [json.loads((Path(one["folder"]) / "result.json").read_text()) for one in found["ranking"]]
+    assert [(one["status"], one["rounds"]) for one in results] == [
+        *[("budget_exhausted", 1)] * 2,
+        *[("interrupted", 1)] * 2,
+    ]
+    assert not seen and all(one["measures"] is None and not one["silos"] for one in results)
 
 
 def test_where_all_fail_it_says_so_each_time_and_opens_nobody(tmp_path: Path) -> None:
