@@ -6,6 +6,7 @@ Whoever edits all files of a folder alike is not found out.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,6 +36,21 @@ def check_agrees(folder: RunFolder, result: Mapping[str, Any], stated: Mapping[s
     # Of outsiders the statement hides what the silo that took part most often released: the details have it.
     if detailed and (stated is None or "outsider" in (stated.get("views") or {})):
         _compare(folder, folder.details, result, _read(folder.details), hides=False)
+
+
+def check_words(folder: RunFolder, words: str) -> None:
+    """Check that these are the words of a statement that the run wrote, or wrote as void. Details of earlier versions,
+    and folders without any, do not tell.
+
+    Raises:
+        DataError: they are others; or details cannot be read.
+    """
+    wrote = _read(folder.details).get("words") if folder.details.exists() else None
+    if wrote not in (None, hashlib.sha256(words.encode()).hexdigest()) and folder.result.exists():
+        raise DataError(
+            f"{folder.privacy} is not what the run wrote, by details.json beside it: it was edited, or is another "
+            "run's. Restore it from a copy."
+        )
 
 
 def whoever_took_part(server: Mapping[str, Any]) -> dict[str, Any]:

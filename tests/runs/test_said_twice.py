@@ -193,3 +193,17 @@ def test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_w
     found = single.run_of(files, 0.0)
     assert (found.status, found.round) == ("interrupted", result["rounds"]) and result["rounds"] % 10 > 0
     assert files.read_metrics() and files.read_metrics()[-1]["epsilon"]["server"] < spent == found.epsilon
+
+
+def test_words_that_the_run_did_not_write_are_not_passed_on(finished: Path, drawn: Path, tmp_path: Path) -> None:
+    files = copied(finished, tmp_path / "out")
+    words = files.privacy.read_text()
+    assert dpfl.Run.open(files.path).statement == words
+    for others in (words.replace("1.49", "0.01"), (drawn / "privacy.md").read_text()):
+        assert others != words
+        files.privacy.write_text(others)
+        with pytest.raises(DataError, match=r"privacy\.md is not what the run wrote, by details\.json"):
+            READERS["export"](files)
+    assert not (tmp_path / "exported").exists()
+    change(files.details, "words", None)  # as an earlier version wrote them
+    assert dpfl.Run.open(files.path).statement == others
