@@ -193,6 +193,10 @@ def test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_w
     found = single.run_of(files, 0.0)
     assert (found.status, found.round) == ("interrupted", result["rounds"]) and result["rounds"] % 10 > 0
     assert files.read_metrics() and files.read_metrics()[-1]["epsilon"]["server"] < spent == found.epsilon
+    for one in (files.result, files.statement, files.details, files.privacy):
+        one.unlink()  # a kill leaves none
+    found = single.run_of(files, 0.0)
+    assert (found.round, found.epsilon) == (result["rounds"], None)
 
 
 def test_words_that_the_run_did_not_write_are_not_passed_on(finished: Path, drawn: Path, tmp_path: Path) -> None:
