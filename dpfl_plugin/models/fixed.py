@@ -25,6 +25,7 @@ BUILT_ANEW: Final = (
     "A model's factory has to make the same wherever and whenever it is called: by torch's generator, which is seeded, "
     "or from a file; not by numpy's, Python's or the system's."
 )
+LATER: Final = "an entry that came later"
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 
 FREEZE: Final = "layer.eval().requires_grad_(False), so that it uses its running statistics and never changes"
@@ -118,8 +119,8 @@ def whole_state(model: nn.Module, vector: Tensor, before: Mapping[str, str]) -> 
         if now == was or (now in trained and now.split("|")[0] == was.split("|")[0]):
             kept[name] = value.detach().cpu().contiguous().clone()
         else:  # a name that came later may tell of records, too
-            left_out.append(name if name in before else "an entry that came later")
-    return kept, left_out
+            left_out.append(name if name in before else LATER)
+    return kept, list(dict.fromkeys(left_out))  # how many came may tell of records as well
 
 
 def _described(name: str, value: Tensor) -> str:
