@@ -88,8 +88,9 @@ def run_of(folder: RunFolder, now: float) -> Single:
     if (chosen := result.get("tuning")) is not None and not doubt:  # by what all candidates released
         epsilon = chosen["epsilon"]
     after = int(result["rounds"]) if said in ("done", "budget_exhausted") else max(_round(line), _checkpoint(folder))
-    if status == "interrupted" and not result and _round(line) < after:
-        epsilon = None  # what was evaluated last is less than what was released since: dpfl account reads the ledger
+    behind = status == "interrupted" and _round(line) < after
+    if not result and (behind or folder.tuning() is not None):
+        epsilon = None  # what was evaluated last is less than what was released since, or by all candidates of a tuning
     reason = doubt or (str(result.get("reason") or "") if status in ("done", "failed") else "")
     if (
         status in ("interrupted", "running")

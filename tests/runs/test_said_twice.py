@@ -20,6 +20,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.sweeps import single, state
 from tests.test_callbacks import SECURE_DRAWN, session
+from tests.tuning.test_decisions import PRIVACY, tune
 
 Values = dict[str, Any]
 
@@ -197,6 +198,16 @@ def test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_w
         one.unlink()  # a kill leaves none
     found = single.run_of(files, 0.0)
     assert (found.round, found.epsilon) == (result["rounds"], None)
+
+
+def test_a_candidate_at_work_shows_no_epsilon_of_its_own(tmp_path: Path) -> None:
+    """As the winner in its last rounds, which are evaluated: it has the guarantee of all candidates."""
+    winner = RunFolder(tune(tmp_path).winner.folder)
+    assert single.run_of(winner, 0.0).epsilon == PRIVACY["epsilon"]
+    for one in (winner.result, winner.statement, winner.details, winner.privacy, tmp_path / "result.json"):
+        one.unlink()
+    assert 0 < winner.read_metrics()[-1]["epsilon"]["server"] < PRIVACY["epsilon"]
+    assert single.run_of(winner, 0.0).epsilon is None
 
 
 def test_words_that_the_run_did_not_write_are_not_passed_on(finished: Path, drawn: Path, tmp_path: Path) -> None:
