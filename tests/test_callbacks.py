@@ -78,11 +78,12 @@ def session(
     resume: bool = False,
     reporter: Any = None,
     base: Path | None = None,
+    label: str | None = None,
     **changes: Any,
 ) -> Result:
     config = configure(merged(BASE, {"rounds": ROUNDS, **changes, "out": str(out)}), source="test")
     how: dict[str, Any] = {"resume": resume, "place": InProcessPlace(), "reporter": reporter or Mute(), "stop": stop}
-    return run_session(config, base or out, callbacks=callbacks, **how)
+    return run_session(config, base or out, callbacks=callbacks, label=label, **how)
 
 
 TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -341,6 +342,22 @@ def test_what_callbacks_and_trackers_are_handed_has_no_single_silo_and_no_class_
 def test_settings_of_single_silos_are_not_in_the_configuration_that_callbacks_get() -> None:
     config = configure(merged(BASE, {"silos": {"2": {"noise_multiplier": 9.0}}}), source="test")
     assert config.silos and "silos" not in public_values(config, secure=True)
+
+
+def test_weights_of_silos_by_their_names_are_not_in_the_configuration_that_callbacks_get() -> None:
+    named = configure(merged(BASE, {"silo_weights": {"st-mary": 2.0, "st-paul": 1.0}}), source="test")
+    assert "st-mary" not in str(public_values(named, secure=True))
+    equal = configure(merged(BASE, {"silo_weights": "records"}), source="test")
+    assert public_values(equal, secure=True)["silo_weights"] == "records"
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_label_of_a_run_of_a_sweep_does_not_tell_callbacks_the_seed(tmp_path: Path, secure: bool) -> None:
+    """It is the name of a tracker's run, and what a sweep over seeds calls its runs."""
+    for label, shown in (("seed=7", None), ("algorithm.local_lr=0.5 seed=7", "algorithm.local_lr=0.5"), (None, None)):
+        spy = Spy()
+        session(tmp_path / str(label), spy, label=label, seed=7, rounds=1, privacy={"secure": secure})
+        assert spy.run is not None and spy.run.label == (label if secure else shown)
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -23,7 +23,7 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, DataError, in_python, require
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.said_twice import check_agrees
+from dpfl_plugin.runs.said_twice import check_agrees, check_words
 
 if TYPE_CHECKING:
     import pandas
@@ -166,12 +166,14 @@ class Run:
         """What is guaranteed to whom, and what is not, in words: `privacy.md`.
 
         Raises:
-            DataError: the run did not end, or the file is gone.
+            DataError: the run did not end, or the file is gone, or is not what the run wrote.
         """
         try:
-            return self._files.privacy.read_text()
+            words = self._files.privacy.read_text()
         except OSError as error:
             raise DataError(f"{self._files.privacy} cannot be read: {error.strerror}.") from error
+        check_words(self._files, words)
+        return words
 
     @property
     def model(self) -> nn.Module:

@@ -50,7 +50,7 @@ def statement_to_sign(what: Run | str | Path, *, names: Mapping[int, str] | None
     _check_guarantee(said, folder)
     if not check_stated(said, digest, files):
         said["warnings"] = [UNCHECKED, *said["warnings"]]
-    known = _names(files.silos) | {silo: tidy(name) for silo, name in (names or {}).items()}
+    known = _names(files) | {silo: tidy(name) for silo, name in (names or {}).items()}
     silos = {one["silo"] for one in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
     for silo in names or {}:
         require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
@@ -91,11 +91,30 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
         )
 
 
-def _names(path: Path) -> dict[int, str]:
-    """Of silos, as the run's data named them; none where the folder does not say."""
+def _names(files: RunFolder) -> dict[int, str]:
+    """Of silos, as the run's data named them; none where the folder does not say.
+
+    Raises:
+        DataError: `silos.csv` and `result.json` differ: a site would sign what another one spent.
+    """
     try:
-        with path.open(newline="", encoding="utf-8") as lines:
+        with files.silos.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))
-        return {int(row["silo"]): tidy(row["name"]) for row in rows if row.get("name")}
+        found = {int(row["silo"]): tidy(row["name"]) for row in rows if row.get("name")}
     except (OSError, ValueError, KeyError, csv.Error):
         return {}
+    for silo, name in _result(files).get("silo_names", {}).items():
+        if found.get(int(silo), "").removeprefix("'") != tidy(name).removeprefix("'"):
+            raise DataError(
+                f"{files.silos} calls silo {silo} {found.get(int(silo))!r}, and {files.result.name} beside it "
+                f"{name!r}: one of them was edited. Restore it from a copy."
+            )
+    return found
+
+
+def _result(files: RunFolder) -> dict[str, Any]:
+    try:
+        found = json.loads(files.result.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -30,6 +30,7 @@ class Evaluations:
         last: the round that the run is expected to end with.
         in_tail: the most in the last 10 % of rounds, evenly spaced; the last round is always one.
         first: also after the first round, where curves begin.
+        made: whether there are any, also where a run ends before its last round.
         may_end: whether a training loss that is not finite, which no epsilon covers, ends the run, as failed.
     """
 
@@ -37,10 +38,13 @@ class Evaluations:
     last: int
     in_tail: int = MOST_IN_TAIL
     first: bool = False
+    made: bool = True
     may_end: bool = True
 
     def due(self, rounds: int) -> bool:
         """Whether the model is evaluated after so many rounds."""
+        if not self.made:
+            return False
         tail = math.ceil(self.last / 10)
         in_tail = rounds > self.last - tail and (self.last - rounds) % math.ceil(tail / self.in_tail) == 0
         return rounds % self.every == 0 or in_tail or (self.first and rounds == 1)

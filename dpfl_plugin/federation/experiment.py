@@ -153,7 +153,8 @@ class Experiment:
                 checkpoints.write(progress.rounds)
                 self.clock.lap("I/O")
         stopping = self.stopping if outcome.status == "done" and self._stopped(progress) else None
-        if (stopping or outcome.status == "budget_exhausted") and progress.rounds > evaluated:
+        ended = bool(stopping) or outcome.status == "budget_exhausted"
+        if ended and self.evaluations.made and progress.rounds > evaluated:
             record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
         keep()
         self.clock.lap("I/O")

@@ -146,9 +146,14 @@ class Steady:
 
 
 def _built(module: nn.Module) -> list[Any]:
-    """What a module is built of: a parameter, a buffer or a mode that code gives it later has a place here."""
+    """What a module is built of: a parameter, a buffer, a layer or a mode that code gives it later has a place here."""
     return [
-        [path, layer.training, *([[name, one is None] for name, one in held.items()] for held in _held(layer))]
+        [
+            path,
+            [layer.training, sorted(layer._non_persistent_buffers_set)],
+            [[name, id(one)] for name, one in layer._modules.items()],
+            *([[name, one is None] for name, one in held.items()] for held in _held(layer)),
+        ]
         for path, layer in module.named_modules()
     ]
 
@@ -184,11 +189,13 @@ def _left_on() -> dict[str, object]:
     }
 
 
-def _checksum(value: Tensor) -> int:
-    """Of the bits of a plain tensor; what has none in plain memory counts by its version."""
+def _checksum(value: Tensor) -> list[Any]:
+    """Of a plain tensor: its bits, and how they lie in memory; what has none in plain memory counts by its version."""
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        return value._version
-    return zlib.crc32(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return [value._version]
+    room = value.untyped_storage().nbytes()
+    lies = [str(value.dtype), list(value.shape), value.stride(), value.storage_offset(), room]
+    return [*lies, zlib.crc32(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())]
 
 
 def _settings() -> dict[str, Any]:

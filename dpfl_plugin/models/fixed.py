@@ -25,6 +25,7 @@ BUILT_ANEW: Final = (
     "A model's factory has to make the same wherever and whenever it is called: by torch's generator, which is seeded, "
     "or from a file; not by numpy's, Python's or the system's."
 )
+LATER: Final = "an entry that came later"
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 
 FREEZE: Final = "layer.eval().requires_grad_(False), so that it uses its running statistics and never changes"
@@ -91,8 +92,9 @@ def structure(model: nn.Module) -> str:
 
 
 def state_digests(model: nn.Module) -> dict[str, str]:
-    """sha256 of each tensor of the model's state_dict, by name: before records are read, for `whole_state`."""
-    return {name: digest_of(_bytes(name, value)) for name, value in _state(model).items()}
+    """Type, shape and sha256 of each tensor of the model's state_dict, by name: before records are read, for
+    `whole_state`."""
+    return {name: _described(name, value) for name, value in _state(model).items()}
 
 
 def whole_state(model: nn.Module, vector: Tensor, before: Mapping[str, str]) -> tuple[dict[str, Tensor], list[str]]:
@@ -110,14 +112,20 @@ def whole_state(model: nn.Module, vector: Tensor, before: Mapping[str, str]) -> 
     with torch.no_grad():
         for name, value in layout.unflatten(vector).items():
             parameters[name].copy_(value)
-            trained.add(digest_of(_bytes(name, parameters[name].detach())))
+            trained.add(_described(name, parameters[name].detach()))
     kept, left_out = dict[str, Tensor](), list[str]()
     for name, value in _state(model).items():
-        if name in before and digest_of(_bytes(name, value)) in {before[name], *trained}:
+        now, was = _described(name, value), before.get(name, "")
+        if now == was or (now in trained and now.split("|")[0] == was.split("|")[0]):
             kept[name] = value.detach().cpu().contiguous().clone()
         else:  # a name that came later may tell of records, too
-            left_out.append(name if name in before else "an entry that came later")
-    return kept, left_out
+            left_out.append(name if name in before else LATER)
+    return kept, list(dict.fromkeys(left_out))  # how many came may tell of records as well
+
+
+def _described(name: str, value: Tensor) -> str:
+    """Type and shape count as well: of a tensor without elements, sizes may be any numbers."""
+    return f"{value.dtype} {list(value.shape)}|{digest_of(_bytes(name, value))}"
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from dpfl_plugin.runs.plugins import build_plugin
 LOGGED: Final = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
 METRICS: Final = (*LOGGED, "gradient_dissimilarity")
 STAYED_AT_RANKS: Final = "losses and accuracies are with the silo ranks"
+SEED: Final = re.compile(r"(?<!\S)seed=\S+\s*")  # among the words of a sweep's label
 MEASURED: Final = "Losses and accuracies are measured on raw records: no epsilon covers them"
 GIVEN: Final = (
     "Callbacks or trackers were given the losses and accuracies that were known here, means over silos, and other "
@@ -85,14 +87,20 @@ def check_callbacks(given: Sequence[object], where: str) -> None:
 
 
 def public_values(config: Config, *, secure: bool) -> dict[str, Any]:
-    """A configuration as callbacks get it: without settings of single silos, which may have their names.
+    """A configuration as callbacks get it: without settings and weights of single silos, which have their names.
 
     Args:
         secure: whether noise is the operating system's; else it follows from the seed, which is left out.
     """
-    hidden = {"trackers": True, "silos": True, **({} if secure else {"seed": True})}
+    hidden = {"trackers", "silos", *(() if secure else ("seed",))}
+    hidden |= {"silo_weights"} if isinstance(config.silo_weights, Mapping) else set()
     values = config.model_dump(mode="json", exclude=hidden)
     return dict(values)
+
+
+def public_label(label: str | None, *, secure: bool) -> str | None:
+    """A run's label as callbacks get it: that of a sweep says the seed, which is left out as in `public_values`."""
+    return label if label is None or secure else SEED.sub("", label).strip() or None
 
 
 def epsilon_of(config: Config, neighbouring: str) -> str:
@@ -225,7 +233,8 @@ class Hooks:
             of, out = epsilon_of(config, release.neighbouring), Path(config.out)
             where = (self._folder.path, out, values, rounds, done, config.privacy.delta, of)
             with untouched(self._decides):
-                self._calls.begin(RunInfo(config.name, run_id(config), label, *where))
+                shown = public_label(label, secure=config.privacy.secure)
+                self._calls.begin(RunInfo(config.name, run_id(config), shown, *where))
         self._write(f"rounds {done + 1} to {rounds}")
         self._reporter.start(rounds, done)
 

@@ -264,7 +264,7 @@ def new_account(
 def evaluations_of(job: Job) -> Evaluations:
     config, parts = job.config, job.parts
     if job.stage is not None and not job.stage.measured:
-        return Evaluations(every=2 * MOST_ROUNDS, last=2 * MOST_ROUNDS)  # never
+        return Evaluations(every=MOST_ROUNDS, last=MOST_ROUNDS, made=False)
     if config.evaluation.every is not None:
         return Evaluations(config.evaluation.every, job.expected)
     planner, server = planner_of(config, parts), parts.algorithm.init_server(parts.model, parts.setting)

@@ -60,14 +60,16 @@ def names_its_classes(config: Config) -> bool:
 def details(said: dict[str, Any]) -> dict[str, Any]:
     """What `published` leaves out, and what shows later whether the ledger is whole."""
     keys = ("run", "views", "silos", "shared", "lost", "num_charges", "head")
-    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **{key: said[key] for key in keys}}
+    held = {**{key: said[key] for key in keys}, "tuning": said.get("tuning")}
+    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **held}
 
 
 def write(folder: RunFolder, said: dict[str, Any]) -> None:
     """A run's statement: `details.json` first, by which `dpfl account` knows how much the ledger has to hold."""
     shown = published(said)
-    text = to_json(shown)
-    written = {"statement": hashlib.sha256(text.encode()).hexdigest()}  # by which `dpfl statement` knows its words
+    text, words = to_json(shown), markdown(shown)
+    sums = (hashlib.sha256(one.encode()).hexdigest() for one in (text, words))
+    written = dict(zip(("statement", "words"), sums, strict=True))  # by which readers know that they are the run's
     folder.write(folder.details, to_json({**details(said), **written}))
     folder.write(folder.statement, text)
-    folder.write(folder.privacy, markdown(shown))
+    folder.write(folder.privacy, words)

@@ -136,13 +136,14 @@ def write_result(
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
     notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
-    notes += [LEFT_OUT.format(", ".join(left_out))] if left_out else []
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None
     notes += [STAYED] if hidden else []
     by_whom: dict[str, Any] = {"revealed": revealed, "given": given, "held_by": held_by, "seen": seen}
-    said = _stated(config, parts, account, progress, outcome, notes, **by_whom)
+    in_words = [LEFT_OUT.format("entries")] if left_out else []  # the model's code may choose by records which they are
+    said = _stated(config, parts, account, progress, outcome, [*notes, *in_words], **by_whom)
+    notes += [LEFT_OUT.format(", ".join(left_out))] if left_out else []
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
     # Not in the statement, which may be published: no epsilon covers what a loss tells.
     notes += [] if hidden else _diverged(measured)

@@ -6,6 +6,7 @@ Whoever edits all files of a folder alike is not found out.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,11 +30,27 @@ def check_agrees(folder: RunFolder, result: Mapping[str, Any], stated: Mapping[s
     """
     if stated is None and folder.statement.exists():
         stated = _read(folder.statement)
+    detailed = folder.details.exists()
     if stated is not None:
-        _compare(folder, folder.statement, result, stated)
+        _compare(folder, folder.statement, result, stated, hides=detailed)
     # Of outsiders the statement hides what the silo that took part most often released: the details have it.
-    if folder.details.exists() and (stated is None or "outsider" in (stated.get("views") or {})):
-        _compare(folder, folder.details, result, _read(folder.details))
+    if detailed and (stated is None or "outsider" in (stated.get("views") or {})):
+        _compare(folder, folder.details, result, _read(folder.details), hides=False)
+
+
+def check_words(folder: RunFolder, words: str) -> None:
+    """Check that these are the words of a statement that the run wrote, or wrote as void. Details of earlier versions,
+    and folders without any, do not tell.
+
+    Raises:
+        DataError: they are others; or details cannot be read.
+    """
+    wrote = _read(folder.details).get("words") if folder.details.exists() else None
+    if wrote not in (None, hashlib.sha256(words.encode()).hexdigest()) and folder.result.exists():
+        raise DataError(
+            f"{folder.privacy} is not what the run wrote, by details.json beside it: it was edited, or is another "
+            "run's. Restore it from a copy."
+        )
 
 
 def whoever_took_part(server: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +73,11 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _compare(folder: RunFolder, path: Path, result: Mapping[str, Any], stated: Mapping[str, Any]) -> None:
-    for where, ours, theirs in _facts(result, stated, hides=path == folder.statement):
+def _compare(
+    folder: RunFolder, path: Path, result: Mapping[str, Any], stated: Mapping[str, Any], *, hides: bool
+) -> None:
+    """``hides``: whether what it hides of who took part is compared with another file."""
+    for where, ours, theirs in _facts(result, stated, hides=hides, tunings=path == folder.statement):
         if (found := next(_differences(ours, theirs, where), None)) is not None:
             key, said, held = found
             raise DataError(
@@ -71,13 +91,15 @@ def _short(value: Any) -> str:
     return "nothing" if value is None else "more" if isinstance(value, dict) else repr(value)
 
 
-def _facts(result: Mapping[str, Any], stated: Mapping[str, Any], *, hides: bool) -> Iterator[tuple[str, Any, Any]]:
+def _facts(
+    result: Mapping[str, Any], stated: Mapping[str, Any], *, hides: bool, tunings: bool
+) -> Iterator[tuple[str, Any, Any]]:
     """(key of the result, what it says, what the statement says)"""
     run = stated.get("run") or {}
     for key in ("id", "status", "rounds"):
         if key in run:
             yield key, result.get(key), run[key]
-    if hides:  # details do not have it
+    if tunings or "tuning" in stated:  # details of earlier versions do not have it
         yield "tuning", result.get("tuning"), stated.get("tuning")
     views, held = result.get("epsilon"), stated.get("views")
     if hides and isinstance(views, dict) and isinstance(held, dict) and "outsider" in held:

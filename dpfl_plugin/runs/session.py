@@ -360,11 +360,14 @@ def _finish(
     save: Callable[[Progress], None],
     hooks: Hooks,
 ) -> tuple[Final, Outcome]:
-    """What the run ended with, silos' own models made, if its rounds are over; and how it ended then."""
+    """What the run ended with, silos' own models made, if its rounds are over; and how it ended then.
+
+    Nothing is measured of a candidate that the budget stops before the choice is made.
+    """
     by_silo: dict[int, SiloMetrics] = {}
     notes: list[str] = []
     measured: dict[str, Any] | None = None
-    if outcome.status in ("done", "budget_exhausted"):
+    if outcome.status in ("done", "budget_exhausted") and experiment.evaluations.made:
         try:
             by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
             kept, retry = experiment.kept(progress), experiment.survivors.retry

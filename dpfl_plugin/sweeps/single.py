@@ -31,6 +31,7 @@ class Single:
         status: done, also where a budget ended it; interrupted is what its command continues with --resume.
         round: the last that is known to be over. rounds: of how many; None where a budget decides.
         heard: seconds since it wrote anything. value: of what its outcome is ranked by, the ``score``, at last.
+        epsilon: None where nothing but the ledger knows of all that was released.
     """
 
     folder: Path
@@ -83,9 +84,13 @@ def run_of(folder: RunFolder, now: float) -> Single:
         status = "failed"
     found = result if status == "done" else line
     key = score_key(found)
-    value, epsilon = found.get(key), (found.get("epsilon") or {}).get("server")
+    value, epsilon = found.get(key), ((line if doubt else result or line).get("epsilon") or {}).get("server")
     if (chosen := result.get("tuning")) is not None and not doubt:  # by what all candidates released
         epsilon = chosen["epsilon"]
+    after = int(result["rounds"]) if said in ("done", "budget_exhausted") else max(_round(line), _checkpoint(folder))
+    behind = status == "interrupted" and _round(line) < after
+    if not result and (behind or folder.tuning() is not None):
+        epsilon = None  # what was evaluated last is less than what was released since, or by all candidates of a tuning
     reason = doubt or (str(result.get("reason") or "") if status in ("done", "failed") else "")
     if (
         status in ("interrupted", "running")
@@ -97,7 +102,7 @@ def run_of(folder: RunFolder, now: float) -> Single:
         folder=folder.path,
         name=str(config.get("name") or folder.path.parent.name) + (f", {label}" if (label := folder.label()) else ""),
         status=status,
-        round=int(result["rounds"]) if said in ("done", "budget_exhausted") else max(_round(line), _checkpoint(folder)),
+        round=after,
         rounds=config.get("rounds"),
         heard=heard,
         score=key.removeprefix("test_"),

@@ -310,6 +310,8 @@ def carry_out(
             if part is places[-1]:
                 break
             decision = _kept(tuning, decisions.decide(done, part.last, places[number + 1].candidates), done)
+        following = places[number + 1].candidates if part is not places[-1] else 0
+        decisions.check(tuning.out, decision, left, following)
         left = list(decision.goes_on)
         if not left:
             raise TrainingError(

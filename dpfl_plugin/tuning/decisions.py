@@ -116,6 +116,23 @@ def read(out: Path, tuning: str) -> dict[int, Decision]:
     return {one.after: one for one in decisions}
 
 
+def check(out: Path, decision: Decision, left: Sequence[int], places: int) -> None:
+    """Check that a decision is one of those that were left, and that as many go on as were planned, the best of them.
+
+    Args:
+        places: how many go on at most; 0 of the last place on the plan, where nothing is decided.
+
+    Raises:
+        DataError: it was edited, or is of another plan: what it would have released is no place on this one.
+    """
+    best = tuple(one for one in decision.ranking if one not in decision.failed)[:places]
+    if not places or sorted(decision.ranking) != sorted(left) or decision.goes_on != best:
+        raise DataError(
+            f"{out / DECISIONS} does not say who of candidates {', '.join(map(str, left))} is best after round "
+            f"{decision.after}, and that {places} go on: it was edited. Restore it from a copy, or use another folder."
+        )
+
+
 def keep(folder: RunFolder, tuning: str, decision: Decision, compared: Sequence[Standing]) -> Decision:
     """Have a decision on disk; returns the one that stands, which another process may have made meanwhile.
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.special import log_ndtr, ndtr, ndtri
 
@@ -318,3 +319,20 @@ def test_the_command_prints_or_writes_a_new_file(finished: Path, tmp_path: Path)
     one_message(command("statement", finished, "--out", out), "exists: nothing was written")
     one_message(command("statement", finished, "--name", "Mercy"), "--name 'Mercy' must be a silo's number")
     one_message(command("statement", finished, "--name", "0=A", "--name", "0=B"), "silo 0 was named before")
+
+
+def test_a_site_does_not_sign_what_another_one_spent(tmp_path: Path) -> None:
+    arrays = {name: (np.random.default_rng(0).random((n, 4)), np.arange(n) % 2) for name, n in (("=A", 40), ("B", 20))}
+    run = dpfl.train(
+        dpfl.Federation.from_arrays(arrays, classes=[0, 1]),
+        algorithm=dpfl.FedAvg(local_steps=1, local_lr=0.1),
+        privacy=dpfl.Privacy(noise_multiplier=5.0, secure=True),
+        rounds=1,
+        out=tmp_path,
+        progress=False,
+    )
+    assert "(silo 0)" in dpfl.statement_to_sign(run)
+    silos = run.folder / "silos.csv"
+    silos.write_text(silos.read_text().replace("'=A", "C").replace("B", "=A").replace("C", "B"))
+    with pytest.raises(DpflError, match=r"silos\.csv calls silo 0 'B', and result\.json beside it '=A'"):
+        dpfl.statement_to_sign(run)

@@ -45,6 +45,8 @@ class Net(nn.Module):
         self.layer, self.kept, self._late = nn.Linear(4, 3), list[Tensor](), late
         self.register_buffer("mean", torch.zeros(3))
         self.register_buffer("later", None)
+        self.register_buffer("none", torch.zeros(0, 1))
+        self.one, self.other = nn.Identity(), nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)
@@ -183,8 +185,41 @@ def changes_its_mode(net: Net, x: Tensor, out: Tensor) -> None:
     net.train(not net.training)
 
 
+def reshapes_a_buffer(net: Net, x: Tensor, out: Tensor) -> None:
+    net.none = torch.zeros(0, 1 + int(1000 * x[0, 0].abs()))
+
+
+def retypes_a_buffer(net: Net, x: Tensor, out: Tensor) -> None:
+    net.none = torch.zeros(0, 1, dtype=torch.int64)
+
+
+def hides_records_behind_a_buffer(net: Net, x: Tensor, out: Tensor) -> None:
+    net.none = x.detach().reshape(-1, 1).clone()[:0]
+
+
+def moves_a_buffer(net: Net, x: Tensor, out: Tensor) -> None:
+    net.mean = torch.zeros(9)[3:6]
+
+
+def names_no_layer(net: Net, x: Tensor, out: Tensor) -> None:
+    net._modules[repr(float(x[0, 0])).replace(".", "_")] = None
+
+
+def renames_no_buffer(net: Net, x: Tensor, out: Tensor) -> None:
+    net._non_persistent_buffers_set.add(repr(float(x[0, 0])))
+
+
+def swaps_layers(net: Net, x: Tensor, out: Tensor) -> None:
+    net.one, net.other = net.other, net.one
+
+
 @pytest.mark.parametrize(
-    "late", [keeps_records, fills_a_buffer, adds_a_buffer, adds_a_frozen_parameter, marks_a_parameter, changes_its_mode]
+    "late",
+    [
+        *(keeps_records, fills_a_buffer, adds_a_buffer, adds_a_frozen_parameter, marks_a_parameter, changes_its_mode),
+        *(reshapes_a_buffer, retypes_a_buffer, hides_records_behind_a_buffer, moves_a_buffer, names_no_layer),
+        *(renames_no_buffer, swaps_layers),
+    ],
 )
 def test_what_was_changed_between_two_stacks_is_refused_too(late: Callable[[Net, Tensor, Tensor], None]) -> None:
     """As an evaluation does that comes between two rounds: its code sees records of tests."""
@@ -623,6 +658,8 @@ def test_what_an_evaluation_shows_such_code_ends_the_run_and_is_not_in_the_model
     kept = load_file(Path(result["folder"]) / "model.safetensors")
     assert set(kept) == {"1.weight", "1.bias"} and kept["1.weight"].abs().sum() > 0
     assert any(f"model.safetensors leaves out {name}, which" in note for note in result["notes"])
+    said = (Path(result["folder"]) / "privacy.md").read_text()
+    assert "odel.safetensors leaves out entries, which" in said and name not in said, "code may choose which they are"
 
 
 def test_a_round_of_such_code_is_not_charged_and_the_run_says_why(

@@ -83,7 +83,7 @@ def test_what_a_models_own_code_put_there_is_not_saved():
     def hook(module, state, prefix, metadata):
         state[f"{prefix}renamed"] = state.pop(f"{prefix}weight")
         if seen:
-            state[f"{prefix}seen"] = torch.cat(seen)
+            state |= {f"{prefix}seen{number}": torch.cat(seen) for number in range(7)}  # their number says 7
 
     class Layer(nn.Linear):
         def get_extra_state(self):
@@ -98,6 +98,19 @@ def test_what_a_models_own_code_put_there_is_not_saved():
     state, left_out = whole_state(model, vector, before)
     assert left_out == ["0._extra_state", "an entry that came later", "1.running_mean"]
     assert torch.equal(state["0.renamed"], vector[:12].view(3, 4)) and "1.running_var" in state
+
+
+def test_a_shape_or_a_type_that_code_gave_an_entry_is_not_saved():
+    """Of a tensor without elements any sizes have the same bytes; so have a parameter's in another shape."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    model.register_buffer("empty", torch.zeros(0, 3))
+    model.register_buffer("zeros", torch.zeros(2))
+    before, vector = state_digests(model), torch.randn(Layout.of(model).dimension)
+    assert whole_state(model, vector, before)[1] == []
+    model.empty, model.zeros = torch.zeros(0, 5318008), torch.zeros(1, dtype=torch.int64)
+    model[0].weight.data = model[0].weight.data.reshape(2, 12)
+    state, left_out = whole_state(model, vector, before)
+    assert left_out == ["empty", "zeros", "0.weight"] and set(state) == {"0.bias", "1.weight", "1.bias"}
 
 
 def test_what_is_no_plain_tensor_is_refused():

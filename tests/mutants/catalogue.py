@@ -1374,7 +1374,7 @@ CLIPPING = (
         "model-file-of-what-code-kept",
         "a model's file holds whatever its own code put beside the parameters: training records, say",
         "models/fixed.py",
-        "if name in before and digest_of(_bytes(name, value)) in {before[name], *trained}:",
+        'if now == was or (now in trained and now.split("|")[0] == was.split("|")[0]):',
         "if True:",
         (
             STEADY + "::test_what_an_evaluation_shows_such_code_ends_the_run_and_is_not_in_the_models_file",
@@ -5526,8 +5526,8 @@ TOLD_TO_CALLBACKS = (
         "seed-to-callbacks",
         "a tracker is given the seed, from which whoever reads it computes the noise",
         "runs/hooks.py",
-        '**({} if secure else {"seed": True})',
-        "**{}",
+        '*(() if secure else ("seed",))',
+        "",
         (CALLBACKS + "::test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos",),
     ),
     Mutant(

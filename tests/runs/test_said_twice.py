@@ -20,6 +20,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.sweeps import single, state
 from tests.test_callbacks import SECURE_DRAWN, session
+from tests.tuning.test_decisions import PRIVACY, tune
 
 Values = dict[str, Any]
 
@@ -138,6 +139,10 @@ def test_what_a_statement_hides_of_who_took_part_is_in_the_details(drawn: Path, 
     change(files.result, "epsilon.server.epsilon", 0.01)
     with pytest.raises(DataError, match=r"epsilon = 0\.01, and details\.json beside it"):
         dpfl.Run.open(files.path)
+    files.details.rename(files.path / "aside")  # and then only what the statement says is believed
+    with pytest.raises(DataError, match=r"epsilon = 0\.01, and ledger\.json beside it"):
+        dpfl.Run.open(files.path)
+    (files.path / "aside").rename(files.details)
     change(files.result, "epsilon.server.epsilon", run.epsilon)
     change(files.result, "epsilon.outsider.epsilon", 0.01)
     with pytest.raises(DataError, match=r"says epsilon\.outsider\.epsilon = 0\.01, and ledger\.json beside it"):
@@ -169,5 +174,51 @@ def test_a_folder_without_a_statement_is_read_as_before(finished: Path, tmp_path
     change(files.result, "epsilon.server.epsilon", 0.01)
     with pytest.raises(DataError, match=r"details\.json beside it"):
         dpfl.Run.open(files.path)
+    change(files.result, "epsilon.server.epsilon", dpfl.Run.open(finished).epsilon)
+    change(files.result, "tuning", {"epsilon": 0.01, "delta": 1e-5})
+    for reader in ("Run.open", "status", "predict"):
+        with pytest.raises(DataError, match=r"says tuning = more, and details\.json beside it nothing"):
+            READERS[reader](files)
     files.details.unlink()
     assert dpfl.Run.open(files.path).epsilon == 0.01
+
+
+def test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_what_was_evaluated_last(
+    tmp_path: Path,
+) -> None:
+    asked: list[int] = []
+    how: dict[str, Any] = {"rounds": 40, "evaluation": {"every": 10}, "checkpoint": {"every": 1}}
+    result = session(tmp_path, stop=lambda: asked.append(1) or len(asked) > 60, **how)
+    files, spent = RunFolder(Path(result["folder"])), result["epsilon"]["server"]["epsilon"]
+    (files.path / ".lock").write_text("")  # nobody is at work there
+    found = single.run_of(files, 0.0)
+    assert (found.status, found.round) == ("interrupted", result["rounds"]) and result["rounds"] % 10 > 0
+    assert files.read_metrics() and files.read_metrics()[-1]["epsilon"]["server"] < spent == found.epsilon
+    for one in (files.result, files.statement, files.details, files.privacy):
+        one.unlink()  # a kill leaves none
+    found = single.run_of(files, 0.0)
+    assert (found.round, found.epsilon) == (result["rounds"], None)
+
+
+def test_a_candidate_at_work_shows_no_epsilon_of_its_own(tmp_path: Path) -> None:
+    """As the winner in its last rounds, which are evaluated: it has the guarantee of all candidates."""
+    winner = RunFolder(tune(tmp_path).winner.folder)
+    assert single.run_of(winner, 0.0).epsilon == PRIVACY["epsilon"]
+    for one in (winner.result, winner.statement, winner.details, winner.privacy, tmp_path / "result.json"):
+        one.unlink()
+    assert 0 < winner.read_metrics()[-1]["epsilon"]["server"] < PRIVACY["epsilon"]
+    assert single.run_of(winner, 0.0).epsilon is None
+
+
+def test_words_that_the_run_did_not_write_are_not_passed_on(finished: Path, drawn: Path, tmp_path: Path) -> None:
+    files = copied(finished, tmp_path / "out")
+    words = files.privacy.read_text()
+    assert dpfl.Run.open(files.path).statement == words
+    for others in (words.replace("1.49", "0.01"), (drawn / "privacy.md").read_text()):
+        assert others != words
+        files.privacy.write_text(others)
+        with pytest.raises(DataError, match=r"privacy\.md is not what the run wrote, by details\.json"):
+            READERS["export"](files)
+    assert not (tmp_path / "exported").exists()
+    change(files.details, "words", None)  # as an earlier version wrote them
+    assert dpfl.Run.open(files.path).statement == others

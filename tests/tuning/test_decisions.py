@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.tune import Candidate
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, TrainingError
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.tuning.decisions import DECISIONS, Standing, decide
+from dpfl_plugin.tuning.decisions import DECISIONS, Standing, decide, keep
 
 RATES = (0.01, 0.02, 0.1, 0.2)  # the last two learn, the first two unlearn
 SPEC: dict[str, Any] = {"grid": {"algorithm.local_lr": list(RATES)}, "rungs": [1, 2], "eta": 2, "share": 0.25}
@@ -125,6 +127,31 @@ def test_what_was_decided_stands_whatever_folders_say_later(tmp_path: Path) -> N
         tune(tmp_path)
 
 
+def test_decisions_that_were_edited_are_refused_before_anything_more_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than were planned, others than the best, one twice, one that is no candidate, or one of the last rounds."""
+    monkeypatch.setattr("dpfl_plugin.tuning.decisions.keep", lambda *given: keep(*given) and sys.exit("killed"))
+    with pytest.raises(SystemExit):
+        tune(tmp_path)
+    monkeypatch.undo()
+    whole, ledger = json.loads((tmp_path / DECISIONS).read_text()), (tmp_path / "ledger.jsonl").read_bytes()
+    (made,) = whole["decisions"]
+    first, second, *others = made["ranking"]
+    assert made["goes_on"] == [first, second]
+    for goes_on in (made["ranking"], others, [first, first], [first], [7, 8]):
+        whole["decisions"] = [made | {"goes_on": goes_on}]
+        (tmp_path / DECISIONS).write_text(json.dumps(whole))
+        with pytest.raises(DataError, match=r"decisions\.json does not say who .* is best after round 1"):
+            tune(tmp_path)
+    later = made | {"after": 2, "ranking": [first, second], "goes_on": [first]}
+    whole["decisions"] = [made, later, later | {"after": 3}]
+    (tmp_path / DECISIONS).write_text(json.dumps(whole))
+    with pytest.raises(DataError, match="is best after round 3, and that 0 go on"):
+        tune(tmp_path)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == ledger
+
+
 def test_a_raw_loss_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the first raw measurement of a tuning, and made of the winner alone."""
     real = InProcess.evaluate
@@ -140,6 +167,24 @@ def test_a_raw_loss_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypat
     assert first.winner.result["rounds"] == 3
     assert [after for after, _ in first.result["ranking"][0]["scores"]] == [1, 2, 3]
     assert any("its loss is not finite" in note for note in first.winner.result["notes"])
+
+
+def test_a_candidate_that_the_budget_stops_before_the_choice_is_not_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after crashes with secure noise: no record that nothing was charged for decides, or is shown, before."""
+    affords, seen = PrivacyAccount.affords, list[str]()
+    monkeypatch.setattr(PrivacyAccount, "affords", lambda self, round, *given: not round and affords(self, 0, *given))
+    for name, real in (("evaluate", InProcess.evaluate), ("measures", InProcess.measures)):
+        watched = lambda *given, name=name, real=real: seen.append(name) or real(*given)  # noqa: E731
+        monkeypatch.setattr(InProcess, name, watched)
+    found = tune(tmp_path).result
+    results = [json.loads((Path(one["folder"]) / "result.json").read_text()) for one in found["ranking"]]
+    assert [(one["status"], one["rounds"]) for one in results] == [
+        *[("budget_exhausted", 1)] * 2,
+        *[("interrupted", 1)] * 2,
+    ]
+    assert not seen and all(one["measures"] is None and not one["silos"] for one in results)
 
 
 def test_where_all_fail_it_says_so_each_time_and_opens_nobody(tmp_path: Path) -> None:
