@@ -36,6 +36,7 @@ LOGGED: Final = {"train_loss": "training loss", "test_accuracy": "test accuracy"
 METRICS: Final = (*LOGGED, "gradient_dissimilarity")
 STAYED_AT_RANKS: Final = "losses and accuracies are with the silo ranks"
 SEED: Final = re.compile(r"(?<!\S)seed=\S+\s*")  # among the words of a sweep's label
+OF_SILOS: Final = re.compile(r"(?<!\S)(silos|silo_weights)[.=]")
 MEASURED: Final = "Losses and accuracies are measured on raw records: no epsilon covers them"
 GIVEN: Final = (
     "Callbacks or trackers were given the losses and accuracies that were known here, means over silos, and other "
@@ -99,8 +100,10 @@ def public_values(config: Config, *, secure: bool) -> dict[str, Any]:
 
 
 def public_label(label: str | None, *, secure: bool) -> str | None:
-    """A run's label as callbacks get it: that of a sweep says the seed, which is left out as in `public_values`."""
-    return label if label is None or secure else SEED.sub("", label).strip() or None
+    """A run's label as callbacks get it: a sweep's may say the seed and names of silos; see `public_values`."""
+    if label is None or OF_SILOS.search(label):
+        return None
+    return label if secure else SEED.sub("", label).strip() or None
 
 
 def epsilon_of(config: Config, neighbouring: str) -> str:

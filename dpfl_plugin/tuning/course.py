@@ -38,6 +38,7 @@ from dpfl_plugin.tuning.price import Place, Price, configured, price
 
 LEDGER: Final = "ledger.jsonl"
 PLAN: Final = TUNING
+RETRIED: Final = "retried.json"  # that the winner failed, and was tried again
 SCHEMA: Final = 1
 OF_RECORDS: Final = ("records: ", "silos have ", "delta is ", "warning: privacy.")
 """How notes begin that are the same of every candidate."""
@@ -253,6 +254,8 @@ class _Course:
         done = []
         for one in self.standings(indices):
             again = last and one.status == "failed"
+            if again:  # its folder will not say so any more
+                _keep_retry(self.tuning, one)
             found = one if one.reached(stage.until) and not again else self._advanced(one, stage)
             if not found.reached(stage.until):
                 return None
@@ -400,6 +403,11 @@ def _check_whole(tuning: Tuning, ledger: Ledger) -> None:
             )
 
 
+def _keep_retry(tuning: Tuning, winner: Standing) -> None:
+    folder = RunFolder(tuning.out, tuning.file.config.access)
+    folder.write(tuning.out / RETRIED, to_json({"schema": SCHEMA, "winner": winner.candidate.label}))
+
+
 def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
     """How a tuning ended, as plain values."""
     winner, decided = ranked[0], decisions.read(tuning.out, _digest(tuning.file))
@@ -410,6 +418,7 @@ def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
             "label": winner.candidate.label,
             "folder": str(tuning.folder(winner.candidate).path),
             "status": winner.status,
+            "retried": (tuning.out / RETRIED).exists(),
         },
         "failures": failures(tuning, decided),
         "reopened": _reopened(ranked, decided),

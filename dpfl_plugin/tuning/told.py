@@ -9,6 +9,10 @@ from typing import Any, Final
 from dpfl_plugin.core.rounding import odds
 
 MOST: Final = 0.5  # of a score's variance: more of one silo is said
+RETRIED: Final = (
+    "The winner's training failed before, and was tried again; what it released each time is charged. That it failed "
+    "may depend on records: epsilon does not cover what that reveals."
+)
 ANEW: Final = "A new tuning without what failed, in another folder, has to be charged to a budget of its own."
 
 
@@ -93,6 +97,7 @@ def statement(told: Mapping[str, Any], name: str) -> str:
         "\n".join(f"* {line}" for line in _seen(told)),
         "## Winner",
         f"{winner['label']}: {winner['status']}, in `{winner['folder']}`.",
+        RETRIED if winner.get("retried") else "",
         failed_winner(told),
         apart(told),
     ]

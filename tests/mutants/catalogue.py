@@ -5523,6 +5523,14 @@ NAMING_OF_NOISE = (
 
 TOLD_TO_CALLBACKS = (
     Mutant(
+        "seed-in-a-label",
+        "a tracker calls a run of a sweep over seeds by the seed, from which whoever reads it computes the noise",
+        "runs/hooks.py",
+        'return label if secure else SEED.sub("", label).strip() or None',
+        "return label",
+        (CALLBACKS + "::test_the_label_of_a_run_of_a_sweep_does_not_tell_callbacks_the_seed",),
+    ),
+    Mutant(
         "seed-to-callbacks",
         "a tracker is given the seed, from which whoever reads it computes the noise",
         "runs/hooks.py",

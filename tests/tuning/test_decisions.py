@@ -79,9 +79,11 @@ def test_a_winner_that_fails_stays_the_winner(tmp_path: Path) -> None:
         with pytest.raises(TrainingError, match=r"failed: round 3: as asked.*No other candidate takes its place"):
             tune(tmp_path, "0.1@3 0.2@3")
         results.append(result_of(tmp_path))
+    assert [one["winner"].pop("retried") for one in results] == [False, True]
     assert results[0] == results[1] and results[0]["winner"]["status"] == "failed"
     said = (tmp_path / "tuning.md").read_text()
     assert "No other candidate takes its place" in said and "as asked" not in said
+    assert "training failed before, and was tried again" in said
     second = Path(results[0]["ranking"][1]["folder"])
     assert json.loads((second / "result.json").read_text())["rounds"] == 2
 
