@@ -15,6 +15,7 @@ from typing import Final
 import dpfl_plugin as dpfl
 from benchmarks.pages import ROOT
 from dpfl_plugin.config.load import merged
+from dpfl_plugin.config.yaml_text import dump
 from dpfl_plugin.published import catalog, index, lengths, numbers, pictures
 from dpfl_plugin.published.items import ALL, QUICK, Extent, Item, Part, files
 from dpfl_plugin.published.joined import joined
@@ -22,6 +23,7 @@ from dpfl_plugin.published.numbers import Numbers
 
 PAGES: Final = ROOT / "docs" / "papers"
 TIMED_STEPS: Final = 200
+SEVERAL: Final = ("sweep", "variants")
 PICTURES: Final = ROOT / "docs" / "pictures" / "papers"
 
 
@@ -59,14 +61,14 @@ def time_steps() -> dict[str, float]:
 
 
 def _step(part: Part) -> float:
-    few = {"algorithm": {"local_steps": TIMED_STEPS}}
-    steps = lengths.steps_of(merged(part.expansion().base, few), 1)
-    said = [f"algorithm.local_steps={TIMED_STEPS}", "rounds=1", "privacy.noise_multiplier=0"]
-    experiment = dpfl.Experiment(part.path, (*part.settings, "sweep=null", "variants=null", *said))
+    few = {"rounds": 1, "algorithm": {"local_steps": TIMED_STEPS}, "privacy": {"noise_multiplier": 0}}
+    values = {key: value for key, value in merged(part.expansion().base, few).items() if key not in SEVERAL}
     with tempfile.TemporaryDirectory() as folder:
-        run = experiment.run(out=folder)
+        path = Path(folder) / "timed.yaml"
+        path.write_text(dump(values), encoding="utf-8")
+        run = dpfl.Experiment(path).run(out=folder)
         assert isinstance(run, dpfl.Run)
-        return float(run.result["seconds"]) / steps
+        return float(run.result["seconds"]) / lengths.steps_of(values, 1)
 
 
 def _keep(item: Item, found: Numbers) -> bool:
