@@ -97,7 +97,7 @@ class Run:
             rounds=ROUNDS,
             expected_rounds=ROUNDS,
             run_name="run",
-            evaluations=SimpleNamespace(due=lambda rounds: True),  # type: ignore[arg-type]
+            evaluations=SimpleNamespace(due=lambda rounds: True, made=True),  # type: ignore[arg-type]
             dissimilarity=False,
             checkpoint_every=None,
             checkpoint_seconds=0.0,

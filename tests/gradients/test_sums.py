@@ -215,7 +215,7 @@ def test_models_whose_records_are_sums_themselves(kind, name, device):
 
 
 @pytest.mark.parametrize("name", ["conv2d groups, few positions", "lstm"])
-@pytest.mark.parametrize("clip_norm", [0.05, math.inf])
+@pytest.mark.parametrize("clip_norm", [0.05, 1e9])  # beyond all norms
 def test_gradients_that_are_not_formed_are_those_in_float64(name, clip_norm):
     """Norms from products of positions are for float32 models, with sums in float64."""
     with torch.random.fork_rng(devices=[]):
