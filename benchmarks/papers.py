@@ -22,9 +22,9 @@ from dpfl_plugin.published.joined import joined
 from dpfl_plugin.published.numbers import Numbers
 
 PAGES: Final = ROOT / "docs" / "papers"
+PICTURES: Final = ROOT / "docs" / "pictures" / "papers"
 TIMED_STEPS: Final = 200
 SEVERAL: Final = ("sweep", "variants")
-PICTURES: Final = ROOT / "docs" / "pictures" / "papers"
 
 
 def keep(folder: Path) -> list[str]:

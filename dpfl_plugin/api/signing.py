@@ -103,7 +103,7 @@ def _names(files: RunFolder) -> dict[int, str]:
         found = {int(row["silo"]): tidy(row["name"]) for row in rows if row.get("name")}
     except (OSError, ValueError, KeyError, csv.Error):
         return {}
-    for silo, name in _result(files).get("silo_names", {}).items():
+    for silo, name in (_result(files).get("silo_names") or {}).items():
         if found.get(int(silo), "").removeprefix("'") != tidy(name).removeprefix("'"):
             raise DataError(
                 f"{files.silos} calls silo {silo} {found.get(int(silo))!r}, and {files.result.name} beside it "

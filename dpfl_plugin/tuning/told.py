@@ -10,8 +10,8 @@ from dpfl_plugin.core.rounding import odds
 
 MOST: Final = 0.5  # of a score's variance: more of one silo is said
 RETRIED: Final = (
-    "The winner's training failed before, and was tried again; what it released each time is charged. That it failed "
-    "may depend on records: epsilon does not cover what that reveals."
+    "The winner's training failed before, and was tried again; all that it released is charged. That it failed may "
+    "depend on records: epsilon does not cover what that reveals."
 )
 ANEW: Final = "A new tuning without what failed, in another folder, has to be charged to a budget of its own."
 

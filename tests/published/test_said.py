@@ -69,7 +69,7 @@ def test_a_run_that_figures_share_is_counted_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_quick_runs_of_a_smaller_model_do_not_foretell_how_long_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are of a layer of 32; a step of the convolutional network takes a hundred times as long."""
+    """They are of a layer of 32; a step of the convolutional network takes many times as long."""
 
     def only_quick(paper: str, item: Item) -> numbers_of.Numbers | None:
         found = numbers_of.kept(paper, item)
