@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.data import adult as adult_module
+from dpfl_plugin.data import digits as digits_module
 from dpfl_plugin.data import idx
 from dpfl_plugin.data.adult import adult
 from dpfl_plugin.data.base import Dataset, validate
@@ -156,9 +157,13 @@ def test_femnist(load: Callable[..., Dataset]) -> None:
     assert np.median(data.features) == 1
 
 
-def test_digits() -> None:
+def test_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     data = digits(DataSource())
     validate(data, "digits")
+    monkeypatch.setattr(digits_module, "find_spec", lambda name: None)  # where the file is not found
+    by_scikit_learn = digits(DataSource())
+    assert np.array_equal(data.features, by_scikit_learn.features)
+    assert np.array_equal(data.labels, by_scikit_learn.labels)
     assert data.features.shape == (1797, 64)
     assert counts(data) == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert data.features.max() == 1
