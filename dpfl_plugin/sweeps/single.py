@@ -18,6 +18,7 @@ from dpfl_plugin.runs.folder import RunFolder, run_folders
 from dpfl_plugin.runs.said_twice import check_agrees
 
 SILENT_SECONDS: Final = 600.0  # after which a process of another machine is taken for ended
+TAIL: Final = 1 << 16  # bytes that are read of a ledger's end at once
 WRITTEN: Final = ("ledger.jsonl", "metrics.jsonl", "log.txt", "checkpoint")  # while a run goes on
 
 Status = Literal["running", "interrupted", "failed", "done"]
@@ -88,7 +89,7 @@ def run_of(folder: RunFolder, now: float) -> Single:
     if (chosen := result.get("tuning")) is not None and not doubt:  # by what all candidates released
         epsilon = chosen["epsilon"]
     after = int(result["rounds"]) if said in ("done", "budget_exhausted") else max(_round(line), _checkpoint(folder))
-    behind = status == "interrupted" and _round(line) < after
+    behind = status == "interrupted" and (_round(line) < after or _charged_since(folder.ledger, _round(line)))
     if not result and (behind or folder.tuning() is not None):
         epsilon = None  # what was evaluated last is less than what was released since, or by all candidates of a tuning
     reason = doubt or (str(result.get("reason") or "") if status in ("done", "failed") else "")
@@ -142,6 +143,24 @@ def _checkpoint(folder: RunFolder) -> int:
     """The round after which the newest checkpoint was written."""
     names = (path.name.removeprefix("round-").partition(".")[0] for path in folder.checkpoint.glob("round-*"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _charged_since(ledger: Path, rounds: int) -> bool:
+    """Whether the last charge may be of a release later than the evaluation after ``rounds``; also if none can be read.
+
+    A round's number counts those before it; that of scores and of models of the silos' own those that are over.
+    """
+    content = b""
+    with contextlib.suppress(OSError), ledger.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        while start:
+            start, end = max(0, start - TAIL), start
+            file.seek(start)
+            content = file.read(end - start) + content
+            for line in reversed(content.splitlines()[bool(start) :]):  # the first may be a part of one
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    return int(json.loads(line)["round"]) >= rounds
+    return True
 
 
 def _round(line: dict[str, Any]) -> int:

@@ -184,7 +184,7 @@ def test_a_folder_without_a_statement_is_read_as_before(finished: Path, tmp_path
 
 
 def test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_what_was_evaluated_last(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     how: dict[str, Any] = {"rounds": 40, "evaluation": {"every": 10}, "checkpoint": {"every": 1}}
@@ -198,6 +198,16 @@ def test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_w
         one.unlink()  # a kill leaves none
     found = single.run_of(files, 0.0)
     assert (found.round, found.epsilon) == (result["rounds"], None)
+    shutil.rmtree(files.checkpoint)  # of a run that has none between its evaluations
+    last = files.read_metrics()[-1]
+    found = single.run_of(files, 0.0)
+    assert (found.round, found.epsilon) == (last["round"], None)
+    lines = files.ledger.read_bytes().splitlines(keepends=True)
+    before = [line for line in lines if json.loads(line).get("round", 0) < last["round"]]
+    files.ledger.write_bytes(b"".join(before) + lines[-1][:20])  # of one that is killed while it charges the next
+    monkeypatch.setattr(single, "TAIL", 7)
+    found = single.run_of(files, 0.0)
+    assert (found.round, found.epsilon) == (last["round"], last["epsilon"]["server"])
 
 
 def test_a_candidate_at_work_shows_no_epsilon_of_its_own(tmp_path: Path) -> None:
