@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dpfl_plugin.api.progress import say
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.runs.folder import RunFolder, write_atomic
@@ -19,7 +20,7 @@ FEW: Final = 30  # points of a line that are marked: one alone would not be seen
 
 
 def of_run(folder: RunFolder, config: Config, label: str | None, *, anew: bool) -> None:
-    """Have `curves.png` in a run's folder, where something was measured.
+    """Have `curves.png` in a run's folder, where something was measured. A disk without room for it is told of.
 
     Args:
         label: what a file calls the run. anew: also where there is one.
@@ -50,10 +51,16 @@ def names_of(runs: Mapping[str, Lines]) -> str:
 
 
 def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> None:
-    """Draw each run's evaluations into a file; see `detailed`."""
+    """Draw each run's evaluations into a file; see `detailed`. The runs are whole without it, and have not failed."""
     picture = io.BytesIO()
     detailed(runs, title, delta).savefig(picture, dpi=150, format="png")
-    write_atomic(path, picture.getvalue())
+    try:
+        write_atomic(path, picture.getvalue())
+    except OSError as error:
+        say(
+            f"{path} could not be written ({error.strerror or error}). Nothing else is missing; the same with --resume "
+            "(in Python: resume=True) draws it once it can be written."
+        )
 
 
 def detailed(runs: Mapping[str, Lines], title: str, delta: float) -> Figure:

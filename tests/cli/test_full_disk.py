@@ -14,7 +14,7 @@ from dpfl_plugin.errors import MAKE_ROOM, LedgerError
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from tests.cli import sweeping
-from tests.cli.command import dpfl, write
+from tests.cli.command import Done, dpfl, write
 
 PAGE = 4096
 SHORT = {"rounds": 4, "checkpoint": {"every": 2}}
@@ -83,8 +83,7 @@ def test_runs_of_a_sweep_fail_with_that_reason_and_are_tried_again(disk: Disk) -
     assert len(sweeping.left(disk.path / "out")) == 2
 
 
-@pytest.mark.parametrize("name", ["ledger.jsonl", ".config.yaml.tmp", "facts.json", ".result.json.tmp"])
-def test_a_file_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def run_without_room_for(name: str, config: Path, out: Path) -> Done:
     """Where no file system can be mounted, too."""
     fsync = os.fsync
 
@@ -93,10 +92,26 @@ def test_a_file_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: pyte
             raise OSError(122, "Disk quota exceeded")
         fsync(handle)
 
-    config = write(tmp_path, SHORT)
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        done = dpfl("run", config, "--out", tmp_path / "runs")
+        return dpfl("run", config, "--out", out)
+
+
+@pytest.mark.usefixtures("pictures")
+def test_a_run_without_room_for_its_picture_has_not_failed(tmp_path: Path) -> None:
+    config, out = write(tmp_path, SHORT), tmp_path / "runs"
+    done = run_without_room_for("curves.png", config, out)
+    (line,) = (line for line in done.err.splitlines() if "curves.png" in line)
+    assert done.code == 0 and "could not be written (Disk quota exceeded)" in line and "--resume" in line
+    assert MAKE_ROOM not in done.err and "picture: " not in done.out and not [*out.rglob("*curves.png*")]
+    assert dpfl("run", config, "--out", out, "--resume").code == 0
+    assert len([*out.rglob("curves.png")]) == 1
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", ".config.yaml.tmp", "facts.json", ".result.json.tmp"])
+def test_a_file_that_cannot_be_synced_is_named(tmp_path: Path, name: str) -> None:
+    config = write(tmp_path, SHORT)
+    done = run_without_room_for(name, config, tmp_path / "runs")
     assert done.code == 1 and MAKE_ROOM in done.err and "Disk quota exceeded" in done.err, done.err
     assert name.removeprefix(".").removesuffix(".tmp") in done.err
     assert dpfl("run", config, "--out", tmp_path / "runs", "--resume").code == 0
