@@ -125,7 +125,7 @@ FAILURES = (
     "that reveals about the silo's records.",
 )
 MEASUREMENTS = (
-    "Losses, accuracies and other measures in metrics.jsonl, result.json and curves.png are computed from records "
+    "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures of them are computed from records "
     "without noise, for the experimenter; publishing them is not covered by any epsilon here.",
 )
 ENDED_EARLY: Final[Mapping[Cause, str]] = {
