@@ -83,7 +83,9 @@ def _show(part: Part) -> None:
         table.add_row(*row)
     Console().print(table)
     for line in api.remarks(part):
-        print(textwrap.fill(line, WIDTH, initial_indent="* ", subsequent_indent="  "))
+        whole = line.replace(" %", "\N{NO-BREAK SPACE}%")
+        filled = textwrap.fill(whole, WIDTH, initial_indent="* ", subsequent_indent="  ")
+        print(filled.replace("\N{NO-BREAK SPACE}", " "))
 
 
 def _copy(paths: list[Path], folder: Path) -> int:
