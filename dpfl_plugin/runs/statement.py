@@ -125,8 +125,8 @@ FAILURES = (
     "that reveals about the silo's records.",
 )
 MEASUREMENTS = (
-    "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures of them are computed from records "
-    "without noise, for the experimenter; publishing them is not covered by any epsilon here.",
+    "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures of them are computed from "
+    "records without noise, for the experimenter; publishing them is not covered by any epsilon here.",
 )
 ENDED_EARLY: Final[Mapping[Cause, str]] = {
     Cause.NOT_FINITE: "The run ended because its model or its loss was not finite, at a round that depends on records; "
