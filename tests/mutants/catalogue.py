@@ -5589,6 +5589,17 @@ TOLD_TO_CALLBACKS = (
         (SAID_TWICE + "::test_what_a_statement_hides_of_who_took_part_is_in_the_details",),
     ),
     Mutant(
+        "charged-since-it-was-evaluated",
+        "of a killed run the epsilon of its last evaluation is shown, whatever its ledger charged since",
+        "sweeps/single.py",
+        " or _charged_since(folder.ledger, _round(line))",
+        "",
+        (
+            SAID_TWICE
+            + "::test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_what_was_evaluated_last",
+        ),
+    ),
+    Mutant(
         "participation-to-callbacks",
         "round by round a tracker shows the epsilon of the silo that took part most often, in a run that claims an "
         "outsider does not know who took part",
