@@ -20,7 +20,7 @@ FEW: Final = 30  # points of a line that are marked: one alone would not be seen
 
 
 def of_run(folder: RunFolder, config: Config, label: str | None, *, anew: bool) -> None:
-    """Have `curves.png` in a run's folder, where something was measured. A disk without room for it is told of.
+    """Have `curves.png` in a run's folder, where something was measured. Where it cannot be written, that is said.
 
     Args:
         label: what a file calls the run. anew: also where there is one.
@@ -58,8 +58,8 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
         write_atomic(path, picture.getvalue())
     except OSError as error:
         say(
-            f"{path} could not be written ({error.strerror or error}). Nothing else is missing; the same with --resume "
-            "(in Python: resume=True) draws it once it can be written."
+            f"{path} could not be written ({error.strerror or error}). Nothing else is missing. Once there is room, "
+            "run the same again with --resume (in Python: resume=True) to draw it."
         )
 
 

@@ -83,6 +83,7 @@ def _show(part: Part) -> None:
         table.add_row(*row)
     Console().print(table)
     for line in api.remarks(part):
+        # A line that begins with "%" is hard to read: the number before it goes along.
         whole = line.replace(" %", "\N{NO-BREAK SPACE}%")
         filled = textwrap.fill(whole, WIDTH, initial_indent="* ", subsequent_indent="  ")
         print(filled.replace("\N{NO-BREAK SPACE}", " "))

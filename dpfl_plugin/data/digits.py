@@ -24,7 +24,7 @@ def digits(source: DataSource, *, flatten: bool = True) -> Dataset:
 
 
 def _read() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """From scikit-learn's file where it lies as expected: what scikit-learn imports takes a third of a run's start."""
+    """From scikit-learn's file where it lies as expected: importing scikit-learn takes seconds of a run's start."""
     for folder in getattr(find_spec("sklearn"), "submodule_search_locations", None) or ():
         file = Path(folder, "datasets", "data", "digits.csv.gz")
         if file.is_file():

@@ -89,8 +89,7 @@ def run_of(folder: RunFolder, now: float) -> Single:
     if (chosen := result.get("tuning")) is not None and not doubt:  # by what all candidates released
         epsilon = chosen["epsilon"]
     after = int(result["rounds"]) if said in ("done", "budget_exhausted") else max(_round(line), _checkpoint(folder))
-    behind = status == "interrupted" and (_round(line) < after or _charged_since(folder.ledger, _round(line)))
-    if not result and (behind or folder.tuning() is not None):
+    if not result and (_behind(folder, line, after) or folder.tuning() is not None):
         epsilon = None  # what was evaluated last is less than what was released since, or by all candidates of a tuning
     reason = doubt or (str(result.get("reason") or "") if status in ("done", "failed") else "")
     if (
@@ -143,6 +142,11 @@ def _checkpoint(folder: RunFolder) -> int:
     """The round after which the newest checkpoint was written."""
     names = (path.name.removeprefix("round-").partition(".")[0] for path in folder.checkpoint.glob("round-*"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _behind(folder: RunFolder, line: dict[str, Any], after: int) -> bool:
+    """Whether a run may have released more than when it was evaluated last, also if it is at work."""
+    return _round(line) < after or _charged_since(folder.ledger, _round(line))
 
 
 def _charged_since(ledger: Path, rounds: int) -> bool:

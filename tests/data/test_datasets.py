@@ -158,7 +158,9 @@ def test_femnist(load: Callable[..., Dataset]) -> None:
 
 
 def test_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = digits(DataSource())
+    with monkeypatch.context() as patched:
+        patched.setattr("sklearn.datasets.load_digits", None)  # the file is found, and nothing else is asked
+        data = digits(DataSource())
     validate(data, "digits")
     monkeypatch.setattr(digits_module, "find_spec", lambda name: None)  # where the file is not found
     by_scikit_learn = digits(DataSource())

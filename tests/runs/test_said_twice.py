@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -202,6 +203,10 @@ def test_the_status_of_a_run_that_was_interrupted_has_what_it_released_and_not_w
     last = files.read_metrics()[-1]
     found = single.run_of(files, 0.0)
     assert (found.round, found.epsilon) == (last["round"], None)
+    (files.path / ".lock").write_text("pid 1 on another-machine")
+    at_work = single.run_of(files, time.time())
+    assert (at_work.status, at_work.epsilon) == ("running", None)
+    (files.path / ".lock").write_text("")
     lines = files.ledger.read_bytes().splitlines(keepends=True)
     before = [line for line in lines if json.loads(line).get("round", 0) < last["round"]]
     files.ledger.write_bytes(b"".join(before) + lines[-1][:20])  # of one that is killed while it charges the next
