@@ -5590,7 +5590,7 @@ TOLD_TO_CALLBACKS = (
     ),
     Mutant(
         "charged-since-it-was-evaluated",
-        "of a run that was killed or is at work, the epsilon of its last evaluation is shown, whatever it charged since",
+        "of a run that was killed or is at work the last evaluation's epsilon is shown, whatever it charged since",
         "sweeps/single.py",
         " or _charged_since(folder.ledger, _round(line))",
         "",

@@ -75,7 +75,7 @@ def test_silos_of_different_sizes_are_told_by_their_persons(tmp_path: Path) -> N
     header, *rows = (tmp_path / "h1.csv").read_text().splitlines()
     few = [row for row in rows if int(row.split(",")[0].partition("-")[2]) < 5]
     (tmp_path / "h1.csv").write_text("\n".join([header, *few]) + "\n")
-    done = dpfl("run", config(tmp_path, privacy={"record_rate": 0.5}, rounds=1))
+    done = dpfl("run", config(tmp_path, privacy={"record_rate": 0.5}, rounds=1), "--out", tmp_path / "runs")
     assert "silos have 4 to 9 training persons and count alike" in done.err and "by their persons." in done.err
 
 
