@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ from dpfl_plugin.gradients.precision import products
 from dpfl_plugin.gradients.whose import HOOKS, inner, is_own_value, keeps_nothing
 from dpfl_plugin.models.attributes import describe
 from dpfl_plugin.models.fixed import fixed_tensors
+from dpfl_plugin.models.memory import Memory
 
 _NAMESPACES: Final = (
     "torch",
@@ -86,15 +86,16 @@ class Steady:
             self._known.append((model, self._facts(model)))
 
     def _facts(self, model: nn.Module) -> Any:
-        tensors = [[name, _checksum(value)] for name, value in fixed_tensors(model).items() if name in self._fixed]
+        memory = Memory()
+        tensors = [[name, memory.of(value)] for name, value in fixed_tensors(model).items() if name in self._fixed]
         roots: dict[str, object] = {"the model": model, "the loss": self._loss}
         if isinstance(self._loss, nn.Module):
             held = {**dict(self._loss.named_parameters()), **dict(self._loss.named_buffers())}
-            tensors += [[f"the loss: {name}", _checksum(value)] for name, value in held.items()]
+            tensors += [[f"the loss: {name}", memory.of(value)] for name, value in held.items()]
         modules = {name: root for name, root in roots.items() if isinstance(root, nn.Module)}
-        built = [_built(module) for module in modules.values()]
+        built = [_built(module, memory) for module in modules.values()]
         put_in = {f"{name}: {where}": one for name, module in modules.items() for where, one in _put_in(module)}
-        return [describe({**roots, **put_in}).facts, tensors, built]
+        return [describe({**roots, **put_in}, memory).facts, tensors, built]
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -145,14 +146,16 @@ class Steady:
                 raise ChangedError(CHANGED.format(f"torch's own {replaced}"))
 
 
-def _built(module: nn.Module) -> list[Any]:
-    """What a module is built of: a parameter, a buffer, a layer or a mode that code gives it later has a place here."""
+def _built(module: nn.Module, memory: Memory) -> list[Any]:
+    """What a module is built of: a parameter, a buffer, a layer or a mode that code gives it later has a place here,
+    and so has what tensors keep beside their values."""
     return [
         [
             path,
             [layer.training, sorted(layer._non_persistent_buffers_set)],
             [[name, id(one)] for name, one in layer._modules.items()],
-            *([[name, one is None] for name, one in held.items()] for held in _held(layer)),
+            *([[name, one is None or memory.marks(one)] for name, one in held.items()] for held in _held(layer)),
+            [name for name, one in layer._buffers.items() if one is not None and one.requires_grad],
         ]
         for path, layer in module.named_modules()
     ]
@@ -187,15 +190,6 @@ def _left_on() -> dict[str, object]:
         "torch.get_default_device()": str(torch.get_default_device()),
         "the number of modes of torch that are on": list(stacks),
     }
-
-
-def _checksum(value: Tensor) -> list[Any]:
-    """Of a plain tensor: its bits, and how they lie in memory; what has none in plain memory counts by its version."""
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        return [value._version]
-    room = value.untyped_storage().nbytes()
-    lies = [str(value.dtype), list(value.shape), value.stride(), value.storage_offset(), room]
-    return [*lies, zlib.crc32(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())]
 
 
 def _settings() -> dict[str, Any]:

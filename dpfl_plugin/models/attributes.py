@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from dpfl_plugin import loaded
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.models.global_names import names_in
+from dpfl_plugin.models.memory import Memory
 
 MOST: Final = 1_000_000  # values that are looked at: far more than a model has, and an end for what has none
 _TORCHS_OWN: Final = frozenset(vars(nn.Module()))  # parameters, buffers, layers and hooks, which are looked at as such
@@ -58,14 +59,16 @@ class Attributes:
     code: tuple[Any, ...]
 
 
-def describe(what: Mapping[str, object]) -> Attributes:
+def describe(what: Mapping[str, object], memory: Memory | None = None) -> Attributes:
     """Each of ``what`` by its values.
 
     Args:
         what: {its name, for messages: a model, a loss, or another object}. Of models the parameters and buffers are
             left out.
+        memory: look as well at what lies behind tensors and arrays, and is kept beside them: in this process alone,
+            since another may have other things there.
     """
-    found = _Describer(what.values())
+    found = _Describer(what.values(), memory)
     facts = [[name, found.of(value, name)] for name, value in what.items()]
     if any(getattr(nn.modules.module, f"_global{hooks}", None) for hooks in _HOOKS):
         found.doubts.add("hooks are registered for all of torch's modules")
@@ -73,7 +76,8 @@ def describe(what: Mapping[str, object]) -> Attributes:
 
 
 class _Describer:
-    def __init__(self, roots: Iterable[object]) -> None:
+    def __init__(self, roots: Iterable[object], memory: Memory | None) -> None:
+        self._memory = memory
         self.doubts: set[str] = set()
         self.code: dict[int, Any] = {}
         self.kinds: dict[str, Any] = {}  # of users' classes: what they hold; of global variables: their values
@@ -119,7 +123,7 @@ class _Describer:
                 if value.dtype.hasobject or (type(value) is not np.ndarray and not isinstance(value, np.generic)):
                     return self._doubt(where, "is an array of objects, whose values no digest shows")
                 data = np.ascontiguousarray(value).tobytes()
-                return [repr(value.dtype), list(value.shape), hashlib.sha256(data).hexdigest()]
+                return [repr(value.dtype), list(value.shape), hashlib.sha256(data).hexdigest(), *self._array(value)]
             case bytearray() | array.array():
                 return [type(value).__name__, hashlib.sha256(value).hexdigest()]
             case torch.device():
@@ -175,9 +179,17 @@ class _Describer:
 
     def _tensor(self, value: Tensor, where: str) -> Any:
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta)
+        behind = [] if self._memory is None else self._beside(value, where)
         if type(value) not in _TENSORS or not plain or getattr(value, "_backward_hooks", None):
-            return self._doubt(where, "is not a plain tensor, and no digest shows its values")
-        return ["tensor", value.requires_grad, request_digest({"": value}).hex()]
+            return [*self._doubt(where, "is not a plain tensor, and no digest shows its values"), *behind]
+        return ["tensor", value.requires_grad, request_digest({"": value}).hex(), *behind]
+
+    def _array(self, value: Any) -> list[Any]:
+        return [] if self._memory is None or isinstance(value, np.generic) else self._memory.of_array(value)
+
+    def _beside(self, value: Tensor, where: str) -> list[Any]:
+        assert self._memory is not None
+        return [self._memory.of(value), self._memory.marks(value), *self._more(value, where)]
 
     def _more(self, value: Any, where: str) -> list[Any]:
         """Attributes that a user's kind of container may have."""

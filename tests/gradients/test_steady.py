@@ -46,6 +46,10 @@ class Net(nn.Module):
         self.register_buffer("mean", torch.zeros(3))
         self.register_buffer("later", None)
         self.register_buffer("none", torch.zeros(0, 1))
+        self.register_buffer("view", torch.zeros(9)[:3])
+        self.frozen = nn.Parameter(torch.zeros(9)[3:6], requires_grad=False)
+        self.plain, self.numbers = torch.zeros(9)[:3], np.zeros(9)[:3]
+        self.of_bytes, self.of_tensor = np.frombuffer(bytearray(9), np.uint8)[:3], torch.zeros(9).numpy()[:3]
         self.one, self.other = nn.Identity(), nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,6 +205,46 @@ def moves_a_buffer(net: Net, x: Tensor, out: Tensor) -> None:
     net.mean = torch.zeros(9)[3:6]
 
 
+def behind(name: str) -> Callable[[Net, Tensor, Tensor], None]:
+    """Writes to the memory behind a tensor or an array that is a view of more, and not to what it shows."""
+
+    def writes(net: Net, x: Tensor, out: Tensor) -> None:
+        held = getattr(net, name)
+        if isinstance(held, Tensor):
+            torch.as_strided(held.data, (9,), (1,), 0)[6:] = x.detach()[0, :3]
+            return
+        while isinstance(held.base, np.ndarray):
+            held = held.base
+        whole = np.asarray(held if held.base is None else held.base)
+        whole[6:] = x.detach()[0, :3].numpy().astype(whole.dtype)
+
+    return writes
+
+
+def gives_a_gradient(name: str) -> Callable[[Net, Tensor, Tensor], None]:
+    def gives(net: Net, x: Tensor, out: Tensor) -> None:
+        getattr(net, name).grad = x.detach()[0, :3].clone()
+
+    return gives
+
+
+def wants_a_gradient(net: Net, x: Tensor, out: Tensor) -> None:
+    net.mean.requires_grad_()
+
+
+def writes_the_same(net: Net, x: Tensor, out: Tensor) -> None:
+    """`_version` tells how often."""
+    net.mean.add_(0)
+
+
+def restrides(net: Net, x: Tensor, out: Tensor) -> None:
+    net.plain.data = net.plain.repeat_interleave(2)[::2]
+
+
+def marks_an_attribute(net: Net, x: Tensor, out: Tensor) -> None:
+    net.plain.mark = float(out.detach().mean())  # type: ignore[attr-defined]
+
+
 def names_no_layer(net: Net, x: Tensor, out: Tensor) -> None:
     net._modules[repr(float(x[0, 0])).replace(".", "_")] = None
 
@@ -218,7 +262,9 @@ def swaps_layers(net: Net, x: Tensor, out: Tensor) -> None:
     [
         *(keeps_records, fills_a_buffer, adds_a_buffer, adds_a_frozen_parameter, marks_a_parameter, changes_its_mode),
         *(reshapes_a_buffer, retypes_a_buffer, hides_records_behind_a_buffer, moves_a_buffer, names_no_layer),
-        *(renames_no_buffer, swaps_layers),
+        *(renames_no_buffer, swaps_layers, wants_a_gradient, writes_the_same, restrides, marks_an_attribute),
+        *(behind(name) for name in ("view", "frozen", "plain", "numbers", "of_bytes", "of_tensor")),
+        *(gives_a_gradient(name) for name in ("mean", "frozen", "plain")),
     ],
 )
 def test_what_was_changed_between_two_stacks_is_refused_too(late: Callable[[Net, Tensor, Tensor], None]) -> None:
