@@ -24,6 +24,7 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import prior_of, runs_in
 from dpfl_plugin.privacy.views import server_composed
+from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import TUNING, RunFolder, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
@@ -96,8 +97,8 @@ class Tuning:
         path, config = self.folder(candidate).result, self.config(candidate)
         try:
             result = json.loads(path.read_text())
-        except FileNotFoundError:
-            return Standing(candidate, config)
+        except FileNotFoundError:  # before it began, or since it was killed
+            return Standing(candidate, config, self._of_checkpoint(candidate))
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
         private = result["private_evaluation"]
@@ -112,6 +113,10 @@ class Tuning:
             result["rounds"],
             result["cause"] == Cause.PAUSED.value,
         )
+
+    def _of_checkpoint(self, candidate: Candidate) -> tuple[tuple[int, float], ...]:
+        facts = load_facts(self.folder(candidate).checkpoint) or {}
+        return tuple((int(after), float(score)) for after, score in facts.get("scores", ()))
 
 
 def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
@@ -249,13 +254,15 @@ class _Course:
 
         The winner's run is tried again, if it failed: no other takes its place.
         """
-        last = part is self.tuning.price.places[-1]
+        last, standings = part is self.tuning.price.places[-1], self.standings(indices)
+        if last and standings[0].status == "failed":  # its folder will not say so any more
+            _keep_retry(self.tuning, standings[0])
+        if last and _retried(self.tuning):
+            seen = [*seen, told.RETRIED]
         stage = Stage(None if last else part.last, last, self.tuning.price.planned, guarantee(self.tuning), tuple(seen))
         done = []
-        for one in self.standings(indices):
+        for one in standings:
             again = last and one.status == "failed"
-            if again:  # its folder will not say so any more
-                _keep_retry(self.tuning, one)
             found = one if one.reached(stage.until) and not again else self._advanced(one, stage)
             if not found.reached(stage.until):
                 return None
@@ -303,26 +310,36 @@ def carry_out(
             f"rounds {part.first + 1} to {part.last}: {len(left)} candidate{'s' * (len(left) > 1)}"
             + (f", the best by their scores after round {part.first}" if number else "")
         )
-        decided = decisions.read(tuning.out, _digest(tuning.file))
-        decision = decided.get(part.last)
+        decided = _decided(tuning)
+        decision, following = decided.get(part.last), places[number + 1 :]
         if decision is None:
             seen = [told.failure(one) for one in failures(tuning, decided)]
             done = course.trained(left, part, seen)
             if done is None:
                 return None
-            if part is places[-1]:
+            if not following:
                 break
-            decision = _kept(tuning, decisions.decide(done, part.last, places[number + 1].candidates), done)
-        following = places[number + 1].candidates if part is not places[-1] else 0
-        decisions.check(tuning.out, decision, left, following)
+            decision = _kept(tuning, decisions.decide(done, part.last, following[0].candidates), done)
+        decisions.check(tuning.out, decision, course.standings(left), following[0].candidates)
         left = list(decision.goes_on)
         if not left:
             raise TrainingError(
                 f"{tuning.out}: every candidate that was left failed before its score after round {part.last}; "
                 f"{tuning.ledger} holds what they released. {told.ANEW}"
             )
-    left_behind = [one.left_behind for _, one in sorted(decisions.read(tuning.out, _digest(tuning.file)).items())]
+    left_behind = [one.left_behind for _, one in sorted(_decided(tuning).items())]
     return course.standings([*left, *(index for of_rung in reversed(left_behind) for index in of_rung)])
+
+
+def _decided(tuning: Tuning) -> dict[int, Decision]:
+    """What was decided, by round.
+
+    Raises:
+        DataError: as `decisions.read`, and where it is of no rung.
+    """
+    found = decisions.read(tuning.out, _digest(tuning.file))
+    decisions.check_rounds(tuning.out, found, [place.last for place in tuning.price.places[:-1]])
+    return found
 
 
 def _kept(tuning: Tuning, decision: Decision, compared: Sequence[Standing]) -> Decision:
@@ -408,9 +425,13 @@ def _keep_retry(tuning: Tuning, winner: Standing) -> None:
     folder.write(tuning.out / RETRIED, to_json({"schema": SCHEMA, "winner": winner.candidate.label}))
 
 
+def _retried(tuning: Tuning) -> bool:
+    return (tuning.out / RETRIED).exists()
+
+
 def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
     """How a tuning ended, as plain values."""
-    winner, decided = ranked[0], decisions.read(tuning.out, _digest(tuning.file))
+    winner, decided = ranked[0], _decided(tuning)
     return {
         **_plan(tuning),
         "guarantee": {**guarantee(tuning), "in_ledger": in_ledger(tuning)},
@@ -418,7 +439,7 @@ def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
             "label": winner.candidate.label,
             "folder": str(tuning.folder(winner.candidate).path),
             "status": winner.status,
-            "retried": (tuning.out / RETRIED).exists(),
+            "retried": _retried(tuning),
         },
         "failures": failures(tuning, decided),
         "reopened": _reopened(ranked, decided),

@@ -83,7 +83,8 @@ def test_a_winner_that_fails_stays_the_winner(tmp_path: Path) -> None:
     assert results[0] == results[1] and results[0]["winner"]["status"] == "failed"
     said = (tmp_path / "tuning.md").read_text()
     assert "No other candidate takes its place" in said and "as asked" not in said
-    assert "training failed before, and was tried again" in said
+    for written in (tmp_path / "tuning.md", Path(results[0]["winner"]["folder"]) / "privacy.md"):
+        assert "training failed before, and was tried again" in written.read_text()
     second = Path(results[0]["ranking"][1]["folder"])
     assert json.loads((second / "result.json").read_text())["rounds"] == 2
 
@@ -117,40 +118,64 @@ def test_an_early_failure_ranks_last_and_is_told(tmp_path: Path) -> None:
     assert told in (found.winner.folder / "privacy.md").read_text()
 
 
-def test_what_was_decided_stands_whatever_folders_say_later(tmp_path: Path) -> None:
+def test_what_was_decided_stands_and_scores_that_say_otherwise_are_refused(tmp_path: Path) -> None:
+    """Whoever edits a score changes no decision, and no report says that it was decided by such a score."""
     first = tune(tmp_path)
+    said = (tmp_path / "tuning.md").read_bytes()
     loser = Path(first.result["ranking"][2]["folder"]) / "result.json"
-    said = json.loads(loser.read_text())
-    said["private_evaluation"]["scores"] = [[1, 7.0]]
-    loser.write_text(json.dumps(said))
-    assert rates(tune(tmp_path).result) == rates(first.result)
+    whole = loser.read_text()
+    edited = json.loads(whole)
+    edited["private_evaluation"]["scores"] = [[1, 7.0]]
+    loser.write_text(json.dumps(edited))
+    with pytest.raises(DataError, match=r"decisions\.json does not say who .* is best after round 1, by the scores"):
+        tune(tmp_path)
+    assert (tmp_path / "tuning.md").read_bytes() == said
+    loser.write_text(whole)
+    assert tune(tmp_path).result == first.result
     (tmp_path / DECISIONS).write_text("{}")
     with pytest.raises(DataError, match=r"cannot be read.*Restore it"):
         tune(tmp_path)
 
 
+def test_a_tuning_whose_winner_was_killed_goes_on(tmp_path: Path) -> None:
+    """Then no result says what it scored; its checkpoint does."""
+    first = tune(tmp_path)
+    (first.winner.folder / "result.json").unlink()
+    again = tune(tmp_path)
+    assert rates(again.result) == rates(first.result) and again.result["guarantee"] == first.result["guarantee"]
+
+
 def test_decisions_that_were_edited_are_refused_before_anything_more_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than were planned, others than the best, one twice, one that is no candidate, or one of the last rounds."""
+    """More than were planned, others than the best, one twice, no candidate, another order, failures that were none,
+    and of rounds that are no rung."""
     monkeypatch.setattr("dpfl_plugin.tuning.decisions.keep", lambda *given: keep(*given) and sys.exit("killed"))
     with pytest.raises(SystemExit):
         tune(tmp_path)
     monkeypatch.undo()
     whole, ledger = json.loads((tmp_path / DECISIONS).read_text()), (tmp_path / "ledger.jsonl").read_bytes()
     (made,) = whole["decisions"]
-    first, second, *others = made["ranking"]
+    ranking = first, second, *others = made["ranking"]
     assert made["goes_on"] == [first, second]
-    for goes_on in (made["ranking"], others, [first, first], [first], [7, 8]):
-        whole["decisions"] = [made | {"goes_on": goes_on}]
+    turned = [*others, first, second]
+    for edit in (
+        *({"goes_on": goes_on} for goes_on in (ranking, others, [first, first], [first], [7, 8])),
+        {"ranking": turned, "goes_on": others},
+        {"ranking": [second, first, *others], "goes_on": [second, first]},
+        {"failed": [first, second], "goes_on": others},
+        {"failed": [99]},
+    ):
+        whole["decisions"] = [made | edit]
         (tmp_path / DECISIONS).write_text(json.dumps(whole))
         with pytest.raises(DataError, match=r"decisions\.json does not say who .* is best after round 1"):
             tune(tmp_path)
     later = made | {"after": 2, "ranking": [first, second], "goes_on": [first]}
-    whole["decisions"] = [made, later, later | {"after": 3}]
-    (tmp_path / DECISIONS).write_text(json.dumps(whole))
-    with pytest.raises(DataError, match="is best after round 3, and that 0 go on"):
-        tune(tmp_path)
+    for decisions in ([made, later, later | {"after": 3}], [later], [made, made | {"after": 7, "failed": [99]}]):
+        whole["decisions"] = decisions
+        (tmp_path / DECISIONS).write_text(json.dumps(whole))
+        with pytest.raises(DataError, match=r"has decisions after rounds .*, and the plan has rungs after 1, 2"):
+            tune(tmp_path)
     assert (tmp_path / "ledger.jsonl").read_bytes() == ledger
 
 
