@@ -13,13 +13,16 @@ from typing import Any, Final
 
 from dpfl_plugin import __version__
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.signing_checks import check_stated
-from dpfl_plugin.data.names import tidy
+from dpfl_plugin.api.signing_checks import check_stated, details_of
+from dpfl_plugin.data.names import printable, told_apart
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.privacy.signed_page import page
+from dpfl_plugin.runs.csv_cells import no_formula
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.publishable import names_sum
 from dpfl_plugin.tuning.winner import winner_of
 
+MEND: Final = "Restore it from a copy."
 UNCHECKED: Final = (
     "The folder is of an earlier version, which kept no checksum of its statement: what is said here in words was not "
     "checked, but for the unit, the relation and the numbers."
@@ -50,7 +53,7 @@ def statement_to_sign(what: Run | str | Path, *, names: Mapping[int, str] | None
     _check_guarantee(said, folder)
     if not check_stated(said, digest, files):
         said["warnings"] = [UNCHECKED, *said["warnings"]]
-    known = _names(files) | {silo: tidy(name) for silo, name in (names or {}).items()}
+    known = _names(files) | told_apart(names or {})
     silos = {one["silo"] for one in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
     for silo in names or {}:
         require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
@@ -92,24 +95,45 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
 
 
 def _names(files: RunFolder) -> dict[int, str]:
-    """Of silos, as the run's data named them; none where the folder does not say.
+    """Of silos, as the run's data named them; none where its result says none, as of ranks of MPI or of one silo.
 
     Raises:
-        DataError: `silos.csv` and `result.json` differ: a site would sign what another one spent.
+        DataError: `silos.csv`, `result.json` and `details.json` differ: a site would sign what another one spent.
     """
+    result, digest = _result(files), details_of(files).get("silo_names")
+    said = result.get("silo_names")
+    if said is None and (digest is None or not result):
+        return {}
+    if not isinstance(said, dict) or not all(map(_is_named, said.items())):
+        raise DataError(f"{files.result} is damaged (silo_names is {said!r:.100}): restore it from a copy.")
+    if digest not in (None, names_sum(said)):
+        raise DataError(
+            f"{files.result}: silo_names is not what the run wrote, by {files.details.name} beside it. {MEND}"
+        )
+    for silo, name in _in_table(files):
+        named = no_formula(said.get(silo, ""))
+        if name != named:
+            raise DataError(
+                f"{files.silos} calls silo {silo} {name!r}, and {files.result.name} beside it {named!r}: one of them "
+                f"was edited. {MEND}"
+            )
+    return {int(silo): printable(name) for silo, name in said.items()}
+
+
+def _is_named(item: tuple[str, object]) -> bool:
+    silo, name = item
+    return silo.isascii() and silo.isdecimal() and isinstance(name, str)
+
+
+def _in_table(files: RunFolder) -> list[tuple[str, str]]:
+    """(silo, what it is called) of each line of `silos.csv`."""
     try:
         with files.silos.open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
-        found = {int(row["silo"]): tidy(row["name"]) for row in rows if row.get("name")}
-    except (OSError, ValueError, KeyError, csv.Error):
-        return {}
-    for silo, name in (_result(files).get("silo_names") or {}).items():
-        if found.get(int(silo), "").removeprefix("'") != tidy(name).removeprefix("'"):
-            raise DataError(
-                f"{files.silos} calls silo {silo} {found.get(int(silo))!r}, and {files.result.name} beside it "
-                f"{name!r}: one of them was edited. Restore it from a copy."
-            )
-    return found
+            return [(row["silo"], row.get("name") or "") for row in csv.DictReader(lines)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise DataError(f"{files.silos} cannot be read ({error}). {MEND}") from error
 
 
 def _result(files: RunFolder) -> dict[str, Any]:

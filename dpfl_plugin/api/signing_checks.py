@@ -59,7 +59,7 @@ def check_stated(said: Mapping[str, Any], digest: str, files: RunFolder) -> bool
     _check_epsilons(said, {view: one["epsilon"] for view, one in proven.items()}, ledger, files)
     _check_each(said, ledger, accountant, config.privacy.delta, files)
     _check_others(said, ledger, config.privacy.delta, files)
-    written = _details(files).get("statement")
+    written = details_of(files).get("statement")
     if written is not None:
         _same("its checksum", digest, written, files, "details.json")
     return written is not None
@@ -142,7 +142,7 @@ def _check_others(said: Mapping[str, Any], ledger: Ledger, delta: float, files: 
     _same("shared is None", shared is None, "shared" not in ledger.facts, files, "ledger.jsonl")
     if shared is None:
         return
-    details = _details(files)
+    details = details_of(files)
     for key in shared:
         _same(f"shared.{key}", shared[key], (details.get("shared") or {}).get(key), files, "details.json")
     for key in VIEWS:
@@ -156,7 +156,7 @@ def _check_others(said: Mapping[str, Any], ledger: Ledger, delta: float, files: 
             _at_least(which, silo["total_epsilon"], silo["epsilon"], files, OTHERS_SLACK)
 
 
-def _details(files: RunFolder) -> dict[str, Any]:
+def details_of(files: RunFolder) -> dict[str, Any]:
     """What is not to be published of a statement; `read_whole` has read it. Nothing of earlier versions."""
     found = json.loads(files.details.read_text()) if files.details.exists() else {}
     return found if isinstance(found, dict) else {}

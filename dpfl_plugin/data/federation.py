@@ -18,7 +18,7 @@ from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integer
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import SHOWN
 from dpfl_plugin.data.memmap_store import Scratch
-from dpfl_plugin.data.names import called, tidy
+from dpfl_plugin.data.names import called, tidy, told_apart
 from dpfl_plugin.data.partition import iid, natural, quantity_skew
 from dpfl_plugin.data.preprocess import Step, pooled
 from dpfl_plugin.data.preprocess import preprocess as apply_steps
@@ -287,7 +287,7 @@ def _names(data: Dataset, rows: Mapping[int, Integers]) -> dict[int, str]:
     """What natural silos are called by the data, by id."""
     if data.groups is None or not data.silo_names:
         return {}
-    return {i: tidy(data.silo_names[int(data.groups[silo[0]])]) for i, silo in rows.items()}
+    return told_apart({i: data.silo_names[int(data.groups[silo[0]])] for i, silo in rows.items()})
 
 
 def _chosen(data: Dataset, names: Mapping[int, str]) -> tuple[list[str], list[str]]:

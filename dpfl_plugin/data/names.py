@@ -24,10 +24,25 @@ def of_files(paths: Sequence[Path]) -> tuple[str, ...]:
     )
 
 
+def printable(name: str) -> str:
+    """It without control characters, ends of lines among them."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
 def tidy(name: str) -> str:
     """A name of the data as it can be printed in a line: no control characters, and not beyond `LONGEST`."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in name)
+    plain = printable(name)
     return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 3]}..."
+
+
+def told_apart(names: Mapping[int, str]) -> dict[int, str]:
+    """Names of the data, by silo, as `tidy` has them; those that it would make alike in full, or else with escapes, so
+    that nobody takes one silo for another."""
+    short, full = ({silo: made(name) for silo, name in names.items()} for made in (tidy, printable))
+    for wider in (full, {silo: name.encode("unicode_escape").decode() for silo, name in names.items()}):
+        often = Counter(short.values())
+        short = {silo: name if often[name] == 1 else wider[silo] for silo, name in short.items()}
+    return short
 
 
 def called(silo: int, names: Mapping[int, str]) -> str:

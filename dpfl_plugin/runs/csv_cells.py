@@ -13,12 +13,12 @@ def csv_text(rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     columns = dict.fromkeys(key for row in rows for key in row)
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writerow({column: _no_formula(column) for column in columns})
-    writer.writerows({key: _no_formula(value) for key, value in row.items()} for row in rows)
+    writer.writerow({column: no_formula(column) for column in columns})
+    writer.writerows({key: no_formula(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
 
 
-def _no_formula(cell: Any) -> Any:
+def no_formula(cell: Any) -> Any:
     """A cell that a spreadsheet does not compute: text that begins as a formula gets a ' before it; numbers stay."""
     if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         return cell

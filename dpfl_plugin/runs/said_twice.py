@@ -15,6 +15,10 @@ from typing import Any, Final
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.runs.folder import RunFolder
 
+UNCHECKED: Final = (
+    "> **These words were not checked.** The folder has no checksum of them, as one of an earlier version, and they "
+    "may have been edited since the run ended. What its ledger proves is said by `dpfl account FOLDER`.\n\n"
+)
 HIDES: Final = {"worst_case_epsilon", "worst_case_basis"}  # what a statement has in place of what it hides
 
 
@@ -38,19 +42,24 @@ def check_agrees(folder: RunFolder, result: Mapping[str, Any], stated: Mapping[s
         _compare(folder, folder.details, result, _read(folder.details), hides=False)
 
 
-def check_words(folder: RunFolder, words: str) -> None:
-    """Check that these are the words of a statement that the run wrote, or wrote as void. Details of earlier versions,
-    and folders without any, do not tell.
+def check_words(folder: RunFolder, words: str) -> bool:
+    """Check that these are the words of a statement that the run wrote, or wrote as void.
+
+    Returns:
+        whether that could be told: details of earlier versions, and folders without any, do not say.
 
     Raises:
         DataError: they are others; or details cannot be read.
     """
     wrote = _read(folder.details).get("words") if folder.details.exists() else None
-    if wrote not in (None, hashlib.sha256(words.encode()).hexdigest()) and folder.result.exists():
+    if wrote is None:
+        return False
+    if wrote != hashlib.sha256(words.encode()).hexdigest() and folder.result.exists():
         raise DataError(
             f"{folder.privacy} is not what the run wrote, by details.json beside it: it was edited, or is another "
             "run's. Restore it from a copy."
         )
+    return True
 
 
 def whoever_took_part(server: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 import dpfl_plugin as dpfl
 from dpfl_plugin.api.signing import UNCHECKED
 from dpfl_plugin.cli.statement import write_statement
-from dpfl_plugin.errors import DpflError
+from dpfl_plugin.errors import DataError, DpflError
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.held_by import HOLDER, HeldBy, of_holders, of_run
@@ -321,18 +322,78 @@ def test_the_command_prints_or_writes_a_new_file(finished: Path, tmp_path: Path)
     one_message(command("statement", finished, "--name", "0=A", "--name", "0=B"), "silo 0 was named before")
 
 
-def test_a_site_does_not_sign_what_another_one_spent(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = {name: (np.random.default_rng(0).random((n, 4)), np.arange(n) % 2) for name, n in (("=A", 40), ("B", 20))}
     run = dpfl.train(
         dpfl.Federation.from_arrays(arrays, classes=[0, 1]),
         algorithm=dpfl.FedAvg(local_steps=1, local_lr=0.1),
         privacy=dpfl.Privacy(noise_multiplier=5.0, secure=True),
         rounds=1,
-        out=tmp_path,
+        out=tmp_path_factory.mktemp("named"),
         progress=False,
     )
-    assert "(silo 0)" in dpfl.statement_to_sign(run)
-    silos = run.folder / "silos.csv"
-    silos.write_text(silos.read_text().replace("'=A", "C").replace("B", "=A").replace("C", "B"))
-    with pytest.raises(DpflError, match=r"silos\.csv calls silo 0 'B', and result\.json beside it '=A'"):
-        dpfl.statement_to_sign(run)
+    return run.folder
+
+
+def renamed(folder: Path) -> None:
+    silos = folder / "silos.csv"
+    silos.write_text(silos.read_text().replace("'=A", "C").replace("B", "'=A").replace("C", "B"))
+
+
+def of_result(names: Any) -> Callable[[Path], None]:
+    """Has the result say other names, or (None) none at all."""
+
+    def edit(folder: Path) -> None:
+        result = json.loads((folder / "result.json").read_text())
+        result.pop("silo_names") if names is None else result.update(silo_names=names)
+        (folder / "result.json").write_text(json.dumps(result))
+
+    return edit
+
+
+def all_alike(folder: Path) -> None:
+    renamed(folder)
+    of_result({"0": "B", "1": "=A"})(folder)
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (renamed, r"silos\.csv calls silo 0 'B', and result\.json beside it \"'=A\""),
+        (lambda folder: replaced(folder, "'=A", "=A"), r"silos\.csv calls silo 0 '=A'"),
+        (lambda folder: replaced(folder, ",B", ","), r"silos\.csv calls silo 1 ''"),
+        (lambda folder: replaced(folder, "name", "nam"), r"silos\.csv calls silo 0 ''"),
+        (lambda folder: (folder / "silos.csv").write_text("a\n1\n") and None, r"silos\.csv cannot be read"),
+        (all_alike, r"result\.json: silo_names is not what the run wrote, by details\.json"),
+        (of_result({}), r"silo_names is not what the run wrote"),
+        (of_result(None), r"silo_names is None"),
+        (of_result(["B", "=A"]), r"silo_names is \['B', '=A'\]"),
+        (of_result({"x": "B"}), r"silo_names is {'x': 'B'}"),
+        (of_result({"0": 1}), r"silo_names is {'0': 1}"),
+    ],
+)
+def test_a_site_does_not_sign_what_another_one_spent(
+    named: Path, tmp_path: Path, edit: Callable[[Path], None], why: str
+) -> None:
+    folder = Path(shutil.copytree(named, tmp_path / "run"))
+    assert "=A (silo 0)" in dpfl.statement_to_sign(folder) and "B (silo 1)" in dpfl.statement_to_sign(folder)
+    edit(folder)
+    with pytest.raises(DataError, match=why):
+        dpfl.statement_to_sign(folder)
+
+
+def replaced(folder: Path, old: str, new: str) -> None:
+    silos = folder / "silos.csv"
+    assert old in silos.read_text()
+    silos.write_text(silos.read_text().replace(old, new, 1))
+
+
+def test_where_a_run_knew_no_names_none_are_put_in(finished: Path, named: Path, tmp_path: Path) -> None:
+    """As of ranks, whose server knows none; and a table of names by itself proves nothing."""
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    shutil.copy(named / "silos.csv", folder / "silos.csv")
+    with pytest.raises(DataError, match=r"calls silo 0 \"'=A\", and result\.json beside it ''"):
+        dpfl.statement_to_sign(folder)
+    (folder / "result.json").unlink()
+    assert "=A" not in dpfl.statement_to_sign(folder)

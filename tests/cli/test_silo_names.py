@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.data.names import called, column_list, listed, of_files, tidy
+from dpfl_plugin.data.names import called, column_list, listed, of_files, tidy, told_apart
 from tests.cli.command import dpfl, one_message, write
 
 NAMES = {"=south": 30, "mercy": 40, "north": 20}  # in the order of their numbers
@@ -83,6 +83,10 @@ def test_errors_and_audits_name_silos(tmp_path: Path) -> None:
 def test_how_silos_are_named() -> None:
     paths = [Path(path) for path in ("a/x.csv", "b/x.csv", "c/y.csv.gz", "c/z")]
     assert of_files(paths) == ("a/x.csv", "b/x.csv", "y", "z")
+    alike = {0: "n" * 50 + "é", 1: "n" * 50 + "b", 2: "a\n", 3: "a\r", 4: "n" * 50}
+    apart = told_apart(alike)
+    assert len(set(apart.values())) == 5 and apart[0] == alike[0] and all(name.isprintable() for name in apart.values())
+    assert told_apart({0: "n" * 50, 1: "b"}) == {0: tidy("n" * 50), 1: "b"}
     assert tidy("a\n\x1b[2Jb") == "a??[2Jb" and len(tidy("n" * 100)) == 40
     assert called(3, {}) == "silo 3" and called(3, {3: "x"}) == "silo 3 (x)" and called(3, {3: "3"}) == "silo 3"
     assert listed(range(10), {1: "x"}) == "0, 1 (x), 2, 3, 4, 5, 6, 7 and 2 more"

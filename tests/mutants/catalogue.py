@@ -6107,6 +6107,22 @@ SIGNED = (
         (f"{SIGNING_TESTS}::test_what_proves_nothing_is_not_to_be_signed",),
     ),
     Mutant(
+        "names-that-a-table-changed",
+        "a site signs what another one spent, since silos.csv was edited",
+        "api/signing.py",
+        "        if name != named:",
+        "        if False:",
+        (f"{SIGNING_TESTS}::test_a_site_does_not_sign_what_another_one_spent",),
+    ),
+    Mutant(
+        "names-that-two-files-changed",
+        "a site signs what another one spent, since silos.csv and result.json were edited alike",
+        "api/signing.py",
+        "    if digest not in (None, names_sum(said)):",
+        "    if False:",
+        (f"{SIGNING_TESTS}::test_a_site_does_not_sign_what_another_one_spent",),
+    ),
+    Mutant(
         "a-page-of-another-configuration",
         "a page is signed by a configuration that is not the one that ran",
         "api/signing_checks.py",

@@ -18,6 +18,7 @@ from dpfl_plugin.errors import DataError
 from dpfl_plugin.published.numbers import read_run
 from dpfl_plugin.report.runs import scan
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.said_twice import UNCHECKED
 from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.sweeps import single, state
 from tests.test_callbacks import SECURE_DRAWN, session
@@ -236,4 +237,6 @@ def test_words_that_the_run_did_not_write_are_not_passed_on(finished: Path, draw
             READERS["export"](files)
     assert not (tmp_path / "exported").exists()
     change(files.details, "words", None)  # as an earlier version wrote them
-    assert dpfl.Run.open(files.path).statement == others
+    assert dpfl.Run.open(files.path).statement == UNCHECKED + others
+    files.details.unlink()
+    assert dpfl.Run.open(files.path).statement == UNCHECKED + others
