@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ BUILT_ANEW: Final = (
     "A model's factory has to make the same wherever and whenever it is called: by torch's generator, which is seeded, "
     "or from a file; not by numpy's, Python's or the system's."
 )
+MARK: Final = -1.7310585  # no value that a buffer is likely to begin with
 LATER: Final = "an entry that came later"
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -91,41 +93,88 @@ def structure(model: nn.Module) -> str:
     return hashlib.sha256(json.dumps([layers, named]).encode()).hexdigest()
 
 
-def state_digests(model: nn.Module) -> dict[str, str]:
-    """Type, shape and sha256 of each tensor of the model's state_dict, by name: before records are read, for
-    `whole_state`."""
-    return {name: _described(name, value) for name, value in _state(model).items()}
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of a state_dict, before records are read.
+
+    Attributes:
+        digest: sha256 of its bytes. trains: the name of the parameter that it is; None if it is none that trains.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    digest: str
+    trains: str | None
 
 
-def whole_state(model: nn.Module, vector: Tensor, before: Mapping[str, str]) -> tuple[dict[str, Tensor], list[str]]:
-    """A state_dict that the model, or one built like it, loads strictly: with ``vector`` (d,) as what trains; and the
-    what is left out, by names that it had before: it is neither that nor what it was, and a model's own code may have
-    put records there.
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A model's state_dict before records are read, for `whole_state`.
+
+    Attributes:
+        entries: by their names, which a model's own code may choose. layout: of what trains.
+    """
+
+    entries: Mapping[str, Entry]
+    layout: Layout
+
+
+def state_before(model: nn.Module) -> Before:
+    """What a model's state_dict holds, and which parameter each entry is: whatever the code calls it, that one's values
+    are in it."""
+    whole, layout = _state(model), Layout.of(model)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = {name: parameter.detach().clone() for name, parameter in trained.items()}
+    digests = {name: _digest(name, value) for name, value in whole.items()}
+    try:
+        with torch.no_grad():
+            for number, parameter in enumerate(trained.values()):
+                parameter.fill_(MARK - number)
+        marks = {_digest(name, parameter.detach()): name for name, parameter in trained.items() if parameter.numel()}
+        marked = {name: marks.get(_digest(name, value)) for name, value in _state(model).items()}
+    finally:
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(kept[name])
+    entries = {}
+    for name, value in whole.items():
+        which = marked.get(name)
+        is_it = which is not None and digests[name] == _digest(which, kept[which])
+        entries[name] = Entry(value.dtype, tuple(value.shape), digests[name], which if is_it else None)
+    return Before(entries, layout)
+
+
+def whole_state(model: nn.Module, vector: Tensor, before: Before) -> tuple[dict[str, Tensor], list[str]]:
+    """A state_dict that the model, or one built like it, loads strictly: with ``vector`` (d,) as what trains; and what
+    changed that does not train, by names that it had before: a model's own code may have put records there. If anything
+    did, the state_dict holds what trains alone, since which of the others it held would tell of records, too.
 
     Each entry is a copy on the CPU, so that parameters which share memory can be written to a file.
-
-    Args:
-        before: `state_digests` of it.
     """
-    model, layout = copy.deepcopy(model), Layout.of(model)
-    parameters, trained = dict(model.named_parameters()), set[str]()
+    model, values = copy.deepcopy(model), before.layout.unflatten(vector)
+    parameters, trained = dict(model.named_parameters()), dict[str, str]()
     with torch.no_grad():
-        for name, value in layout.unflatten(vector).items():
-            parameters[name].copy_(value)
-            trained.add(_described(name, parameters[name].detach()))
-    kept, left_out = dict[str, Tensor](), list[str]()
-    for name, value in _state(model).items():
-        now, was = _described(name, value), before.get(name, "")
-        if now == was or (now in trained and now.split("|")[0] == was.split("|")[0]):
-            kept[name] = value.detach().cpu().contiguous().clone()
-        else:  # a name that came later may tell of records, too
-            left_out.append(name if name in before else LATER)
-    return kept, list(dict.fromkeys(left_out))  # how many came may tell of records as well
+        for name, value in values.items():
+            parameter = parameters.get(name)
+            if parameter is not None and parameter.shape == value.shape:
+                parameter.copy_(value)
+                trained[name] = _digest(name, parameter.detach())
+    found, changed = _state(model), list[str]()
+    for name, entry in before.entries.items():
+        now, digest = found.get(name), entry.digest if entry.trains is None else trained.get(entry.trains)
+        if now is None or (now.dtype, tuple(now.shape)) != (entry.dtype, entry.shape) or _digest(name, now) != digest:
+            changed.append(name)
+    if not found.keys() <= before.entries.keys():
+        changed.append(LATER)  # how many came may tell of records as well
+    if changed:
+        of = [(name, one, one.trains) for name, one in before.entries.items() if one.trains is not None]
+        found = {name: values[which].to(one.dtype).reshape(one.shape) for name, one, which in of}
+    names = (name for name in before.entries if name in found)
+    return {name: found[name].detach().cpu().contiguous().clone() for name in names}, changed
 
 
-def _described(name: str, value: Tensor) -> str:
-    """Type and shape count as well: of a tensor without elements, sizes may be any numbers."""
-    return f"{value.dtype} {list(value.shape)}|{digest_of(_bytes(name, value))}"
+def _digest(name: str, value: Tensor) -> str:
+    return digest_of(_bytes(name, value))
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.models.attributes import Attributes, describe
-from dpfl_plugin.models.fixed import state_digests
+from dpfl_plugin.models.fixed import Before, state_before
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.cycles import check_round
@@ -85,7 +85,7 @@ class Parts:
         planned: what all rounds cost, how many of each, where noise was solved for them; else None.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         attributes: what decides what model and loss compute besides parameters and buffers, as they were made.
-        state: digests of what the model's file may hold besides what is trained, as it was made.
+        state: what the model's file may hold besides what is trained, as it was made.
         stack: silos advanced together; lockstep: whether they are answered together, too.
         own: silos with privacy settings of their own; their noise multipliers are in ``rules``.
     """
@@ -109,7 +109,7 @@ class Parts:
     train: dict[int, Records]
     test: dict[int, Records]
     attributes: Attributes
-    state: Mapping[str, str]
+    state: Before
     stack: int
     lockstep: bool
     own: OwnSettings = NO_OWN
@@ -200,7 +200,7 @@ class _Draft:
     loss: engines.Loss
     trial: torch.Tensor
     attributes: Attributes
-    state: Mapping[str, str]
+    state: Before
     own: OwnSettings
     setting: Setting
     model: torch.Tensor
@@ -288,7 +288,7 @@ def _draft(
     num_records = holding.survey.num_records
     module, loss, trial = model_and_loss(config, holding, module, loss)
     attributes = describe({"the model": module, "the loss": loss})  # before engines are tried: here one, there all
-    state = state_digests(module)
+    state = state_before(module)
     check_outcome(config, holding.survey.outcome, holding.survey.num_classes)
     statistics_of(config, holding.survey.inputs)
     own = own_settings(config, len(num_records), holding.names)

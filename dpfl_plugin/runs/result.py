@@ -50,8 +50,8 @@ STAYED = (
     "give evaluation.reveal: server, which no epsilon covers."
 )
 LEFT_OUT = (
-    "model.safetensors leaves out {}, which the model's own code changed while records went through it, and which may "
-    "hold some of them"
+    "model.safetensors holds what trains alone: the model's own code changed {} while records went through it, which "
+    "may hold some of them"
 )
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged

@@ -703,9 +703,14 @@ def test_what_an_evaluation_shows_such_code_ends_the_run_and_is_not_in_the_model
     assert result["status"] == "failed" and result["reason"].startswith(said)
     kept = load_file(Path(result["folder"]) / "model.safetensors")
     assert set(kept) == {"1.weight", "1.bias"} and kept["1.weight"].abs().sum() > 0
-    assert any(f"model.safetensors leaves out {name}, which" in note for note in result["notes"])
+    assert any(
+        f"model.safetensors holds what trains alone: the model's own code changed {name} while" in note
+        for note in result["notes"]
+    )
     said = (Path(result["folder"]) / "privacy.md").read_text()
-    assert "odel.safetensors leaves out entries, which" in said and name not in said, "code may choose which they are"
+    assert "own code changed entries while records went through it" in said and name not in said, (
+        "code may choose which they are"
+    )
 
 
 def test_a_round_of_such_code_is_not_charged_and_the_run_says_why(

@@ -9,7 +9,7 @@ from torch import nn
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
-from dpfl_plugin.models.fixed import fixed_digest, fixed_tensors, pack, state_digests, structure, unpack, whole_state
+from dpfl_plugin.models.fixed import fixed_digest, fixed_tensors, pack, state_before, structure, unpack, whole_state
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -64,7 +64,7 @@ def test_what_is_saved_loads_strictly_and_predicts_the_same():
     model, x = Many(3), torch.randn(7, 4)
     vector = torch.linspace(-1, 1, Layout.of(model).dimension)
     kept = copy.deepcopy(model.state_dict())
-    whole, left_out = whole_state(model, vector, state_digests(model))
+    whole, left_out = whole_state(model, vector, state_before(model))
     assert not left_out
     state = load(save(whole))
     net = Many(3)
@@ -91,13 +91,16 @@ def test_what_a_models_own_code_put_there_is_not_saved():
 
     seen, model = [], nn.Sequential(Layer(4, 3), nn.BatchNorm1d(3).eval())
     model[0].register_state_dict_post_hook(hook)
-    before, vector = state_digests(model), torch.randn(Layout.of(model).dimension)
+    before, vector = state_before(model), torch.randn(Layout.of(model).dimension)
     assert whole_state(model, vector, before)[1] == []
     seen.append(records)
     model[1].running_mean[0] = records[0, 0]
     state, left_out = whole_state(model, vector, before)
-    assert left_out == ["0._extra_state", "an entry that came later", "1.running_mean"]
-    assert torch.equal(state["0.renamed"], vector[:12].view(3, 4)) and "1.running_var" in state
+    assert left_out == ["0._extra_state", "1.running_mean", "an entry that came later"]
+    assert torch.equal(state["0.renamed"], vector[:12].view(3, 4))
+    assert set(state) == {"0.renamed", "0.bias", "1.weight", "1.bias"}, (
+        "which of the others are there would tell of records, too"
+    )
 
 
 def test_a_shape_or_a_type_that_code_gave_an_entry_is_not_saved():
@@ -105,12 +108,48 @@ def test_a_shape_or_a_type_that_code_gave_an_entry_is_not_saved():
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
     model.register_buffer("empty", torch.zeros(0, 3))
     model.register_buffer("zeros", torch.zeros(2))
-    before, vector = state_digests(model), torch.randn(Layout.of(model).dimension)
+    before, vector = state_before(model), torch.randn(Layout.of(model).dimension)
     assert whole_state(model, vector, before)[1] == []
     model.empty, model.zeros = torch.zeros(0, 5318008), torch.zeros(1, dtype=torch.int64)
     model[0].weight.data = model[0].weight.data.reshape(2, 12)
     state, left_out = whole_state(model, vector, before)
-    assert left_out == ["empty", "zeros", "0.weight"] and set(state) == {"0.bias", "1.weight", "1.bias"}
+    assert left_out == ["empty", "zeros", "0.weight"]
+    assert set(state) == {"0.weight", "0.bias", "1.weight", "1.bias"} and state["0.weight"].shape == (6, 4)
+
+
+@pytest.mark.parametrize("bits", range(6))
+def test_nothing_of_records_is_in_which_entries_a_models_file_has_or_under_which_name(bits):
+    """Code takes one out, gives one's name to another that trains or to one that does not, or turns their order."""
+
+    class Coded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.bits = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), 0
+            self.register_buffer("kept", torch.zeros(3, 3))
+
+        def state_dict(self, *given, **named):
+            state = super().state_dict(*given, **named)
+            match self.bits:
+                case 1:
+                    state["a.weight"], state["b.weight"] = state["b.weight"], state["a.weight"]
+                case 2:
+                    del state["kept"]
+                case 3:
+                    state["kept"] = state["a.weight"]
+                case 4:
+                    del state["b.weight"]
+                case 5:
+                    state = dict(reversed(state.items()))
+            return state
+
+    model, vector = Coded(), torch.randn(18)
+    before = state_before(model)
+    model.bits = bits
+    state, changed = whole_state(model, vector, before)
+    expected = {"a.weight": vector[:9].view(3, 3), "b.weight": vector[9:].view(3, 3), "kept": torch.zeros(3, 3)}
+    assert list(state) == [name for name in before.entries if name != "kept" or not changed]
+    assert all(torch.equal(value, expected[name]) for name, value in state.items())
+    assert bool(changed) == (bits in (1, 2, 3, 4))
 
 
 def test_what_is_no_plain_tensor_is_refused():
