@@ -12,6 +12,7 @@ from torch import nn
 
 from dpfl_plugin.adapters import Message, Server, agree
 from dpfl_plugin.adapters import silo as silo_module
+from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.errors import (
     BusyError,
     ConfigError,
@@ -562,6 +563,18 @@ def test_messages_hold_no_seed_and_no_number_of_records(tmp_path):
         assert set(answer.header) == {"dpfl", "run", "round", "tag", "silo", "status", "epsilon", "delta"}
         assert "123456789" not in json.dumps([message.header, answer.header])
         assert set(answer.vectors) == {"model", "control"}
+
+
+def test_callbacks_get_the_configuration_without_weights_of_single_silos(tmp_path):
+    class Spy(Callback):
+        def on_begin(self, run):
+            self.config = run.config
+
+    agreement, spy = agree(block(silo_weights={0: 3, 1: 1}), num_silos=2, model=module()), Spy()
+    with Server(agreement, module(), tmp_path, callbacks=[spy]) as server:
+        server.begin()
+    assert not {"silo_weights", "silos", "data", "trackers"} & set(spy.config)
+    assert spy.config["rounds"] == 4 and "seed" in spy.config, "no noise follows from it"
 
 
 def test_noise_is_the_operating_systems_and_never_the_same_twice(tmp_path):
