@@ -1,6 +1,7 @@
 """What goes wrong on a wire and at a silo: nothing is lost, nothing counts twice, everything is charged."""
 
 import copy
+import functools
 import json
 import os
 import re
@@ -534,6 +535,52 @@ def test_a_ledger_whose_end_is_missing_is_refused(tmp_path):
     ledger.unlink()
     with pytest.raises(LedgerError, match=r"ledger\.jsonl is missing"):
         SimulatedSilo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
+
+
+BEGINNING = b'{"facts":{"name":"x","noise_multiplier":1.5'
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        (b"", None),
+        (BEGINNING[:5], None),
+        (BEGINNING, None),
+        (b"notes of mine", "is no ledger, nor the beginning of one"),
+        (bytes(100), "is no ledger, nor the beginning of one"),
+        (BEGINNING + b"\r" + BEGINNING, "is no ledger, nor the beginning of one"),
+        (BEGINNING + b'},"ledger":1,"check":"0123456789abcdef"}', "line 1: its checksum is wrong"),
+    ],
+    ids=["empty", "a few bytes", "half a line", "text", "zeros", "two lines", "a whole line"],
+)
+@pytest.mark.parametrize("state", [False, True], ids=["first", "later"])
+def test_what_is_in_a_ledgers_place_is_kept_and_taken_for_one_that_was_cut_only_where_it_is(tmp_path, left, why, state):
+    path = tmp_path / "silo-0" / "ledger.jsonl"
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(left)
+    path.chmod(0o600)
+    if state:
+        (path.parent / "state.safetensors").touch()
+    begin_silo = functools.partial(SimulatedSilo, agree(block(), num_silos=1, model=module()), 0, module())
+    if state or why:
+        expected = why if not state or b"check" in left else r"ledger\.jsonl is missing, or has not one whole line"
+        with pytest.raises(LedgerError, match=expected):
+            begin_silo(records()[0], path.parent)
+        assert path.read_bytes() == left
+        return
+    begin_silo(records()[0], path.parent).close()
+    assert path.read_bytes().startswith(BEGINNING[:10])
+    assert [one.read_bytes() for one in path.parent.glob("ledger.jsonl.*")] == ([left] if left else [])
+
+
+def test_a_first_line_that_lacks_its_end_alone_is_gone_on_with(tmp_path):
+    with begin(tmp_path) as made:
+        agreement = made.agreement
+    path = tmp_path / "silo-0" / "ledger.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.removesuffix(b"\n"))
+    SimulatedSilo(agreement, 0, module(), records()[0], path.parent).close()
+    assert path.read_bytes() == whole
 
 
 def test_a_folder_belongs_to_one_silo_one_agreement_and_its_records(tmp_path):
