@@ -103,14 +103,14 @@ def test_a_refusal_ends_the_run_only_where_silos_that_did_not_answer_cannot_make
     """One refuses, two are away for a while: the run goes on once they are back."""
 
     def refuses(silo, up):
-        return Message({**up.header, "status": "refused", "reason": "no"}, {})
+        return Message({**up.header, "status": "refused", "reason": "no\x1b[2J"}, {})
 
     with begin(tmp_path) as made:
         assert made.round(lambda silo, up: refuses(silo, up) if silo == 0 else up if silo == 1 else None) is False
         assert made.server.status == "running"
         assert made.round(lambda silo, up: refuses(silo, up) if silo == 0 else up) is True
         assert made.round(lambda silo, up: refuses(silo, up) if silo < 3 else up) is False
-        assert (made.server.status, made.server.reason) == ("refused", "silo 0: no")
+        assert (made.server.status, made.server.reason) == ("refused", "silo 0: no\ufffd[2J")
 
 
 def test_scaffnew_needs_every_silo(tmp_path):
@@ -173,6 +173,8 @@ BAD = {
     "another protocol": (swapped(dpfl=2), "another version's protocol"),
     "an odd status": (swapped(status="fine"), "its status is 'fine'"),
     "damaged": (lambda up: MessageError("it cannot be read."), "it cannot be read"),
+    "odd names": (with_vectors(lambda v: {**v, "\x1b[2J\nname": v["model"]}), r"\ufffd\[2J\ufffdname, control, model"),
+    "odd words": (swapped(status="failed", reason="\x1b[2J\nno"), r"train on its records: \ufffd\[2J\ufffdno\."),
 }
 
 
@@ -198,6 +200,7 @@ def test_a_bad_upload_is_refused_by_name_and_the_round_goes_on_without_it(answer
     assert torch.equal(server.model, without.model)
     (refused,) = server.summary()["refused"]
     assert (refused["round"], refused["silo"]) == (1, 1) and re.search(why, refused["why"])
+    assert refused["why"].isprintable(), "it goes into logs, and to terminals"
     assert "round 1: an upload of silo 1 is refused" in caplog.text
 
 

@@ -42,7 +42,7 @@ from dpfl_plugin.adapters.message import Message, num_bytes
 from dpfl_plugin.adapters.owner import place, silo_limits
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.silo import Silo
-from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, LimitError, MessageError
+from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, LimitError, MessageError, printable
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.folder import to_json, write_atomic
@@ -227,7 +227,8 @@ class FolderSilo:
         if about.members != self._members.digest:
             why = "the list of members there is another: compare them by their fingerprints (dpfl keys show)"
         else:
-            why = f"it is of run {about.run[:32]}, and this silo agreed to {self._agreement.run}: configurations differ"
+            run = printable(about.run[:32])
+            why = f"it is of run {run}, and this silo agreed to {self._agreement.run}: configurations differ"
         raise ConfigError(f"a message of the server: {why}. The server was told that this silo cannot answer.")
 
     # The answer
@@ -337,8 +338,8 @@ class FolderSilo:
             self._place.remove(name)
         rounds = header.get("rounds")
         over = Over(
-            str(header.get("status"))[:40],
-            str(header.get("reason"))[:500],
+            printable(str(header.get("status"))[:40]),
+            printable(str(header.get("reason"))[:500]),
             rounds if type(rounds) is int else 0,
             folder,
         )
@@ -371,7 +372,7 @@ class FolderSilo:
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            LOG.warning("%s", text)
+            LOG.warning("%s", printable(text))
 
     def _tell(self, doing: str, why: str) -> None:
         facts = {"version": dpfl_plugin.__version__, "doing": doing, "why": why, "round": self._answered}
