@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -51,7 +52,7 @@ class Message:
             raise MessageError(f"it holds no {HEADER}: it is not a message of dpfl_plugin.")
         if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in named.items()):
             raise MessageError("it holds something that is not a tensor.")
-        return cls(_parsed(bytes(found.cpu().numpy())), {name: value.detach().cpu() for name, value in named.items()})
+        return cls(parsed(bytes(found.cpu().numpy())), {name: value.detach().cpu() for name, value in named.items()})
 
     def to_bytes(self) -> bytes:
         """The message in the safetensors format."""
@@ -91,14 +92,33 @@ class Message:
         return json.dumps(self.header, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def parsed(text: bytes) -> dict[str, Any]:
+    """A header as it was written: a JSON object, each of whose numbers can be written again, and is a float if wanted.
+
+    Raises:
+        MessageError: it is none.
+    """
     try:
-        header = json.loads(text)
+        header = json.loads(text, parse_constant=_no_number, parse_float=_float, parse_int=_int)
     except (ValueError, RecursionError) as error:
         raise MessageError(f"its header is not JSON ({error}).") from error
     if not isinstance(header, dict):
         raise MessageError("its header is not a JSON object.")
     return header
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word[:20]} where a finite number of at most 64 bits is needed")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _int(text: str) -> int:
+    value = int(text) if len(text) <= 20 else 2**63
+    return value if -(2**63) <= value < 2**63 else _no_number(text)
 
 
 def value_of(header: Mapping[str, Any], key: str, *kinds: type) -> Any:

@@ -260,7 +260,9 @@ def test_bytes_beyond_the_limit_are_not_read(tmp_path):
 
 
 def test_a_header_that_is_no_json_object_is_refused():
-    for text in (b"[1]", b"{", b"\xff", b"[" * 100_000):
+    huge = (b'{"round": 1%s}' % (b"0" * more) for more in (19, 400, 5000))
+    odd = (b'{"epsilon": %s}' % one for one in (b"NaN", b"-Infinity", b"1e999", b"-1e999"))
+    for text in (b"[1]", b"{", b"\xff", b"[" * 100_000, *huge, *odd):
         tensors = {"dpfl.header": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
         with pytest.raises(MessageError, match=r"header is not (a )?JSON"):
             Message.from_tensors(tensors)
@@ -270,9 +272,20 @@ def test_a_header_that_is_no_json_object_is_refused():
 
 # What a silo refuses
 
+
+def planned(**changes):
+    return lambda up: Message({**up.header, "plan": {**up.header["plan"], **changes}}, up.vectors)
+
+
 SERVER_SAYS = {
     "another run": (swapped(run="0" * 16), "settings or the model differ"),
     "a wrong plan": (swapped(plan={}), "share='None'"),
+    "steps without end": (planned(local_steps=10**9), "its plan makes no sense"),
+    "gradients without end": (planned(num_gradients=10**18), "its plan makes no sense"),
+    "a step size that is no float": (planned(local_lr=10**400), "int too large to convert to float"),
+    "a part that is no float": (planned(share=[0, 10**400]), "int too large to convert to float"),
+    "a part beyond the whole": (planned(share=[0, 10**18]), "its plan makes no sense"),
+    "a radius that is no float": (planned(smoothing=["convolution", 10**400]), "int too large to convert to float"),
     "NaN": (poke(float("nan")), "control has entries that are not finite"),
     "too long": (with_vectors(lambda v: {**v, "model": torch.cat([v["model"]] * 2)}), r"model is float64\[78\]"),
     "an upload that it never made": (swapped(counted={"0": "f" * 16}), "one of the two lost its folder"),

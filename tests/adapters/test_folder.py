@@ -207,6 +207,24 @@ def test_another_version_is_named_at_both_ends(two):
     assert not two.charges("north")
 
 
+@pytest.mark.parametrize("number", ["NaN", "1e999", "1" + 400 * "0"])
+def test_numbers_of_the_server_that_are_none_are_refused_and_it_is_told(two, monkeypatch, number):
+    (path,) = (two.shared / "server").glob("message-*.dpfl")
+    data = path.read_bytes()
+    head = read_head(data)
+    message = Message.from_bytes(data[head.start :])
+    message.header["plan"]["local_lr"] = "ODD"
+    text = Message._text
+    with monkeypatch.context() as patch:
+        patch.setattr(Message, "_text", lambda self: text(self).replace(b'"ODD"', number.encode()))
+        path.write_bytes(seal(head.about, message, two.keys[SERVER]))
+    with pytest.raises(ConfigError, match=r"a message of the server: its header is not JSON .* where a finite number"):
+        two.silos["north"].step()
+    two.server.step()
+    assert "the silo failed with an error" in two.server.server.summary()["refused"][0]["why"]
+    assert not two.charges("north")
+
+
 def test_copies_under_other_names_are_not_looked_at(two):
     (path,) = (two.shared / "server").glob("message-*.dpfl")
     for name in (

@@ -212,7 +212,7 @@ class FolderSilo:
         try:
             return opened(head, body, self._members, self._key)
         except MessageError as error:
-            self._put(head.about, failure(self._agreement, self.id, Message({})))
+            self._put_failure(head.about)
             raise ConfigError(f"a message of the server: {error}") from error
 
     def _fail_unread(self, sequence: int, error: VersionError) -> NoReturn:
@@ -223,7 +223,7 @@ class FolderSilo:
 
     def _fail_elsewhere(self, head: Head) -> NoReturn:
         about = head.about
-        self._put(about, failure(self._agreement, self.id, Message({"round": about.round, "tag": about.tag})))
+        self._put_failure(about)
         if about.members != self._members.digest:
             why = "the list of members there is another: compare them by their fingerprints (dpfl keys show)"
         else:
@@ -306,6 +306,10 @@ class FolderSilo:
         for other in self._answers():
             if other != name:
                 self._place.remove(other)
+
+    def _put_failure(self, about: About) -> None:
+        """That this silo cannot answer a request that the server signed."""
+        self._put(about, failure(self._agreement, self.id, Message({"round": about.round, "tag": about.tag})))
 
     def _answers(self) -> Iterator[str]:
         return (name for name in self._place.names() if sequence_of(name) is not None)
