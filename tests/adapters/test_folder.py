@@ -195,16 +195,36 @@ def test_what_the_server_did_not_put_there_is_not_answered(two, spoil, why):
     assert two.server.server.status == "done" and len({c.noise_id for c in two.charges("north")}) == 2
 
 
-def test_another_version_is_named_at_both_ends(two):
+def test_another_version_is_named_at_both_ends_and_ends_neither(two, caplog):
+    """Whose the file is, is not known: so the silo waits for one that it can read."""
     (path,) = (two.shared / "server").glob("message-*.dpfl")
+    good = path.read_bytes()
     another_format(two, path)
-    with pytest.raises(ConfigError, match=f"in format '{VERSION + 1}'.*install the same version at both ends"):
-        two.silos["north"].step()
-    two.silos["south"]._place.put(two.file_of("north").name, two.file_of("north").read_bytes())
-    answer = two.file_of("north")
-    another_format(two, answer)
+    silo, named = two.silos["north"], f"message-00000001.dpfl: it is in format '{VERSION + 1}' of messages"
+    first = silo.step()
+    answer, written = two.file_of("north"), two.file_of("north").stat()
+    assert first == silo.step() and named in first.what and "install the same version at both ends" in first.what
+    assert os.path.samestat(answer.stat(), written), "it is answered once"
+    assert caplog.text.count("is not taken: it is in format") == 1
+    assert json.loads((two.shared / "north" / "status.json").read_text())["why"] == first.what
+    whole = answer.read_bytes()
+    another_format(two, answer)  # as a server of that version sees it
     assert "install the same version" in two.server.step().odd["north"]
     assert not two.charges("north")
+    answer.write_bytes(whole)
+    path.write_bytes(good)
+    assert "next request" in silo.step().what and two.charges("north")
+
+
+def test_a_file_in_another_format_before_the_first_request_ends_no_silo(two):
+    (path,) = (two.shared / "server").glob("message-*.dpfl")
+    path.rename(two.path / "later")
+    (path.parent / "message-99999999.dpfl").write_bytes(b"dpfl-folder %d\nx\ny\nz" % (VERSION + 1))
+    assert "message-99999999.dpfl: it is in format" in two.start("north").step().what
+    (two.path / "later").rename(path)
+    two.start("north").step()
+    two.silos["south"].step()
+    assert two.charges("north") and two.server.step().round == 2
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e999", "1" + 400 * "0"])

@@ -176,10 +176,9 @@ class FolderSilo:
                         f"request {sequence} after request {last}: an old one, or the server lost its folder."
                     )
                 found = self._from.read(name, self._limit)
-            except VersionError as error:  # of whom is not known: what can be read goes first
-                unread = unread or (sequence, error)
-                continue
             except MessageError as error:
+                if unread is None and isinstance(error, VersionError):
+                    unread = sequence
                 odd = odd or f"{name}: {str(error).rstrip('.')}"
                 self._say(f"the server's {name} is not taken: {error}")
                 continue
@@ -188,7 +187,7 @@ class FolderSilo:
         if elsewhere is not None:
             self._fail_elsewhere(elsewhere)
         if unread is not None:
-            self._fail_unread(*unread)
+            self._tell_unread(unread)
         return Waits(f"the server: {odd}" if odd else "the server's first request", self._answered)
 
     @property
@@ -215,11 +214,14 @@ class FolderSilo:
             self._put_failure(head.about)
             raise ConfigError(f"a message of the server: {error}") from error
 
-    def _fail_unread(self, sequence: int, error: VersionError) -> NoReturn:
-        """Answer a message in another format in ours, by which the server sees what is the matter."""
+    def _tell_unread(self, sequence: int) -> None:
+        """Answer in our format what is in another, by which the server, if it is the server's, sees what is the matter.
+
+        Nobody is known to have signed it: so it ends nothing, and the server is waited for.
+        """
         about = About("request", SERVER, (self.name,), self._agreement.run, self._members.digest, sequence)
-        self._put(about, failure(self._agreement, self.id, Message({})))
-        raise ConfigError(f"a message of the server: {error}") from error
+        if not self._is_there(about):
+            self._put_failure(about)
 
     def _fail_elsewhere(self, head: Head) -> NoReturn:
         about = head.about
