@@ -16,6 +16,7 @@ from dpfl_plugin.adapters.folder.keys import SERVER, Members, SecretKey, new_key
 from dpfl_plugin.adapters.folder.place import Place, SharedFolderError
 from dpfl_plugin.adapters.folder.project import for_server, for_silo
 from dpfl_plugin.adapters.folder.silo import MOST_TRIES, FolderSilo, Over
+from dpfl_plugin.adapters.folder.status import read_status
 from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.errors import ConfigError, LimitError, UnsupportedError
@@ -638,6 +639,16 @@ def test_a_status_that_somebody_wrote_is_printed_as_text_or_refused(two):
     two.silos["north"].step()
     path = two.shared / "server" / "status.json"
     good = json.loads(path.read_text())
+    (two.path / "outside").mkdir()
+    (two.path / "outside" / "status.json").write_text('{"doing": "is of elsewhere"}')
+    (two.shared / "linked").symlink_to(two.path / "outside")
+    for name, text in (
+        ("deep", "[" * 10**5),
+        ("nested", 900 * '{"why":' + "1" + 900 * "}"),
+        ("huge", '{"round": 1e999}'),
+    ):
+        (two.shared / name).mkdir()
+        (two.shared / name / "status.json").write_text(text)
     (two.shared / "north" / "status.json").write_text(
         json.dumps({"doing": "\x1b]0;owned\x07\x1b[2Jwaits", "round": "\n1"})
     )
@@ -647,8 +658,16 @@ def test_a_status_that_somebody_wrote_is_printed_as_text_or_refused(two):
         {"refused": [{"round": 1}, 7, {"round": "\x07", "silo": "x", "why": None}]},
         {"odd": ["north"], "rounds": {"a": "\x1b"}},
         {"silos": ["\x1bnorth", "north", 3, "../server"], "odd": {"north": {"a": "\x1b"}}},
+        {"silos": ["a\0b", "\ud800", "", "..", "x" * 5000, ["north"], "server", "north"]},
+        {"silos": ["linked", "deep", "nested", "huge", "north"]},
     ):
         path.write_text(json.dumps({**good, **changes}))
-        done = command("status", two.shared)
-        assert done.code in (0, 2) and "Traceback" not in done.err
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.out), repr(done.out)
+        for more in ((), ("--json",)):
+            done = command("status", two.shared, *more)
+            assert done.code in (0, 2) and "Traceback" not in done.err
+            assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.out), repr(done.out)
+            assert "of elsewhere" not in done.out
+    said = read_status(two.shared)["silos"]
+    assert said.pop("north")["doing"] and said == {one: {} for one in ("linked", "deep", "nested", "huge")}
+    path.write_text(json.dumps({**good, "silos": ["a\0b", "..", "north"]}))
+    assert list(read_status(two.shared)["silos"]) == ["north"]
