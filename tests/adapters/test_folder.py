@@ -13,7 +13,7 @@ import torch
 from dpfl_plugin.adapters.folder import place as places
 from dpfl_plugin.adapters.folder.envelope import VERSION, About, MessageError, opened, read_head, seal
 from dpfl_plugin.adapters.folder.keys import SERVER, Members, SecretKey, new_key
-from dpfl_plugin.adapters.folder.place import Place, SharedFolderError
+from dpfl_plugin.adapters.folder.place import Place, SharedFolderError, sequence_of
 from dpfl_plugin.adapters.folder.project import for_server, for_silo
 from dpfl_plugin.adapters.folder.silo import MOST_TRIES, FolderSilo, Over
 from dpfl_plugin.adapters.folder.status import read_status
@@ -254,8 +254,11 @@ def test_copies_under_other_names_are_not_looked_at(two):
         f"{path.stem}.sync-conflict-20260101.dpfl",
         f".{path.name}.part",
         "message-00000009-south.dpfl",
+        "message-0000000\N{ARABIC-INDIC DIGIT NINE}.dpfl",
     ):
         (path.parent / name).write_bytes(path.read_bytes())
+        assert (sequence_of(name, "north") is None) is (name != "message-00000009.dpfl")
+    assert sequence_of("answer-0000000\N{ARABIC-INDIC DIGIT NINE}.dpfl") is None
     two.silos["north"].step()
     assert len(two.charges("north")) > 0 and two.file_of("north").name == "answer-00000001.dpfl"
     (two.shared / "north" / "answer-00000001 (copy).dpfl").write_bytes(b"x")

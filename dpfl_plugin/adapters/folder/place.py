@@ -24,8 +24,8 @@ from dpfl_plugin.runs.folder import naming
 
 MOST_NAMES: Final = 10_000  # entries that are looked at: a folder that somebody fills up stops nobody's machine
 _TEMPORARY: Final = ".dpfl-tmp-"
-_MESSAGE: Final = re.compile(r"message-(\d{8})(?:-([a-z0-9][a-z0-9_-]{0,39}))?\.dpfl")
-_ANSWER: Final = re.compile(r"answer-(\d{8})\.dpfl")
+_MESSAGE: Final = re.compile(r"message-([0-9]{8})(?:-([a-z0-9][a-z0-9_-]{0,39}))?\.dpfl")
+_ANSWER: Final = re.compile(r"answer-([0-9]{8})\.dpfl")
 
 
 def message_name(sequence: int, receiver: str | None) -> str:
