@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -48,10 +48,11 @@ class Message:
         """
         named = dict(tensors)
         found = named.pop(HEADER, None)
-        if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.dim() != 1:
+        if not _is_plain(found) or found.dtype != torch.uint8 or found.dim() != 1:
             raise MessageError(f"it holds no {HEADER}: it is not a message of dpfl_plugin.")
         if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in named.items()):
             raise MessageError("it holds something that is not a tensor.")
+        _check_plain(named)
         return cls(parsed(bytes(found.cpu().numpy())), {name: value.detach().cpu() for name, value in named.items()})
 
     def to_bytes(self) -> bytes:
@@ -141,6 +142,7 @@ def check_vectors(vectors: Vectors, expected: Layout) -> None:
     """Raise MessageError unless the vectors have the names, types and lengths of ``expected``, and are finite."""
     if set(vectors) != set(expected):
         raise MessageError(f"it holds the vectors {_listed(vectors)}, where {_listed(expected)} are needed.")
+    _check_plain(vectors)
     for name, (dtype, length) in expected.items():
         value = vectors[name]
         if value.dtype != dtype or tuple(value.shape) != (length,):
@@ -148,6 +150,21 @@ def check_vectors(vectors: Vectors, expected: Layout) -> None:
             raise MessageError(f"{name} is {found}, where {str(dtype).removeprefix('torch.')}[{length}] is needed.")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise MessageError(f"{name} has entries that are not finite.")
+
+
+def _check_plain(vectors: Vectors) -> None:
+    for name, value in vectors.items():
+        if not _is_plain(value):
+            raise MessageError(
+                f"{name[:50]} is no plain tensor: it is sparse, nested, quantised or without values. Send a dense one."
+            )
+
+
+def _is_plain(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor each of whose numbers is in its storage."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return not (value.is_quantized or value.is_nested or value.is_meta)
 
 
 def num_bytes(layout: Layout) -> int:

@@ -13,6 +13,8 @@ from torch import nn
 
 from dpfl_plugin.adapters import Message, Server, agree
 from dpfl_plugin.adapters import silo as silo_module
+from dpfl_plugin.adapters.message import check_vectors
+from dpfl_plugin.adapters.platforms import round_counted
 from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.errors import (
     BusyError,
@@ -204,6 +206,17 @@ def test_a_bad_upload_is_refused_by_name_and_the_round_goes_on_without_it(answer
     assert "round 1: an upload of silo 1 is refused" in caplog.text
 
 
+@pytest.mark.parametrize("said", [float("nan"), float("inf"), float("-inf"), -1.0, "2.0", True])
+def test_an_epsilon_that_is_none_is_not_taken_for_one(answered, said):
+    server, ups = copy.deepcopy(answered)
+    for silo in server.asked:
+        assert server.receive(silo, swapped(epsilon=said)(ups[silo]) if silo == 1 else ups[silo]) is None
+    assert server.end()
+    summary = server.summary()
+    assert summary["silos"]["1"]["epsilon"] is None and summary["silos"]["0"]["epsilon"] > 0
+    assert "epsilon none holds" in round_counted(summary, 4)
+
+
 def test_refused_uploads_are_in_the_servers_summary(tmp_path):
     with begin(tmp_path) as made:
         assert made.round(lambda silo, up: poke(float("nan"))(up) if silo == 1 else up)
@@ -268,6 +281,32 @@ def test_a_header_that_is_no_json_object_is_refused():
             Message.from_tensors(tensors)
     with pytest.raises(MessageError, match=r"holds no dpfl\.header"):
         Message.from_tensors({"model": torch.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda value: value.to_sparse(),
+        lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8),
+        lambda value: value.to("meta"),
+        lambda value: torch.nested.nested_tensor([value]),
+    ],
+    ids=["sparse", "quantised", "without values", "nested"],
+)
+@pytest.mark.filterwarnings("ignore")  # of torch: nested and quantised tensors are to go, or to change
+def test_a_vector_that_is_no_plain_tensor_is_refused(odd):
+    """As platforms may carry them that carry tensors of torch."""
+    good = torch.ones(3)
+    tensors, layout = Message({}, {"model": good}).to_tensors(), {"model": (torch.float32, 3)}
+    check_vectors(Message.from_tensors(tensors).vectors, layout)
+    with pytest.raises(MessageError, match="model is no plain tensor"):
+        Message.from_tensors({**tensors, "model": odd(good)})
+    with pytest.raises(MessageError, match="model is no plain tensor"):
+        check_vectors({"model": odd(good)}, layout)
+    header = tensors["dpfl.header"]
+    for text in (header.to_sparse(), header.to("meta")):
+        with pytest.raises(MessageError, match=r"holds no dpfl\.header"):
+            Message.from_tensors({**tensors, "dpfl.header": text})
 
 
 # What a silo refuses
