@@ -185,7 +185,13 @@ class MemoryShortError(DpflError):
 
 
 class MessageError(DpflError, ValueError):
-    """A message from the other side is damaged, or does not belong here; the message says from whom, and why."""
+    """A message from the other side is damaged, or does not belong here; the message says from whom, and why.
+
+    It may quote what it is of, and so is `printable`.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class SiloError(DpflError):
@@ -231,6 +237,11 @@ def system_says(error: OSError) -> str:
         return str(error)
     where = f"{error.filename}: cannot be written" if error.filename else "a file cannot be written"
     return f"{where} ({error.strerror}). {MAKE_ROOM}"
+
+
+def printable(text: object, lines: str = "") -> str:
+    """What others wrote: on one line but for ``lines``, and nothing in it tells a terminal, or a log, what to do."""
+    return "".join(one if one.isprintable() or one in lines else "\N{REPLACEMENT CHARACTER}" for one in str(text))
 
 
 def told(error: BaseException) -> str:

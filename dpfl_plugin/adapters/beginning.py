@@ -19,6 +19,7 @@ from dpfl_plugin.errors import ConfigError, DataError, LedgerError
 from dpfl_plugin.gradients.losses import LOSSES
 from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.ledger_file import has_first_line, set_aside_unbegun
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.folder import RunFolder
 
@@ -93,24 +94,19 @@ def begun(files: RunFolder, id: int, run: str, sha256: str) -> Ledger | None:
         ConfigError: it is of another silo or agreement; DataError: of other records.
         LedgerError: it is missing where it should be, or damaged.
     """
-    there = files.ledger.exists()
-    if there and not _has_a_line(files.ledger):
-        files.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
-        there = False
-    if not there:
+    if not has_first_line(files.ledger):
         if (files.path / STATE).exists():
-            raise LedgerError(f"{files.ledger} is missing, and {STATE} beside it is not: restore it from a copy.")
+            raise LedgerError(
+                f"{files.ledger} is missing, or has not one whole line, though {STATE} is beside it: restore it from a "
+                "copy."
+            )
+        set_aside_unbegun(files.ledger)
         return None
     with contextlib.ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(files.ledger))
         _check(files, ledger.facts, id, run, sha256)
         stack.pop_all()
     return ledger
-
-
-def _has_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.readline().endswith(b"\n")
 
 
 def _check(files: RunFolder, facts: Mapping[str, Any], id: int, run: str, sha256: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
 from dpfl_plugin.adapters.message import HEADER, Message
 from dpfl_plugin.adapters.platforms import ranges
-from dpfl_plugin.errors import DpflError, TrainingError
+from dpfl_plugin.errors import DpflError, TrainingError, printable
 
 # Among a message's parameters: the server's process; its comm_round; why everybody ends.
 SERVER: Final = "dpfl.server"
@@ -75,7 +75,7 @@ def _ends_when_over(before: Callable[..., None], self: Any, message: Any) -> Non
     if (header := _over(message)) is not None:
         self.round_idx = self.num_rounds
         if header.get("reason"):
-            LOG.error("the server ended the run: %s", str(header["reason"])[:1000])
+            LOG.error("the server ended the run: %s", printable(str(header["reason"])[:1000]))
         LOG.info("dpfl: the run is over; what this silo released is stated in privacy.md of its folder")
     before(self, message)
 
@@ -110,14 +110,16 @@ def _finds_server(before: Callable[..., None], self: Any, message: Any) -> None:
 
 def _hears_why(before: Callable[..., None], self: Any, message: Any) -> None:
     if reason := message.get(REASON):
-        LOG.error("the server ended the run: %s", str(reason)[:1000])
+        LOG.error("the server ended the run: %s", printable(str(reason)[:1000]))
     before(self, message)
 
 
 def _hears_who_cannot_begin(before: Callable[..., None], self: Any, message: Any) -> None:
     """FedML begins when all silos are there: one that cannot begin is the end, before any is asked."""
     if reason := message.get(REASON):
-        error = TrainingError(f"silo of rank {message.get_sender_id()} cannot take part: {str(reason)[:1000]}")
+        error = TrainingError(
+            f"silo of rank {message.get_sender_id()} cannot take part: {printable(str(reason)[:1000])}"
+        )
         error.told = (message.get_sender_id(),)  # type: ignore[attr-defined]
         raise error
     before(self, message)

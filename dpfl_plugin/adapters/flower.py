@@ -48,6 +48,7 @@ from dpfl_plugin.errors import (
     LimitError,
     MessageError,
     TrainingError,
+    printable,
 )
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
@@ -428,7 +429,7 @@ class PrivateStrategy(Strategy):
             self._warn_of(node, f"did not say in {QUESTION_SECONDS:g} s which silo it is")
         for node, reply in sorted(of.items()):
             if reply.has_error():
-                self._warn_of(node, f"does not say which silo it is: {reply.error.reason}")
+                self._warn_of(node, f"does not say which silo it is: {printable(reply.error.reason)}")
                 continue
             silo = reply.content.get(TABLE, {}).get("silo")
             if type(silo) is not int or not 0 <= silo < self._agreement.num_silos:
@@ -472,7 +473,7 @@ class PrivateStrategy(Strategy):
             if silo is None:
                 LOG.warning("dpfl: a reply of node %d, which is not a silo of this run: left out", node)
             elif reply.has_error():
-                LOG.warning("dpfl: silo %d (node %d) gives no answer: %s", silo, node, reply.error.reason)
+                LOG.warning("dpfl: silo %d (node %d) gives no answer: %s", silo, node, printable(reply.error.reason))
             else:
                 try:
                     answer: Carried | MessageError = read(reply.content, self.server.max_bytes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -47,11 +48,12 @@ class Message:
         """
         named = dict(tensors)
         found = named.pop(HEADER, None)
-        if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.dim() != 1:
+        if not _is_plain(found) or found.dtype != torch.uint8 or found.dim() != 1:
             raise MessageError(f"it holds no {HEADER}: it is not a message of dpfl_plugin.")
         if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in named.items()):
             raise MessageError("it holds something that is not a tensor.")
-        return cls(_parsed(bytes(found.cpu().numpy())), {name: value.detach().cpu() for name, value in named.items()})
+        _check_plain(named)
+        return cls(parsed(bytes(found.cpu().numpy())), {name: value.detach().cpu() for name, value in named.items()})
 
     def to_bytes(self) -> bytes:
         """The message in the safetensors format."""
@@ -91,14 +93,33 @@ class Message:
         return json.dumps(self.header, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def parsed(text: bytes) -> dict[str, Any]:
+    """A header as it was written: a JSON object, each of whose numbers can be written again, and is a float if wanted.
+
+    Raises:
+        MessageError: it is none.
+    """
     try:
-        header = json.loads(text)
+        header = json.loads(text, parse_constant=_no_number, parse_float=_float, parse_int=_int)
     except (ValueError, RecursionError) as error:
         raise MessageError(f"its header is not JSON ({error}).") from error
     if not isinstance(header, dict):
         raise MessageError("its header is not a JSON object.")
     return header
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word[:20]} where a finite number of at most 64 bits is needed")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _int(text: str) -> int:
+    value = int(text) if len(text) <= 20 else 2**63
+    return value if -(2**63) <= value < 2**63 else _no_number(text)
 
 
 def value_of(header: Mapping[str, Any], key: str, *kinds: type) -> Any:
@@ -121,6 +142,7 @@ def check_vectors(vectors: Vectors, expected: Layout) -> None:
     """Raise MessageError unless the vectors have the names, types and lengths of ``expected``, and are finite."""
     if set(vectors) != set(expected):
         raise MessageError(f"it holds the vectors {_listed(vectors)}, where {_listed(expected)} are needed.")
+    _check_plain(vectors)
     for name, (dtype, length) in expected.items():
         value = vectors[name]
         if value.dtype != dtype or tuple(value.shape) != (length,):
@@ -128,6 +150,21 @@ def check_vectors(vectors: Vectors, expected: Layout) -> None:
             raise MessageError(f"{name} is {found}, where {str(dtype).removeprefix('torch.')}[{length}] is needed.")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise MessageError(f"{name} has entries that are not finite.")
+
+
+def _check_plain(vectors: Vectors) -> None:
+    for name, value in vectors.items():
+        if not _is_plain(value):
+            raise MessageError(
+                f"{name[:50]} is no plain tensor: it is sparse, nested, quantised or without values. Send a dense one."
+            )
+
+
+def _is_plain(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor each of whose numbers is in its storage."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return not (value.is_quantized or value.is_nested or value.is_meta)
 
 
 def num_bytes(layout: Layout) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import Agreement
-from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, UnsupportedError, printable
 
 LOG: Final = logging.getLogger("dpfl_plugin.platforms")
 
@@ -24,7 +25,9 @@ class _ToPlatform(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         theirs = self._of_platform()
         if theirs.isEnabledFor(record.levelno):
-            theirs.handle(record)
+            shown = copy.copy(record)  # other handlers have theirs as it is
+            shown.msg, shown.args = printable(record.getMessage(), "\n\t"), None
+            theirs.handle(shown)
 
 
 def show_log(of_platform: Callable[[], logging.Logger]) -> None:

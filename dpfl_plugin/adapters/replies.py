@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.errors import LimitError, MessageError, RecordKindError
+
+MOST: Final = 10**9  # rounds, steps and gradients of a round
 
 
 def failure(agreement: Agreement, id: int, message: Message, error: Exception | None = None) -> Message:
@@ -48,7 +51,7 @@ def checked(agreement: Agreement, id: int, message: Message) -> tuple[int, str, 
             )
         round, tag = value_of(header, "round", int), value_of(header, "tag", str)
         known = value_of(header, "counted", dict).get(str(id))
-        if not (0 <= round < 10**9 and 0 < len(tag) <= 64 and (known is None or isinstance(known, str))):
+        if not (0 <= round < MOST and 0 < len(tag) <= 64 and (known is None or isinstance(known, str))):
             raise MessageError("its round, tag or counted make no sense.")
         check_vectors(message.vectors, agreement.down_with(message.vectors))
     except MessageError as error:
@@ -72,8 +75,15 @@ def plan_from(id: int, header: Mapping[str, Any]) -> RoundPlan:
             participants=(id,),
             weights=(1.0,),
         )
-        if not (plan.local_steps >= 0 and plan.num_gradients >= 0 and 0 <= plan.share[0] < plan.share[1] <= 1):
+        if not _makes_sense(plan):
             raise MessageError("its plan makes no sense.")
-    except (IndexError, TypeError, ValueError) as error:
+    except (IndexError, TypeError, ValueError, OverflowError) as error:
         raise MessageError(f"silo {id}, a message of the server: {error}") from error
     return plan
+
+
+def _makes_sense(plan: RoundPlan) -> bool:
+    """Whether its numbers are such as a round may have."""
+    counts = all(0 <= count < MOST for count in (plan.local_steps, plan.num_gradients))
+    numbers = (plan.local_lr, plan.silo_share, *(() if plan.smoothing is None else plan.smoothing[1:]))
+    return counts and all(map(math.isfinite, numbers)) and 0 <= plan.share[0] < plan.share[1] <= 1

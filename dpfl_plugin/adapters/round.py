@@ -12,7 +12,7 @@ from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Layout, Message, check_vectors, value_of
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import MessageError
+from dpfl_plugin.errors import MessageError, printable
 
 LOG: Final = logging.getLogger("dpfl_plugin.server")
 
@@ -71,12 +71,12 @@ class Round:
         """
         status, header = self._checked(silo, upload), upload.header
         if status == "failed" and isinstance(why := header.get("reason"), str):
-            self.unfit[silo] = why[:500]
-            raise MessageError(f"the silo cannot train on its records: {why[:500]}.")
+            self.unfit[silo] = printable(why[:500])
+            raise MessageError(f"the silo cannot train on its records: {self.unfit[silo]}.")
         if status == "failed":
             raise MessageError("the silo failed with an error; its own log says which.")
         if status in ("spent", "refused"):
-            reason = str(header.get("reason"))[:500]
+            reason = printable(str(header.get("reason"))[:500])
             (self.spent if status == "spent" else self.disallowed)[silo] = reason
             LOG.warning("round %d: silo %d takes no part: %s", self._number + 1, silo, reason)
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -29,8 +30,9 @@ class SiloReports:
         return self
 
     def sent(self, silo: int, epsilon: object) -> None:
-        """Note a good upload, and the epsilon that came with it."""
-        self._silos.setdefault(silo, {"rounds": 0})["epsilon"] = epsilon if isinstance(epsilon, float) else None
+        """Note a good upload, and the epsilon that came with it; what can be none counts as none that holds."""
+        holds = isinstance(epsilon, float) and math.isfinite(epsilon) and epsilon >= 0
+        self._silos.setdefault(silo, {"rounds": 0})["epsilon"] = epsilon if holds else None
 
     def counted(self, silo: int) -> None:
         """Note that the round of its last good upload counted."""

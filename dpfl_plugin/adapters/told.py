@@ -11,7 +11,7 @@ from typing import Any, Final
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.settings import ELSEWHERE
 from dpfl_plugin.callbacks.base import Callback, RoundInfo, RunInfo
-from dpfl_plugin.runs.hooks import Calls, check_callbacks
+from dpfl_plugin.runs.hooks import Calls, check_callbacks, public_values
 
 LOG: Final = logging.getLogger("dpfl_plugin.server")
 GIVEN_OF_SUMMARY: Final = ("name", "run", "status", "rounds", "num_silos", "delta", "epsilon_is")
@@ -37,14 +37,14 @@ class Told:
         if self._calls is None:
             config = self._agreement.config
             self._calls, self._begun = Calls(self._callbacks, LOG.warning, LOG.error), max(self._begun, rounds)
-            values = config.model_dump(mode="json", exclude={*ELSEWHERE, "silos"})
+            values = public_values(config, secure=True)  # the seed is of what the server draws, and of no noise
             run = RunInfo(
                 name=config.name,
                 id=self._agreement.run,
                 label=None,
                 folder=self._folder,
                 out=self._folder,
-                config=values,
+                config={key: value for key, value in values.items() if key not in ELSEWHERE},
                 rounds=config.rounds,
                 done=rounds,
                 delta=config.privacy.delta,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
+from dpfl_plugin.errors import printable
 
 if TYPE_CHECKING:
     from dpfl_plugin.api.folder import Outcome, Waiting
@@ -145,18 +146,18 @@ def show_status(folder: Path, *, as_json: bool) -> None:
         return
     server: dict[str, Any] = found["server"]
     of = f" of {server['of']}" if server.get("of") else ""
-    print(_plain(f"{server.get('name')}: {server.get('status')}, {server.get('rounds')}{of} rounds done"))
+    print(printable(f"{server.get('name')}: {server.get('status')}, {server.get('rounds')}{of} rounds done"))
     if server.get("reason"):
-        print(f"  {_plain(server['reason'])}")
+        print(f"  {printable(server['reason'])}")
     if waits := _list(server.get("waits_for")):
-        print(_plain(f"  waiting for {', '.join(map(str, waits))}, since {server.get('since')}"))
+        print(printable(f"  waiting for {', '.join(map(str, waits))}, since {server.get('since')}"))
     odd = server.get("odd")
     for name, said in found["silos"].items():
         its = odd.get(name) if isinstance(odd, dict) else None
-        print(_plain(f"  {name}: {_of_silo(said)}{f'; its file is not taken: {its}' if its else ''}"))
+        print(printable(f"  {name}: {_of_silo(said)}{f'; its file is not taken: {its}' if its else ''}"))
     for one in _list(server.get("refused")):
         if isinstance(one, dict):
-            print(_plain(f"  round {one.get('round')}: refused of {one.get('silo')}: {one.get('why')}"))
+            print(printable(f"  round {one.get('round')}: refused of {one.get('silo')}: {one.get('why')}"))
     print("  (what each wrote of itself, unsigned)")
 
 
@@ -175,7 +176,7 @@ def show_beginning(folder: Path, *, as_json: bool) -> bool:
         return True
     print(f"waiting for the server, which has not begun here: dpfl server {folder} CONFIG begins")
     for name, said in silos.items():
-        print(_plain(f"  {name}: {_of_silo(said)}"))
+        print(printable(f"  {name}: {_of_silo(said)}"))
     print("  (what each wrote of itself, unsigned)")
     return True
 
@@ -192,13 +193,8 @@ def _list(found: Any) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _plain(text: Any, lines: str = "") -> str:
-    """Others wrote it: on one line but for ``lines``, and nothing in it tells a terminal what to do."""
-    return "".join(one if one.isprintable() or one in lines else "\N{REPLACEMENT CHARACTER}" for one in str(text))
-
-
 def _say(text: str) -> None:
-    print(_plain(text, "\n"), flush=True)
+    print(printable(text, "\n"), flush=True)
 
 
 def _end(found: Outcome | Waiting) -> None:
@@ -223,4 +219,4 @@ class _ToStderr(logging.Handler):
     """To stderr as it is now."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"dpfl: {_plain(record.getMessage(), chr(10))}", file=sys.stderr, flush=True)
+        print(f"dpfl: {printable(record.getMessage(), chr(10))}", file=sys.stderr, flush=True)

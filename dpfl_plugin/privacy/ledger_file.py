@@ -28,6 +28,7 @@ from dpfl_plugin.core.forks import this_process
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
+_BEGINS: Final = b'{"facts":{'  # what every first line does
 _CHECK_BYTES: Final = len(b',"check":"0123456789abcdef"}')
 _HEAD: Final = re.compile("[0-9a-f]{16}")
 _NO_SYNC: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSUP})  # of file systems that sync no folders
@@ -296,10 +297,58 @@ def _torn(size: int, where: str) -> str:
     return f"a last line of {size} bytes was cut off by a crash before it was synced: nothing of it had left; {where}."
 
 
-def _set_aside(path: Path, rest: bytes) -> Path:
+def has_first_line(path: Path) -> bool:
+    """Whether a ledger is there whose first line was written to its end, whatever it says.
+
+    Raises:
+        LedgerError: it cannot be read.
+    """
+    line = _first_of(path)
+    return line.endswith(b"\n") or _CHECK.search(line) is not None
+
+
+def set_aside_unbegun(path: Path) -> None:
+    """Set a ledger aside, if there is one, that was cut off in its first line, before anything was charged.
+
+    One that is empty is removed: on a full disk each try may leave one.
+
+    Raises:
+        LedgerError: it is no beginning of a ledger, or cannot be read or moved.
+    """
+    line = _first_of(path)
+    # JSON as it is written here is printable ASCII.
+    if line[: len(_BEGINS)] != _BEGINS[: len(line)] or not line.decode(errors="replace").isprintable():
+        raise LedgerError(
+            f"{path} is no ledger, nor the beginning of one: what was charged is not known. Restore it from a copy; "
+            "if nothing was released from this folder yet, move the file away and start again."
+        )
+    try:
+        path.rename(_aside(path)) if line else path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LedgerError(f"{path} ends within its first line, and cannot be moved: {error.strerror}.") from error
+
+
+def _first_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.readline()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _aside(path: Path) -> Path:
     number = 1
     while (aside := path.with_name(f"{path.name}.torn-{number}")).exists():
         number += 1
+    return aside
+
+
+def _set_aside(path: Path, rest: bytes) -> Path:
+    aside = _aside(path)
     with open(aside, "xb", opener=opener("owner")) as file:
         file.write(rest)
         file.flush()

@@ -1,6 +1,7 @@
 """What goes wrong on a wire and at a silo: nothing is lost, nothing counts twice, everything is charged."""
 
 import copy
+import functools
 import json
 import os
 import re
@@ -12,6 +13,9 @@ from torch import nn
 
 from dpfl_plugin.adapters import Message, Server, agree
 from dpfl_plugin.adapters import silo as silo_module
+from dpfl_plugin.adapters.message import check_vectors
+from dpfl_plugin.adapters.platforms import round_counted
+from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.errors import (
     BusyError,
     ConfigError,
@@ -101,14 +105,14 @@ def test_a_refusal_ends_the_run_only_where_silos_that_did_not_answer_cannot_make
     """One refuses, two are away for a while: the run goes on once they are back."""
 
     def refuses(silo, up):
-        return Message({**up.header, "status": "refused", "reason": "no"}, {})
+        return Message({**up.header, "status": "refused", "reason": "no\x1b[2J"}, {})
 
     with begin(tmp_path) as made:
         assert made.round(lambda silo, up: refuses(silo, up) if silo == 0 else up if silo == 1 else None) is False
         assert made.server.status == "running"
         assert made.round(lambda silo, up: refuses(silo, up) if silo == 0 else up) is True
         assert made.round(lambda silo, up: refuses(silo, up) if silo < 3 else up) is False
-        assert (made.server.status, made.server.reason) == ("refused", "silo 0: no")
+        assert (made.server.status, made.server.reason) == ("refused", "silo 0: no\ufffd[2J")
 
 
 def test_scaffnew_needs_every_silo(tmp_path):
@@ -171,6 +175,8 @@ BAD = {
     "another protocol": (swapped(dpfl=2), "another version's protocol"),
     "an odd status": (swapped(status="fine"), "its status is 'fine'"),
     "damaged": (lambda up: MessageError("it cannot be read."), "it cannot be read"),
+    "odd names": (with_vectors(lambda v: {**v, "\x1b[2J\nname": v["model"]}), r"\ufffd\[2J\ufffdname, control, model"),
+    "odd words": (swapped(status="failed", reason="\x1b[2J\nno"), r"train on its records: \ufffd\[2J\ufffdno\."),
 }
 
 
@@ -196,7 +202,19 @@ def test_a_bad_upload_is_refused_by_name_and_the_round_goes_on_without_it(answer
     assert torch.equal(server.model, without.model)
     (refused,) = server.summary()["refused"]
     assert (refused["round"], refused["silo"]) == (1, 1) and re.search(why, refused["why"])
+    assert refused["why"].isprintable(), "it goes into logs, and to terminals"
     assert "round 1: an upload of silo 1 is refused" in caplog.text
+
+
+@pytest.mark.parametrize("said", [float("nan"), float("inf"), float("-inf"), -1.0, "2.0", True])
+def test_an_epsilon_that_is_none_is_not_taken_for_one(answered, said):
+    server, ups = copy.deepcopy(answered)
+    for silo in server.asked:
+        assert server.receive(silo, swapped(epsilon=said)(ups[silo]) if silo == 1 else ups[silo]) is None
+    assert server.end()
+    summary = server.summary()
+    assert summary["silos"]["1"]["epsilon"] is None and summary["silos"]["0"]["epsilon"] > 0
+    assert "epsilon none holds" in round_counted(summary, 4)
 
 
 def test_refused_uploads_are_in_the_servers_summary(tmp_path):
@@ -255,7 +273,9 @@ def test_bytes_beyond_the_limit_are_not_read(tmp_path):
 
 
 def test_a_header_that_is_no_json_object_is_refused():
-    for text in (b"[1]", b"{", b"\xff", b"[" * 100_000):
+    huge = (b'{"round": 1%s}' % (b"0" * more) for more in (19, 400, 5000))
+    odd = (b'{"epsilon": %s}' % one for one in (b"NaN", b"-Infinity", b"1e999", b"-1e999"))
+    for text in (b"[1]", b"{", b"\xff", b"[" * 100_000, *huge, *odd):
         tensors = {"dpfl.header": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
         with pytest.raises(MessageError, match=r"header is not (a )?JSON"):
             Message.from_tensors(tensors)
@@ -263,11 +283,48 @@ def test_a_header_that_is_no_json_object_is_refused():
         Message.from_tensors({"model": torch.zeros(3)})
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda value: value.to_sparse(),
+        lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8),
+        lambda value: value.to("meta"),
+        lambda value: torch.nested.nested_tensor([value]),
+    ],
+    ids=["sparse", "quantised", "without values", "nested"],
+)
+@pytest.mark.filterwarnings("ignore")  # of torch: nested and quantised tensors are to go, or to change
+def test_a_vector_that_is_no_plain_tensor_is_refused(odd):
+    """As platforms may carry them that carry tensors of torch."""
+    good = torch.ones(3)
+    tensors, layout = Message({}, {"model": good}).to_tensors(), {"model": (torch.float32, 3)}
+    check_vectors(Message.from_tensors(tensors).vectors, layout)
+    with pytest.raises(MessageError, match="model is no plain tensor"):
+        Message.from_tensors({**tensors, "model": odd(good)})
+    with pytest.raises(MessageError, match="model is no plain tensor"):
+        check_vectors({"model": odd(good)}, layout)
+    header = tensors["dpfl.header"]
+    for text in (header.to_sparse(), header.to("meta")):
+        with pytest.raises(MessageError, match=r"holds no dpfl\.header"):
+            Message.from_tensors({**tensors, "dpfl.header": text})
+
+
 # What a silo refuses
+
+
+def planned(**changes):
+    return lambda up: Message({**up.header, "plan": {**up.header["plan"], **changes}}, up.vectors)
+
 
 SERVER_SAYS = {
     "another run": (swapped(run="0" * 16), "settings or the model differ"),
     "a wrong plan": (swapped(plan={}), "share='None'"),
+    "steps without end": (planned(local_steps=10**9), "its plan makes no sense"),
+    "gradients without end": (planned(num_gradients=10**18), "its plan makes no sense"),
+    "a step size that is no float": (planned(local_lr=10**400), "int too large to convert to float"),
+    "a part that is no float": (planned(share=[0, 10**400]), "int too large to convert to float"),
+    "a part beyond the whole": (planned(share=[0, 10**18]), "its plan makes no sense"),
+    "a radius that is no float": (planned(smoothing=["convolution", 10**400]), "int too large to convert to float"),
     "NaN": (poke(float("nan")), "control has entries that are not finite"),
     "too long": (with_vectors(lambda v: {**v, "model": torch.cat([v["model"]] * 2)}), r"model is float64\[78\]"),
     "an upload that it never made": (swapped(counted={"0": "f" * 16}), "one of the two lost its folder"),
@@ -535,6 +592,52 @@ def test_a_ledger_whose_end_is_missing_is_refused(tmp_path):
         SimulatedSilo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
 
 
+BEGINNING = b'{"facts":{"name":"x","noise_multiplier":1.5'
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        (b"", None),
+        (BEGINNING[:5], None),
+        (BEGINNING, None),
+        (b"notes of mine", "is no ledger, nor the beginning of one"),
+        (bytes(100), "is no ledger, nor the beginning of one"),
+        (BEGINNING + b"\r" + BEGINNING, "is no ledger, nor the beginning of one"),
+        (BEGINNING + b'},"ledger":1,"check":"0123456789abcdef"}', "line 1: its checksum is wrong"),
+    ],
+    ids=["empty", "a few bytes", "half a line", "text", "zeros", "two lines", "a whole line"],
+)
+@pytest.mark.parametrize("state", [False, True], ids=["first", "later"])
+def test_what_is_in_a_ledgers_place_is_kept_and_taken_for_one_that_was_cut_only_where_it_is(tmp_path, left, why, state):
+    path = tmp_path / "silo-0" / "ledger.jsonl"
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(left)
+    path.chmod(0o600)
+    if state:
+        (path.parent / "state.safetensors").touch()
+    begin_silo = functools.partial(SimulatedSilo, agree(block(), num_silos=1, model=module()), 0, module())
+    if state or why:
+        expected = why if not state or b"check" in left else r"ledger\.jsonl is missing, or has not one whole line"
+        with pytest.raises(LedgerError, match=expected):
+            begin_silo(records()[0], path.parent)
+        assert path.read_bytes() == left
+        return
+    begin_silo(records()[0], path.parent).close()
+    assert path.read_bytes().startswith(BEGINNING[:10])
+    assert [one.read_bytes() for one in path.parent.glob("ledger.jsonl.*")] == ([left] if left else [])
+
+
+def test_a_first_line_that_lacks_its_end_alone_is_gone_on_with(tmp_path):
+    with begin(tmp_path) as made:
+        agreement = made.agreement
+    path = tmp_path / "silo-0" / "ledger.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.removesuffix(b"\n"))
+    SimulatedSilo(agreement, 0, module(), records()[0], path.parent).close()
+    assert path.read_bytes() == whole
+
+
 def test_a_folder_belongs_to_one_silo_one_agreement_and_its_records(tmp_path):
     with begin(tmp_path) as made:
         made.round()
@@ -562,6 +665,18 @@ def test_messages_hold_no_seed_and_no_number_of_records(tmp_path):
         assert set(answer.header) == {"dpfl", "run", "round", "tag", "silo", "status", "epsilon", "delta"}
         assert "123456789" not in json.dumps([message.header, answer.header])
         assert set(answer.vectors) == {"model", "control"}
+
+
+def test_callbacks_get_the_configuration_without_weights_of_single_silos(tmp_path):
+    class Spy(Callback):
+        def on_begin(self, run):
+            self.config = run.config
+
+    agreement, spy = agree(block(silo_weights={0: 3, 1: 1}), num_silos=2, model=module()), Spy()
+    with Server(agreement, module(), tmp_path, callbacks=[spy]) as server:
+        server.begin()
+    assert not {"silo_weights", "silos", "data", "trackers"} & set(spy.config)
+    assert spy.config["rounds"] == 4 and "seed" in spy.config, "no noise follows from it"
 
 
 def test_noise_is_the_operating_systems_and_never_the_same_twice(tmp_path):

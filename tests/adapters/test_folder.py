@@ -13,9 +13,10 @@ import torch
 from dpfl_plugin.adapters.folder import place as places
 from dpfl_plugin.adapters.folder.envelope import VERSION, About, MessageError, opened, read_head, seal
 from dpfl_plugin.adapters.folder.keys import SERVER, Members, SecretKey, new_key
-from dpfl_plugin.adapters.folder.place import Place, SharedFolderError
+from dpfl_plugin.adapters.folder.place import Place, SharedFolderError, sequence_of
 from dpfl_plugin.adapters.folder.project import for_server, for_silo
 from dpfl_plugin.adapters.folder.silo import MOST_TRIES, FolderSilo, Over
+from dpfl_plugin.adapters.folder.status import read_status
 from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.errors import ConfigError, LimitError, UnsupportedError
@@ -195,15 +196,53 @@ def test_what_the_server_did_not_put_there_is_not_answered(two, spoil, why):
     assert two.server.server.status == "done" and len({c.noise_id for c in two.charges("north")}) == 2
 
 
-def test_another_version_is_named_at_both_ends(two):
+def test_another_version_is_named_at_both_ends_and_ends_neither(two, caplog):
+    """Whose the file is, is not known: so the silo waits for one that it can read."""
     (path,) = (two.shared / "server").glob("message-*.dpfl")
+    good = path.read_bytes()
     another_format(two, path)
-    with pytest.raises(ConfigError, match=f"in format '{VERSION + 1}'.*install the same version at both ends"):
-        two.silos["north"].step()
-    two.silos["south"]._place.put(two.file_of("north").name, two.file_of("north").read_bytes())
-    answer = two.file_of("north")
-    another_format(two, answer)
+    silo, named = two.silos["north"], f"message-00000001.dpfl: it is in format '{VERSION + 1}' of messages"
+    first = silo.step()
+    answer, written = two.file_of("north"), two.file_of("north").stat()
+    assert first == silo.step() and named in first.what and "install the same version at both ends" in first.what
+    assert os.path.samestat(answer.stat(), written), "it is answered once"
+    assert caplog.text.count("is not taken: it is in format") == 1
+    assert json.loads((two.shared / "north" / "status.json").read_text())["why"] == first.what
+    whole = answer.read_bytes()
+    another_format(two, answer)  # as a server of that version sees it
     assert "install the same version" in two.server.step().odd["north"]
+    assert not two.charges("north")
+    answer.write_bytes(whole)
+    path.write_bytes(good)
+    assert "next request" in silo.step().what and two.charges("north")
+
+
+def test_a_file_in_another_format_before_the_first_request_ends_no_silo(two):
+    (path,) = (two.shared / "server").glob("message-*.dpfl")
+    path.rename(two.path / "later")
+    (path.parent / "message-99999999.dpfl").write_bytes(b"dpfl-folder %d\nx\ny\nz" % (VERSION + 1))
+    assert "message-99999999.dpfl: it is in format" in two.start("north").step().what
+    (two.path / "later").rename(path)
+    two.start("north").step()
+    two.silos["south"].step()
+    assert two.charges("north") and two.server.step().round == 2
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "1" + 400 * "0"])
+def test_numbers_of_the_server_that_are_none_are_refused_and_it_is_told(two, monkeypatch, number):
+    (path,) = (two.shared / "server").glob("message-*.dpfl")
+    data = path.read_bytes()
+    head = read_head(data)
+    message = Message.from_bytes(data[head.start :])
+    message.header["plan"]["local_lr"] = "ODD"
+    text = Message._text
+    with monkeypatch.context() as patch:
+        patch.setattr(Message, "_text", lambda self: text(self).replace(b'"ODD"', number.encode()))
+        path.write_bytes(seal(head.about, message, two.keys[SERVER]))
+    with pytest.raises(ConfigError, match=r"a message of the server: its header is not JSON .* where a finite number"):
+        two.silos["north"].step()
+    two.server.step()
+    assert "the silo failed with an error" in two.server.server.summary()["refused"][0]["why"]
     assert not two.charges("north")
 
 
@@ -215,8 +254,11 @@ def test_copies_under_other_names_are_not_looked_at(two):
         f"{path.stem}.sync-conflict-20260101.dpfl",
         f".{path.name}.part",
         "message-00000009-south.dpfl",
+        "message-0000000\N{ARABIC-INDIC DIGIT NINE}.dpfl",
     ):
         (path.parent / name).write_bytes(path.read_bytes())
+        assert (sequence_of(name, "north") is None) is (name != "message-00000009.dpfl")
+    assert sequence_of("answer-0000000\N{ARABIC-INDIC DIGIT NINE}.dpfl") is None
     two.silos["north"].step()
     assert len(two.charges("north")) > 0 and two.file_of("north").name == "answer-00000001.dpfl"
     (two.shared / "north" / "answer-00000001 (copy).dpfl").write_bytes(b"x")
@@ -600,6 +642,16 @@ def test_a_status_that_somebody_wrote_is_printed_as_text_or_refused(two):
     two.silos["north"].step()
     path = two.shared / "server" / "status.json"
     good = json.loads(path.read_text())
+    (two.path / "outside").mkdir()
+    (two.path / "outside" / "status.json").write_text('{"doing": "is of elsewhere"}')
+    (two.shared / "linked").symlink_to(two.path / "outside")
+    for name, text in (
+        ("deep", "[" * 10**5),
+        ("nested", 900 * '{"why":' + "1" + 900 * "}"),
+        ("huge", '{"round": 1e999}'),
+    ):
+        (two.shared / name).mkdir()
+        (two.shared / name / "status.json").write_text(text)
     (two.shared / "north" / "status.json").write_text(
         json.dumps({"doing": "\x1b]0;owned\x07\x1b[2Jwaits", "round": "\n1"})
     )
@@ -609,8 +661,16 @@ def test_a_status_that_somebody_wrote_is_printed_as_text_or_refused(two):
         {"refused": [{"round": 1}, 7, {"round": "\x07", "silo": "x", "why": None}]},
         {"odd": ["north"], "rounds": {"a": "\x1b"}},
         {"silos": ["\x1bnorth", "north", 3, "../server"], "odd": {"north": {"a": "\x1b"}}},
+        {"silos": ["a\0b", "\ud800", "", "..", "x" * 5000, ["north"], "server", "north"]},
+        {"silos": ["linked", "deep", "nested", "huge", "north"]},
     ):
         path.write_text(json.dumps({**good, **changes}))
-        done = command("status", two.shared)
-        assert done.code in (0, 2) and "Traceback" not in done.err
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.out), repr(done.out)
+        for more in ((), ("--json",)):
+            done = command("status", two.shared, *more)
+            assert done.code in (0, 2) and "Traceback" not in done.err
+            assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.out), repr(done.out)
+            assert "of elsewhere" not in done.out
+    said = read_status(two.shared)["silos"]
+    assert said.pop("north")["doing"] and said == {one: {} for one in ("linked", "deep", "nested", "huge")}
+    path.write_text(json.dumps({**good, "silos": ["a\0b", "..", "north"]}))
+    assert list(read_status(two.shared)["silos"]) == ["north"]

@@ -1,5 +1,6 @@
 """What the adapters of platforms share."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dpfl_plugin.adapters.platforms import (
     over_before,
     ranges,
     round_counted,
+    show_log,
 )
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 
@@ -81,6 +83,18 @@ def test_a_newer_platform_is_tried_and_warned_of_and_an_older_one_refused(monkey
         at("1.37.9")
     with pytest.raises(UnsupportedError, match=r"does not do what the adapter relies on \(ZeroDivisionError"):
         at("2.0", lambda: 1 // 0)
+
+
+def test_what_is_logged_tells_no_terminal_what_to_do_where_a_platform_shows_it(monkeypatch, caplog):
+    ours, theirs = logging.getLogger("dpfl_plugin"), logging.getLogger("a.platform")
+    monkeypatch.setattr(ours, "handlers", [])
+    monkeypatch.setattr(ours, "propagate", True)
+    ours_level = ours.level
+    show_log(lambda: theirs)
+    caplog.set_level(logging.INFO, theirs.name)
+    logging.getLogger("dpfl_plugin.server").warning("silo %d\tsays %s, 100%%\nof it", 3, "\x1b]0;owned\x07")
+    ours.setLevel(ours_level)
+    assert caplog.messages == ["silo 3\tsays \ufffd]0;owned\ufffd, 100%\nof it"]
 
 
 def test_versions_that_were_not_tested_are_refused():

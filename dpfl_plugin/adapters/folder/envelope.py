@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import dpfl_plugin
 from dpfl_plugin.adapters.folder.keys import EXTRA, Members, PublicKey, SecretKey
-from dpfl_plugin.adapters.message import Message, value_of
+from dpfl_plugin.adapters.message import Message, parsed, value_of
 from dpfl_plugin.errors import ConfigError, MessageError, UnsupportedError
 
 VERSION: Final = 1
@@ -134,10 +134,8 @@ def read_head(start: bytes) -> Head:
             f"({dpfl_plugin.__version__}) has format {VERSION}: install the same version at both ends."
         )
     try:
-        values = json.loads(header)
-        assert isinstance(values, dict)
-        decoded = base64.b64decode(signature, validate=True)
-    except (ValueError, RecursionError, AssertionError, binascii.Error) as error:
+        values, decoded = parsed(header), base64.b64decode(signature, validate=True)
+    except (MessageError, binascii.Error, ValueError) as error:
         raise MessageError("its header cannot be read.") from error
     beginning = len(first) + len(header) + 2
     return _head(values, start[:beginning], decoded, beginning + len(signature) + 1)

@@ -182,10 +182,14 @@ class Members:
         )
 
 
+def is_name(name: object) -> bool:
+    """Whether a silo may be called so."""
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and name != SERVER
+
+
 def check_name(name: object, source: str) -> None:
     """Raise ConfigError unless a site may be called so."""
-    ok = isinstance(name, str) and bool(_NAME.fullmatch(name)) and name != SERVER
-    require(ok, f"{source}: name", name, "be of a-z, 0-9, '-' and '_', at most 40 of them, and not 'server'")
+    require(is_name(name), f"{source}: name", name, "be of a-z, 0-9, '-' and '_', at most 40 of them, and not 'server'")
 
 
 def check_installed() -> None:

@@ -14,6 +14,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +24,8 @@ from dpfl_plugin.runs.folder import naming
 
 MOST_NAMES: Final = 10_000  # entries that are looked at: a folder that somebody fills up stops nobody's machine
 _TEMPORARY: Final = ".dpfl-tmp-"
-_MESSAGE: Final = re.compile(r"message-(\d{8})(?:-([a-z0-9][a-z0-9_-]{0,39}))?\.dpfl")
-_ANSWER: Final = re.compile(r"answer-(\d{8})\.dpfl")
+_MESSAGE: Final = re.compile(r"message-([0-9]{8})(?:-([a-z0-9][a-z0-9_-]{0,39}))?\.dpfl")
+_ANSWER: Final = re.compile(r"answer-([0-9]{8})\.dpfl")
 
 
 def message_name(sequence: int, receiver: str | None) -> str:
@@ -168,7 +169,20 @@ class Place:
         found = self.read(name, head.start + head.size)
         return found is not None and found[0] == head
 
-    def _read(self, name: str, limit: int, *, only_head: bool) -> tuple[Head, bytes] | None:
+    def text(self, name: str, limit: int) -> bytes | None:
+        """What a file that is no message holds, at most ``limit`` bytes of it; None if there is no such file.
+
+        Raises:
+            MessageError: it is no plain file.
+        """
+        file = self._file(name)
+        if file is None:
+            return None
+        with file:
+            return file.read(limit) or b""
+
+    def _file(self, name: str) -> FileIO | None:
+        """A plain file, to be read; None if it is not there."""
         try:
             with self._opened() as folder:
                 # O_NONBLOCK: to open a FIFO would wait for its writer.
@@ -177,11 +191,17 @@ class Place:
             return None
         except OSError as error:
             raise MessageError(f"it cannot be opened ({error.strerror}).") from error
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             raise MessageError("it is no plain file.")
-        with open(handle, "rb", buffering=0) as file:
+        return FileIO(handle)
+
+    def _read(self, name: str, limit: int, *, only_head: bool) -> tuple[Head, bytes] | None:
+        file = self._file(name)
+        if file is None:
+            return None
+        with file:
+            about = os.fstat(file.fileno())
             if not only_head and about.st_size > limit:
                 raise MessageError(f"it has {about.st_size} bytes, where {limit} are enough.")
             start = file.read(HEAD_BYTES) or b""

@@ -40,7 +40,7 @@ from dpfl_plugin.adapters.message import Message, num_bytes
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import DataError, MessageError
+from dpfl_plugin.errors import DataError, MessageError, printable
 from dpfl_plugin.runs.folder import to_json, write_atomic
 
 FILE: Final = "folder.json"
@@ -266,7 +266,7 @@ class FolderServer:
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            LOG.warning("%s", text)
+            LOG.warning("%s", printable(text))
 
     def _end(self) -> None:
         """Tell all silos that it is over, with the model."""

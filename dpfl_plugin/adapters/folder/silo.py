@@ -42,7 +42,7 @@ from dpfl_plugin.adapters.message import Message, num_bytes
 from dpfl_plugin.adapters.owner import place, silo_limits
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.silo import Silo
-from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, LimitError, MessageError
+from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, LimitError, MessageError, printable
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.folder import to_json, write_atomic
@@ -176,10 +176,9 @@ class FolderSilo:
                         f"request {sequence} after request {last}: an old one, or the server lost its folder."
                     )
                 found = self._from.read(name, self._limit)
-            except VersionError as error:  # of whom is not known: what can be read goes first
-                unread = unread or (sequence, error)
-                continue
             except MessageError as error:
+                if unread is None and isinstance(error, VersionError):
+                    unread = sequence
                 odd = odd or f"{name}: {str(error).rstrip('.')}"
                 self._say(f"the server's {name} is not taken: {error}")
                 continue
@@ -188,7 +187,7 @@ class FolderSilo:
         if elsewhere is not None:
             self._fail_elsewhere(elsewhere)
         if unread is not None:
-            self._fail_unread(*unread)
+            self._tell_unread(unread)
         return Waits(f"the server: {odd}" if odd else "the server's first request", self._answered)
 
     @property
@@ -212,22 +211,26 @@ class FolderSilo:
         try:
             return opened(head, body, self._members, self._key)
         except MessageError as error:
-            self._put(head.about, failure(self._agreement, self.id, Message({})))
+            self._put_failure(head.about)
             raise ConfigError(f"a message of the server: {error}") from error
 
-    def _fail_unread(self, sequence: int, error: VersionError) -> NoReturn:
-        """Answer a message in another format in ours, by which the server sees what is the matter."""
+    def _tell_unread(self, sequence: int) -> None:
+        """Answer in our format what is in another, by which the server, if it is the server's, sees what is the matter.
+
+        Nobody is known to have signed it: so it ends nothing, and the server is waited for.
+        """
         about = About("request", SERVER, (self.name,), self._agreement.run, self._members.digest, sequence)
-        self._put(about, failure(self._agreement, self.id, Message({})))
-        raise ConfigError(f"a message of the server: {error}") from error
+        if not self._is_there(about):
+            self._put_failure(about)
 
     def _fail_elsewhere(self, head: Head) -> NoReturn:
         about = head.about
-        self._put(about, failure(self._agreement, self.id, Message({"round": about.round, "tag": about.tag})))
+        self._put_failure(about)
         if about.members != self._members.digest:
             why = "the list of members there is another: compare them by their fingerprints (dpfl keys show)"
         else:
-            why = f"it is of run {about.run[:32]}, and this silo agreed to {self._agreement.run}: configurations differ"
+            run = printable(about.run[:32])
+            why = f"it is of run {run}, and this silo agreed to {self._agreement.run}: configurations differ"
         raise ConfigError(f"a message of the server: {why}. The server was told that this silo cannot answer.")
 
     # The answer
@@ -306,6 +309,10 @@ class FolderSilo:
             if other != name:
                 self._place.remove(other)
 
+    def _put_failure(self, about: About) -> None:
+        """That this silo cannot answer a request that the server signed."""
+        self._put(about, failure(self._agreement, self.id, Message({"round": about.round, "tag": about.tag})))
+
     def _answers(self) -> Iterator[str]:
         return (name for name in self._place.names() if sequence_of(name) is not None)
 
@@ -337,8 +344,8 @@ class FolderSilo:
             self._place.remove(name)
         rounds = header.get("rounds")
         over = Over(
-            str(header.get("status"))[:40],
-            str(header.get("reason"))[:500],
+            printable(str(header.get("status"))[:40]),
+            printable(str(header.get("reason"))[:500]),
             rounds if type(rounds) is int else 0,
             folder,
         )
@@ -371,7 +378,7 @@ class FolderSilo:
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            LOG.warning("%s", text)
+            LOG.warning("%s", printable(text))
 
     def _tell(self, doing: str, why: str) -> None:
         facts = {"version": dpfl_plugin.__version__, "doing": doing, "why": why, "round": self._answered}
