@@ -14,8 +14,8 @@ from typing import Any, Final
 from dpfl_plugin import __version__
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.signing_checks import check_stated, details_of
-from dpfl_plugin.data.names import printable, told_apart
-from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.data.names import told_apart
+from dpfl_plugin.errors import ConfigError, DataError, printable, require
 from dpfl_plugin.privacy.signed_page import page
 from dpfl_plugin.runs.csv_cells import no_formula
 from dpfl_plugin.runs.folder import RunFolder

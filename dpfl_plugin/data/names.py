@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from dpfl_plugin.errors import printable
+
 LONGEST: Final = 40
 MOST: Final = 8
 
@@ -22,11 +24,6 @@ def of_files(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(
         name if often[name] == 1 else f"{path.parent.name}/{path.name}" for name, path in zip(bare, paths, strict=True)
     )
-
-
-def printable(name: str) -> str:
-    """It without control characters, ends of lines among them."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def tidy(name: str) -> str:

@@ -28,7 +28,7 @@ from dpfl_plugin.core.forks import this_process
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
-_BEGINS: Final = b'{"facts":{'  # what every first line does
+BEGINNING: Final = b'{"facts":{'  # of every ledger's first line
 _CHECK_BYTES: Final = len(b',"check":"0123456789abcdef"}')
 _HEAD: Final = re.compile("[0-9a-f]{16}")
 _NO_SYNC: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSUP})  # of file systems that sync no folders
@@ -317,7 +317,7 @@ def set_aside_unbegun(path: Path) -> None:
     """
     line = _first_of(path)
     # JSON as it is written here is printable ASCII.
-    if line[: len(_BEGINS)] != _BEGINS[: len(line)] or not line.decode(errors="replace").isprintable():
+    if line[: len(BEGINNING)] != BEGINNING[: len(line)] or not line.decode(errors="replace").isprintable():
         raise LedgerError(
             f"{path} is no ledger, nor the beginning of one: what was charged is not known. Restore it from a copy; "
             "if nothing was released from this folder yet, move the file away and start again."

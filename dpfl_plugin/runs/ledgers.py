@@ -19,10 +19,10 @@ from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, DataError,
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.ledger_file import BEGINNING
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.runs.folder import RunFolder, held, locked, locks_of_one_machine
 
-BEGINNING = b'{"facts":{'  # of every ledger's first line
 FRESH_NOISE = (
     "released already, and not to be repeated bit for bit here, because the machine or the versions differ, the noise "
     "is secure, or silos that were lost take part again: {what}. This is run with fresh noise and charged again."

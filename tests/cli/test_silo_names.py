@@ -87,7 +87,7 @@ def test_how_silos_are_named() -> None:
     apart = told_apart(alike)
     assert len(set(apart.values())) == 5 and apart[0] == alike[0] and all(name.isprintable() for name in apart.values())
     assert told_apart({0: "n" * 50, 1: "b"}) == {0: tidy("n" * 50), 1: "b"}
-    assert tidy("a\n\x1b[2Jb") == "a??[2Jb" and len(tidy("n" * 100)) == 40
+    assert tidy("a\n\x1b[2Jb") == "a\ufffd\ufffd[2Jb" and len(tidy("n" * 100)) == 40
     assert called(3, {}) == "silo 3" and called(3, {3: "x"}) == "silo 3 (x)" and called(3, {3: "3"}) == "silo 3"
     assert listed(range(10), {1: "x"}) == "0, 1 (x), 2, 3, 4, 5, 6, 7 and 2 more"
 
