@@ -26,7 +26,14 @@ class _ToPlatform(logging.Handler):
         theirs = self._of_platform()
         if theirs.isEnabledFor(record.levelno):
             shown = copy.copy(record)  # other handlers have theirs as it is
-            shown.msg, shown.args = printable(record.getMessage(), "\n\t"), None
+            try:
+                shown.msg, shown.args = printable(record.getMessage(), "\n\t"), None
+            except Exception:  # as any handler has it: what cannot be formatted ends nothing
+                self.handleError(record)
+                return
+            if record.exc_info:
+                said = record.exc_text or logging.Formatter().formatException(record.exc_info)
+                shown.exc_info, shown.exc_text = None, printable(said, "\n\t")
             theirs.handle(shown)
 
 

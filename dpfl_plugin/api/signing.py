@@ -23,6 +23,10 @@ from dpfl_plugin.runs.publishable import names_sum
 from dpfl_plugin.tuning.winner import winner_of
 
 MEND: Final = "Restore it from a copy."
+UNCHECKED_NAMES: Final = (
+    "Names of sites are as result.json and silos.csv have them. The folder is of an earlier version, which kept no "
+    "checksum of them: compare them with the number of records of each site, or give them yourself."
+)
 UNCHECKED: Final = (
     "The folder is of an earlier version, which kept no checksum of its statement: what is said here in words was not "
     "checked, but for the unit, the relation and the numbers."
@@ -53,7 +57,10 @@ def statement_to_sign(what: Run | str | Path, *, names: Mapping[int, str] | None
     _check_guarantee(said, folder)
     if not check_stated(said, digest, files):
         said["warnings"] = [UNCHECKED, *said["warnings"]]
-    known = _names(files) | told_apart(names or {})
+    found, checked = _names(files)
+    if found.keys() - (names or {}).keys() and not checked:
+        said["warnings"] = [UNCHECKED_NAMES, *said["warnings"]]
+    known = found | told_apart(names or {})
     silos = {one["silo"] for one in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
     for silo in names or {}:
         require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
@@ -94,8 +101,9 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
         )
 
 
-def _names(files: RunFolder) -> dict[int, str]:
-    """Of silos, as the run's data named them; none where its result says none, as of ranks of MPI or of one silo.
+def _names(files: RunFolder) -> tuple[dict[int, str], bool]:
+    """(names of silos, whether they were checked), as the run's data named them; none where its result says none, as of
+    ranks of MPI or of one silo. Details of earlier versions have no checksum of them.
 
     Raises:
         DataError: `silos.csv`, `result.json` and `details.json` differ: a site would sign what another one spent.
@@ -103,7 +111,7 @@ def _names(files: RunFolder) -> dict[int, str]:
     result, digest = _result(files), details_of(files).get("silo_names")
     said = result.get("silo_names")
     if said is None and (digest is None or not result):
-        return {}
+        return {}, True
     if not isinstance(said, dict) or not all(map(_is_named, said.items())):
         raise DataError(f"{files.result} is damaged (silo_names is {said!r:.100}): restore it from a copy.")
     if digest not in (None, names_sum(said)):
@@ -117,18 +125,18 @@ def _names(files: RunFolder) -> dict[int, str]:
                 f"{files.silos} calls silo {silo} {name!r}, and {files.result.name} beside it {named!r}: one of them "
                 f"was edited. {MEND}"
             )
-    return {int(silo): printable(name) for silo, name in said.items()}
+    return {int(silo): printable(name) for silo, name in said.items()}, digest is not None
 
 
 def _is_named(item: tuple[str, object]) -> bool:
     silo, name = item
-    return silo.isascii() and silo.isdecimal() and isinstance(name, str)
+    return silo.isascii() and silo.isdecimal() and silo == str(int(silo)) and isinstance(name, str)
 
 
 def _in_table(files: RunFolder) -> list[tuple[str, str]]:
     """(silo, what it is called) of each line of `silos.csv`."""
     try:
-        with files.silos.open(newline="", encoding="utf-8") as lines:
+        with files.silos.open(newline="", encoding="utf-8-sig") as lines:
             return [(row["silo"], row.get("name") or "") for row in csv.DictReader(lines)]
     except FileNotFoundError:
         return []

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,6 @@ BUILT_ANEW: Final = (
     "A model's factory has to make the same wherever and whenever it is called: by torch's generator, which is seeded, "
     "or from a file; not by numpy's, Python's or the system's."
 )
-MARK: Final = -1.7310585  # no value that a buffer is likely to begin with
 LATER: Final = "an entry that came later"
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -98,7 +97,7 @@ class Entry:
     """One of a state_dict, before records are read.
 
     Attributes:
-        digest: sha256 of its bytes. trains: the name of the parameter that it is; None if it is none that trains.
+        digest: sha256 of its bytes. trains: the name of the parameter that it is; None if it depends on none.
     """
 
     dtype: torch.dtype
@@ -112,36 +111,63 @@ class Before:
     """A model's state_dict before records are read, for `whole_state`.
 
     Attributes:
-        entries: by their names, which a model's own code may choose. layout: of what trains.
+        entries: by their names, which a model's own code may choose. derived: names of those that it makes of what
+            trains, in a form that is not known: no file holds them. layout: of what trains.
     """
 
     entries: Mapping[str, Entry]
+    derived: tuple[str, ...]
     layout: Layout
 
 
 def state_before(model: nn.Module) -> Before:
     """What a model's state_dict holds, and which parameter each entry is: whatever the code calls it, that one's values
-    are in it."""
+    are in it. Whatever else depends on what trains is seen by that it changes with it, in a copy of the model."""
     whole, layout = _state(model), Layout.of(model)
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = {name: parameter.detach().clone() for name, parameter in trained.items()}
-    digests = {name: _digest(name, value) for name, value in whole.items()}
-    try:
-        with torch.no_grad():
-            for number, parameter in enumerate(trained.values()):
-                parameter.fill_(MARK - number)
-        marks = {_digest(name, parameter.detach()): name for name, parameter in trained.items() if parameter.numel()}
-        marked = {name: marks.get(_digest(name, value)) for name, value in _state(model).items()}
-    finally:
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(kept[name])
-    entries = {}
+    marked, marks = _marked(model, layout)
+    entries, derived = dict[str, Entry](), list[str]()
     for name, value in whole.items():
-        which = marked.get(name)
-        is_it = which is not None and digests[name] == _digest(which, kept[which])
-        entries[name] = Entry(value.dtype, tuple(value.shape), digests[name], which if is_it else None)
-    return Before(entries, layout)
+        entry = Entry(value.dtype, tuple(value.shape), _digest(name, value), None)
+        seen = marked.get(name)
+        shown = None if seen is None else (seen.dtype, tuple(seen.shape), _digest(name, seen))
+        if shown in marks:
+            entries[name] = replace(entry, trains=marks[shown])
+        elif shown == (entry.dtype, entry.shape, entry.digest):
+            entries[name] = entry
+        else:
+            derived.append(name)
+    return Before(entries, tuple(derived), layout)
+
+
+def _marked(model: nn.Module, layout: Layout) -> tuple[dict[str, Tensor], dict[Any, str]]:
+    """(a state_dict with another number in each place that trains, whose parameter has which of them)"""
+    try:
+        copied = copy.deepcopy(model)  # never the model itself: its memory may be a file's
+    except Exception:  # a stranger's code may fail in any way
+        return _by_place(model)
+    numbers = layout.unflatten(torch.arange(1, layout.dimension + 1, dtype=torch.float64).neg_())
+    parameters, marks = dict(copied.named_parameters()), dict[Any, str]()
+    for name, value in numbers.items():
+        parameter = parameters[name]
+        try:
+            with torch.no_grad():
+                parameter.copy_(value)
+        except RuntimeError:  # several of its places are one in memory
+            parameter.data = value.to(parameter)
+        if parameter.numel():
+            marks[parameter.dtype, tuple(parameter.shape), _digest(name, parameter.detach())] = name
+    return _state(copied), marks
+
+
+def _by_place(model: nn.Module) -> tuple[dict[str, Tensor], dict[Any, str]]:
+    """The same of one that cannot be copied: an entry trains if it is in the memory of what does."""
+    whole, trained = _state(model), [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    of = {one.data_ptr(): name for name, one in trained if one.numel()}
+    return whole, {
+        (value.dtype, tuple(value.shape), _digest(name, value)): of[value.data_ptr()]
+        for name, value in whole.items()
+        if value.data_ptr() in of
+    }
 
 
 def whole_state(model: nn.Module, vector: Tensor, before: Before) -> tuple[dict[str, Tensor], list[str]]:
@@ -151,26 +177,30 @@ def whole_state(model: nn.Module, vector: Tensor, before: Before) -> tuple[dict[
 
     Each entry is a copy on the CPU, so that parameters which share memory can be written to a file.
     """
-    model, values = copy.deepcopy(model), before.layout.unflatten(vector)
-    parameters, trained = dict(model.named_parameters()), dict[str, str]()
-    with torch.no_grad():
-        for name, value in values.items():
-            parameter = parameters.get(name)
-            if parameter is not None and parameter.shape == value.shape:
-                parameter.copy_(value)
-                trained[name] = _digest(name, parameter.detach())
-    found, changed = _state(model), list[str]()
-    for name, entry in before.entries.items():
-        now, digest = found.get(name), entry.digest if entry.trains is None else trained.get(entry.trains)
-        if now is None or (now.dtype, tuple(now.shape)) != (entry.dtype, entry.shape) or _digest(name, now) != digest:
-            changed.append(name)
-    if not found.keys() <= before.entries.keys():
+    try:
+        found = _state(model)
+    except Exception:  # a stranger's code may fail in any way, and what trains is known without it
+        found = {}
+    changed = [
+        name
+        for name, entry in before.entries.items()
+        if entry.trains is None and not _is_as_before(name, found.get(name), entry)
+    ]
+    if not found.keys() <= {*before.entries, *before.derived}:
         changed.append(LATER)  # how many came may tell of records as well
-    if changed:
-        of = [(name, one, one.trains) for name, one in before.entries.items() if one.trains is not None]
-        found = {name: values[which].to(one.dtype).reshape(one.shape) for name, one, which in of}
-    names = (name for name in before.entries if name in found)
-    return {name: found[name].detach().cpu().contiguous().clone() for name in names}, changed
+    values, state = before.layout.unflatten(vector), dict[str, Tensor]()
+    for name, entry in before.entries.items():
+        if entry.trains is not None:
+            state[name] = values[entry.trains].to(entry.dtype).reshape(entry.shape)
+        elif not changed:
+            state[name] = found[name]
+    return {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}, changed
+
+
+def _is_as_before(name: str, value: Tensor | None, entry: Entry) -> bool:
+    if value is None or (value.dtype, tuple(value.shape)) != (entry.dtype, entry.shape):
+        return False
+    return _digest(name, value) == entry.digest
 
 
 def _digest(name: str, value: Tensor) -> str:

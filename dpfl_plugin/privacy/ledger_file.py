@@ -315,6 +315,8 @@ def set_aside_unbegun(path: Path) -> None:
     Raises:
         LedgerError: it is no beginning of a ledger, or cannot be read or moved.
     """
+    if path.is_symlink() and not path.exists():
+        raise LedgerError(f"{path} is a link to what is not there: what was charged is not known. Bring it back.")
     line = _first_of(path)
     # JSON as it is written here is printable ASCII.
     if line[: len(BEGINNING)] != BEGINNING[: len(line)] or not line.decode(errors="replace").isprintable():

@@ -53,6 +53,10 @@ LEFT_OUT = (
     "model.safetensors holds what trains alone: the model's own code changed {} while records went through it, which "
     "may hold some of them"
 )
+DERIVED = (
+    "model.safetensors leaves out {}, which the model's own code makes of what trains: whether it is what that "
+    "would give cannot be told. Have state_dict hold parameters and buffers as they are"
+)
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 Result = dict[str, Any]
@@ -144,6 +148,7 @@ def write_result(
     in_words = [LEFT_OUT.format("entries")] if left_out else []  # the model's code may choose by records which they are
     said = _stated(config, parts, account, progress, outcome, [*notes, *in_words], **by_whom)
     notes += [LEFT_OUT.format(", ".join(left_out))] if left_out else []
+    notes += [DERIVED.format(", ".join(parts.state.derived))] if parts.state.derived else []
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
     # Not in the statement, which may be published: no epsilon covers what a loss tells.
     notes += [] if hidden else _diverged(measured)

@@ -103,6 +103,12 @@ class Tuning:
             raise DataError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
         private = result["private_evaluation"]
         scores = tuple((int(after), float(score)) for after, score in private["scores"])
+        kept = dict(self._of_checkpoint(candidate))
+        if any(kept.get(after, score) != score for after, score in scores):
+            raise DataError(
+                f"{path} says that {candidate.label or 'the candidate'} scored {dict(scores)}, and its checkpoint "
+                f"{kept}: one of them was edited. Restore it from a copy."
+            )
         return Standing(
             candidate,
             config,

@@ -590,6 +590,11 @@ def test_a_ledger_whose_end_is_missing_is_refused(tmp_path):
     ledger.unlink()
     with pytest.raises(LedgerError, match=r"ledger\.jsonl is missing"):
         SimulatedSilo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
+    (tmp_path / "silo-2" / "state.safetensors").unlink()
+    ledger.symlink_to(tmp_path / "of-a-share" / "that-is-away.jsonl")
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl is a link to what is not there"):
+        SimulatedSilo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
+    assert ledger.is_symlink()
 
 
 BEGINNING = b'{"facts":{"name":"x","noise_multiplier":1.5'

@@ -1,5 +1,7 @@
 """What the adapters of platforms share."""
 
+import contextlib
+import io
 import logging
 from pathlib import Path
 
@@ -93,8 +95,15 @@ def test_what_is_logged_tells_no_terminal_what_to_do_where_a_platform_shows_it(m
     show_log(lambda: theirs)
     caplog.set_level(logging.INFO, theirs.name)
     logging.getLogger("dpfl_plugin.server").warning("silo %d\tsays %s, 100%%\nof it", 3, "\x1b]0;owned\x07")
+    try:
+        raise ValueError("\x1b[2J")
+    except ValueError:
+        logging.getLogger("dpfl_plugin.server").exception("failed")
+    with contextlib.redirect_stderr(io.StringIO()):
+        logging.getLogger("dpfl_plugin.server").warning("bad %d", "x")  # ends nothing
     ours.setLevel(ours_level)
-    assert caplog.messages == ["silo 3\tsays \ufffd]0;owned\ufffd, 100%\nof it"]
+    assert caplog.messages == ["silo 3\tsays \ufffd]0;owned\ufffd, 100%\nof it", "failed"]
+    assert "ValueError: \ufffd[2J" in caplog.text and "\x1b" not in caplog.text
 
 
 def test_versions_that_were_not_tested_are_refused():

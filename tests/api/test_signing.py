@@ -14,7 +14,7 @@ import pytest
 from scipy.special import log_ndtr, ndtr, ndtri
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.api.signing import UNCHECKED
+from dpfl_plugin.api.signing import UNCHECKED, UNCHECKED_NAMES
 from dpfl_plugin.cli.statement import write_statement
 from dpfl_plugin.errors import DataError, DpflError
 from dpfl_plugin.federation.outcome import Cause
@@ -370,6 +370,7 @@ def all_alike(folder: Path) -> None:
         (of_result(None), r"silo_names is None"),
         (of_result(["B", "=A"]), r"silo_names is \['B', '=A'\]"),
         (of_result({"x": "B"}), r"silo_names is {'x': 'B'}"),
+        (of_result({"0": "=A", "1": "B", "00": "B"}), r"silo_names is {'0': '=A', '1': 'B', '00': 'B'}"),
         (of_result({"0": 1}), r"silo_names is {'0': 1}"),
     ],
 )
@@ -381,6 +382,16 @@ def test_a_site_does_not_sign_what_another_one_spent(
     edit(folder)
     with pytest.raises(DataError, match=why):
         dpfl.statement_to_sign(folder)
+
+
+def test_where_no_checksum_of_names_was_kept_the_page_says_so(named: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(named, tmp_path / "run"))
+    assert UNCHECKED_NAMES not in dpfl.statement_to_sign(folder)
+    details = json.loads((folder / "details.json").read_text())
+    del details["silo_names"]
+    (folder / "details.json").write_text(json.dumps(details))
+    assert f"**{UNCHECKED_NAMES}**" in dpfl.statement_to_sign(folder)
+    assert UNCHECKED_NAMES not in dpfl.statement_to_sign(folder, names={0: "A", 1: "B"})
 
 
 def replaced(folder: Path, old: str, new: str) -> None:

@@ -1390,8 +1390,8 @@ CLIPPING = (
         "model-file-of-what-code-kept",
         "a model's file holds whatever its own code put beside the parameters: training records, say",
         "models/fixed.py",
-        "    if changed:\n        of = ",
-        "    if False:\n        of = ",
+        "    return _digest(name, value) == entry.digest",
+        "    return True",
         (
             STEADY + "::test_what_an_evaluation_shows_such_code_ends_the_run_and_is_not_in_the_models_file",
             "tests/models/test_fixed.py::test_what_a_models_own_code_put_there_is_not_saved",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, TrainingError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.tuning.decisions import DECISIONS, Standing, decide, keep
+from dpfl_plugin.tuning.decisions import DECISIONS, Standing, check, decide, keep
 
 RATES = (0.01, 0.02, 0.1, 0.2)  # the last two learn, the first two unlearn
 SPEC: dict[str, Any] = {"grid": {"algorithm.local_lr": list(RATES)}, "rungs": [1, 2], "eta": 2, "share": 0.25}
@@ -127,8 +128,12 @@ def test_what_was_decided_stands_and_scores_that_say_otherwise_are_refused(tmp_p
     edited = json.loads(whole)
     edited["private_evaluation"]["scores"] = [[1, 7.0]]
     loser.write_text(json.dumps(edited))
+    with pytest.raises(DataError, match=r"result\.json says that .* scored {1: 7\.0}, and its checkpoint {1: "):
+        tune(tmp_path)
+    shutil.move(loser.parent / "checkpoint", tmp_path / "aside")  # and then nothing but the decision contradicts it
     with pytest.raises(DataError, match=r"decisions\.json does not say who .* is best after round 1, by the scores"):
         tune(tmp_path)
+    shutil.move(tmp_path / "aside", loser.parent / "checkpoint")
     assert (tmp_path / "tuning.md").read_bytes() == said
     loser.write_text(whole)
     assert tune(tmp_path).result == first.result
@@ -240,3 +245,7 @@ def test_scores_decide_and_who_failed_before_one_is_behind_who_lost_one() -> Non
     assert (found.ranking, found.failed) == ((4, 2, 3, 1, 0), (0,))
     assert (found.goes_on, found.left_behind) == ((4, 2, 3, 1), (0,))
     assert decide(compared, 1, 5).goes_on == (4, 2, 3, 1)  # nobody who failed takes a place
+    compared[1] = standing(1, None, "failed", 1)  # it went on, and failed at once
+    check(Path(), found, compared, 4)
+    with pytest.raises(DataError, match="does not say who"):
+        check(Path(), replace(found, failed=(0, 4), goes_on=(2, 3, 1)), compared, 4)
