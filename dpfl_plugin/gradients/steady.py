@@ -24,11 +24,13 @@ from torch import Tensor, nn
 from dpfl_plugin.errors import ChangedByEvaluationError, ChangedError
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.gradients.precision import products
-from dpfl_plugin.gradients.whose import HOOKS, inner, is_own_value, keeps_nothing
+from dpfl_plugin.gradients.whose import inner, is_own_value, keeps_nothing
 from dpfl_plugin.models.attributes import describe
 from dpfl_plugin.models.fixed import fixed_tensors
-from dpfl_plugin.models.memory import Memory
+from dpfl_plugin.models.memory import Memory, beside
 
+_OF_LAYERS: Final = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
+"""Hooks of all kinds, and modes."""
 _NAMESPACES: Final = (
     "torch",
     "torch.nn.functional",
@@ -93,7 +95,7 @@ class Steady:
             held = {**dict(self._loss.named_parameters()), **dict(self._loss.named_buffers())}
             tensors += [[f"the loss: {name}", memory.of(value)] for name, value in held.items()]
         modules = {name: root for name, root in roots.items() if isinstance(root, nn.Module)}
-        built = [_built(module, memory) for module in modules.values()]
+        built = [_built(module) for module in modules.values()]
         put_in = {f"{name}: {where}": one for name, module in modules.items() for where, one in _put_in(module)}
         return [describe({**roots, **put_in}, memory).facts, tensors, built]
 
@@ -146,15 +148,14 @@ class Steady:
                 raise ChangedError(CHANGED.format(f"torch's own {replaced}"))
 
 
-def _built(module: nn.Module, memory: Memory) -> list[Any]:
-    """What a module is built of: a parameter, a buffer, a layer or a mode that code gives it later has a place here,
-    and so has what tensors keep beside their values."""
+def _built(module: nn.Module) -> list[Any]:
+    """What a module is built of: a parameter, a buffer, a layer or a mode that code gives it later has a place here."""
     return [
         [
             path,
             [layer.training, sorted(layer._non_persistent_buffers_set)],
             [[name, id(one)] for name, one in layer._modules.items()],
-            *([[name, one is None or memory.marks(one)] for name, one in held.items()] for held in _held(layer)),
+            *([[name, one is None] for name, one in held.items()] for held in _held(layer)),
             [name for name, one in layer._buffers.items() if one is not None and one.requires_grad],
         ]
         for path, layer in module.named_modules()
@@ -166,19 +167,23 @@ def _held(layer: nn.Module) -> tuple[Mapping[str, Tensor | None], ...]:
 
 
 def _put_in(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """(where, what) of hooks, but for this package's own, of attributes of parameters and buffers, and of what a graph
-    calls that torch.fx made of a user's code."""
+    """(where, what) of hooks, but for this package's own, of what is kept beside parameters and buffers, and of what a
+    graph calls that torch.fx made of a user's code."""
     for path, layer in module.named_modules():
         for node in layer.graph.nodes if isinstance(layer, torch.fx.GraphModule) else ():
             if node.op == "call_function":
                 yield f"{path}.{node.name}", node.target
-        for hooks in HOOKS:
-            for number, hook in enumerate(getattr(layer, hooks).values()):
+        for name in sorted(_OF_LAYERS & vars(layer).keys()):
+            kept = vars(layer)[name]
+            for number, (key, hook) in enumerate(kept.items() if isinstance(kept, dict) else [(None, kept)]):
                 ours = str(getattr(hook, "__module__", "")).startswith("dpfl_plugin.")
-                yield f"{path}{hooks}[{number}]", None if ours else hook
+                yield f"{path}{name}[{number}]", None if ours else (key, hook)
         for name, tensor in (item for held in _held(layer) for item in held.items()):
-            if tensor is not None and (attributes := getattr(tensor, "__dict__", None)):
-                yield f"{path}.{name}", attributes
+            if tensor is not None and (found := beside(tensor)):
+                yield f"{path}.{name}", found
+        weights = vars(layer).get("_flat_weights", ())  # torch's recurrent layers list their parameters once more
+        own = [one for one in weights if all(one is not known for known in layer._parameters.values())]
+        yield f"{path}._flat_weights", own
 
 
 def _left_on() -> dict[str, object]:

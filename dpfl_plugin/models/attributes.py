@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from dpfl_plugin import loaded
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.models.global_names import names_in
-from dpfl_plugin.models.memory import Memory
+from dpfl_plugin.models.memory import Memory, beside
 
 MOST: Final = 1_000_000  # values that are looked at: far more than a model has, and an end for what has none
 _TORCHS_OWN: Final = frozenset(vars(nn.Module()))  # parameters, buffers, layers and hooks, which are looked at as such
@@ -185,11 +185,13 @@ class _Describer:
         return ["tensor", value.requires_grad, request_digest({"": value}).hex(), *behind]
 
     def _array(self, value: Any) -> list[Any]:
-        return [] if self._memory is None or isinstance(value, np.generic) else self._memory.of_array(value)
+        if self._memory is None or not isinstance(value, np.ndarray | np.void):
+            return []
+        return self._memory.of_array(value)
 
     def _beside(self, value: Tensor, where: str) -> list[Any]:
         assert self._memory is not None
-        return [self._memory.of(value), self._memory.marks(value), *self._more(value, where)]
+        return [self._memory.of(value), *self._named(beside(value), where)]
 
     def _more(self, value: Any, where: str) -> list[Any]:
         """Attributes that a user's kind of container may have."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import array
 import zlib
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-_BUFFERS: Final = (bytearray, array.array)
 
 
 class Memory:
@@ -24,29 +21,26 @@ class Memory:
 
         Of what has none that could be read (sparse, quantised, without data), how often it was written to.
         """
-        written = 0 if value.is_inference() else value._version
+        written = [0 if value.is_inference() else value._version, str(value.dtype), list(value.shape)]
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            return [written]
-        lies = [str(value.dtype), list(value.shape), list(value.stride()), value.storage_offset()]
-        return [written, *lies, value.is_conj(), value.is_neg(), *self._storage(value)]
+            return written
+        lies = [list(value.stride()), value.storage_offset(), value.is_conj(), value.is_neg()]
+        return [*written, *lies, *self._storage(value)]
 
-    def marks(self, value: Tensor) -> list[Any]:
-        """What is kept beside a tensor's values: a gradient."""
-        grad = value.grad if value.is_leaf else None  # of others, torch warns
-        return [] if grad is None else self.of(grad)
-
-    def of_array(self, value: np.ndarray[Any, Any]) -> list[Any]:
-        """The same of an array, up to who owns its memory: another array, a tensor, or bytes."""
+    def of_array(self, value: np.ndarray[Any, Any] | np.void) -> list[Any]:
+        """The same of an array, up to who owns its memory: another array, a tensor, or whatever else has bytes."""
         owner: Any = value
         while (base := getattr(owner, "base", None)) is not None:
             owner = base
         owner = owner.obj if isinstance(owner, memoryview) else owner
-        lies = [list(value.strides), value.ctypes.data]
+        lies = [list(value.strides), value.ctypes.data] if isinstance(value, np.ndarray) else []
         if isinstance(owner, Tensor):
             return [*lies, *self.of(owner)]
-        if isinstance(owner, np.ndarray) and not owner.dtype.hasobject:
-            return [*lies, owner.nbytes, zlib.crc32(owner.tobytes())]
-        return [*lies, len(owner), zlib.crc32(owner)] if isinstance(owner, _BUFFERS) else lies
+        try:
+            whole = owner.tobytes() if isinstance(owner, np.ndarray) else memoryview(owner).cast("B")
+        except (TypeError, ValueError):  # it shows no bytes
+            return lies
+        return [*lies, len(whole), zlib.crc32(whole)]
 
     def _storage(self, value: Tensor) -> list[int]:
         storage = value.untyped_storage()
@@ -56,3 +50,18 @@ class Memory:
             whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
             self._sums[key] = zlib.crc32(whole.cpu().numpy().data) if room else 0
         return [room, self._sums[key]]
+
+
+def beside(value: Tensor) -> dict[str, object]:
+    """What code may keep beside a tensor's values: attributes, also of what it is a view of and of its storage, its
+    gradient, and hooks."""
+    plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta)
+    found = {
+        "attributes": vars(value) if hasattr(value, "__dict__") else {},
+        "gradient": value.grad if value.is_leaf else None,  # of others, torch warns
+        "base": value._base,
+        "storage": vars(value.untyped_storage()) if plain else {},
+        "hooks": value._backward_hooks,
+        "hooks of its gradient": getattr(value, "_post_accumulate_grad_hooks", None),
+    }
+    return {name: one for name, one in found.items() if isinstance(one, Tensor) or one}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import mmap
 import os
 import sys
 import types
@@ -49,6 +51,8 @@ class Net(nn.Module):
         self.register_buffer("view", torch.zeros(9)[:3])
         self.frozen = nn.Parameter(torch.zeros(9)[3:6], requires_grad=False)
         self.plain, self.numbers = torch.zeros(9)[:3], np.zeros(9)[:3]
+        self.of_c = np.frombuffer((ctypes.c_double * 9)(), np.float64)[:3]
+        self.of_a_map = np.frombuffer(mmap.mmap(-1, 9), np.uint8)[:3]
         self.of_bytes, self.of_tensor = np.frombuffer(bytearray(9), np.uint8)[:3], torch.zeros(9).numpy()[:3]
         self.one, self.other = nn.Identity(), nn.Identity()
 
@@ -228,6 +232,27 @@ def gives_a_gradient(name: str) -> Callable[[Net, Tensor, Tensor], None]:
     return gives
 
 
+def keeps_beside(place: Callable[[Net], Any]) -> Callable[[Net, Tensor, Tensor], None]:
+    """As an attribute."""
+
+    def keeps(net: Net, x: Tensor, out: Tensor) -> None:
+        place(net).kept = x.detach().clone()
+
+    return keeps
+
+
+def hooks_a_buffer(net: Net, x: Tensor, out: Tensor) -> None:
+    net.mean._backward_hooks = {"kept": x.detach().clone()}
+
+
+def hooks_its_loading(net: Net, x: Tensor, out: Tensor) -> None:
+    net.layer._load_state_dict_pre_hooks["kept"] = x.detach().clone()  # type: ignore[index]
+
+
+def says_how_it_is_hooked(net: Net, x: Tensor, out: Tensor) -> None:
+    net.layer._is_full_backward_hook = bool(x[0, 0] > 0)
+
+
 def wants_a_gradient(net: Net, x: Tensor, out: Tensor) -> None:
     net.mean.requires_grad_()
 
@@ -263,7 +288,12 @@ def swaps_layers(net: Net, x: Tensor, out: Tensor) -> None:
         *(keeps_records, fills_a_buffer, adds_a_buffer, adds_a_frozen_parameter, marks_a_parameter, changes_its_mode),
         *(reshapes_a_buffer, retypes_a_buffer, hides_records_behind_a_buffer, moves_a_buffer, names_no_layer),
         *(renames_no_buffer, swaps_layers, wants_a_gradient, writes_the_same, restrides, marks_an_attribute),
-        *(behind(name) for name in ("view", "frozen", "plain", "numbers", "of_bytes", "of_tensor")),
+        *(behind(name) for name in ("view", "frozen", "plain", "numbers", "of_bytes", "of_tensor", "of_c", "of_a_map")),
+        keeps_beside(lambda net: net.mean.untyped_storage()),
+        keeps_beside(lambda net: net.layer.weight.untyped_storage()),
+        keeps_beside(lambda net: net.plain._base),
+        keeps_beside(lambda net: net.plain.untyped_storage()),
+        *(hooks_a_buffer, hooks_its_loading, says_how_it_is_hooked),
         *(gives_a_gradient(name) for name in ("mean", "frozen", "plain")),
     ],
 )
