@@ -181,9 +181,9 @@ def _put_in(module: nn.Module) -> Iterator[tuple[str, object]]:
         for name, tensor in (item for held in _held(layer) for item in held.items()):
             if tensor is not None and (found := beside(tensor)):
                 yield f"{path}.{name}", found
-        weights = vars(layer).get("_flat_weights", ())  # torch's recurrent layers list their parameters once more
-        own = [one for one in weights if all(one is not known for known in layer._parameters.values())]
-        yield f"{path}._flat_weights", own
+        # Torch's recurrent layers list their parameters, as they were last asked at, once more.
+        weights, names = (vars(layer).get(f"_flat_weights{of}", ()) for of in ("", "_names"))
+        yield f"{path}._flat_weights", list(weights)[len(names) :]
 
 
 def _left_on() -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import mmap
@@ -24,6 +25,7 @@ from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode
 
 from dpfl_plugin import Field, Fields, FieldsModel, PrivateOracle, registry
+from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ChangedError, DpflError
 from dpfl_plugin.gradients.base import Engine, Records
 from dpfl_plugin.gradients.losses import cross_entropy
@@ -383,6 +385,33 @@ def test_code_that_keeps_nothing_goes_on(name: str) -> None:
         with steady():
             y = torch.full((15,), torch.nan if step == 2 else float(step))
             engine.clipped_sum(y, batch.between(0, 4 + step), 1.0, out)
+    assert not keeps_nothing(net, cross_entropy), "else nobody would have looked"
+
+
+class Recurrent(nn.Module):
+    """Own code around a layer of torch's that lists what it was asked at last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[:, None])[0][:, -1]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_own_code_around_torchs_recurrent_layers_goes_on() -> None:
+    net = Recurrent()
+    engine: Engine = registry.load("engines", "vmap")(net, cross_entropy, 2**20)
+    batch, size = engine.prepare(Records(X, torch.arange(6) % 3)), Layout.of(net).dimension
+    steady, evaluated = Steady(net, cross_entropy), copy.deepcopy(net).requires_grad_(False)
+    steady.know(evaluated)
+    for step in range(3):
+        for parameter in evaluated.parameters():
+            parameter.data = torch.full_like(parameter, float(step))
+        evaluated(X)
+        with steady():
+            engine.clipped_sum(torch.ones(size), batch, 1.0, torch.zeros(size, dtype=torch.float64))
     assert not keeps_nothing(net, cross_entropy), "else nobody would have looked"
 
 
