@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from datetime import date
@@ -22,6 +23,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.publishable import names_sum
 from dpfl_plugin.tuning.winner import winner_of
 
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
 MEND: Final = "Restore it from a copy."
 UNCHECKED_NAMES: Final = (
     "Names of sites are as result.json and silos.csv have them. The folder is of an earlier version, which kept no "
@@ -130,7 +132,7 @@ def _names(files: RunFolder) -> tuple[dict[int, str], bool]:
 
 def _is_named(item: tuple[str, object]) -> bool:
     silo, name = item
-    return silo.isascii() and silo.isdecimal() and silo == str(int(silo)) and isinstance(name, str)
+    return _NUMBER.fullmatch(silo) is not None and isinstance(name, str)
 
 
 def _in_table(files: RunFolder) -> list[tuple[str, str]]:

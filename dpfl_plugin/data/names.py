@@ -33,13 +33,13 @@ def tidy(name: str) -> str:
 
 
 def told_apart(names: Mapping[int, str]) -> dict[int, str]:
-    """Names of the data, by silo, as `tidy` has them; those that it would make alike in full, or else with escapes, so
-    that nobody takes one silo for another."""
-    short, full = ({silo: made(name) for silo, name in names.items()} for made in (tidy, printable))
-    for wider in (full, {silo: name.encode("unicode_escape").decode() for silo, name in names.items()}):
-        often = Counter(short.values())
-        short = {silo: name if often[name] == 1 else wider[silo] for silo, name in short.items()}
-    return short
+    """Names of the data, by silo, so that nobody takes one for another: as `tidy` has them; in full, those that it
+    would make alike; and all with escapes, where that does not do."""
+    often = Counter(map(tidy, names.values()))
+    apart = {silo: tidy(name) if often[tidy(name)] == 1 else printable(name) for silo, name in names.items()}
+    if len(set(apart.values())) == len(set(names.values())):
+        return apart
+    return {silo: name.encode("unicode_escape").decode() for silo, name in names.items()}
 
 
 def called(silo: int, names: Mapping[int, str]) -> str:

@@ -26,6 +26,7 @@ BUILT_ANEW: Final = (
     "A model's factory has to make the same wherever and whenever it is called: by torch's generator, which is seeded, "
     "or from a file; not by numpy's, Python's or the system's."
 )
+GOLDEN: Final = 0.6180339887498949
 LATER: Final = "an entry that came later"
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -124,50 +125,64 @@ def state_before(model: nn.Module) -> Before:
     """What a model's state_dict holds, and which parameter each entry is: whatever the code calls it, that one's values
     are in it. Whatever else depends on what trains is seen by that it changes with it, in a copy of the model."""
     whole, layout = _state(model), Layout.of(model)
-    marked, marks = _marked(model, layout)
-    entries, derived = dict[str, Entry](), list[str]()
-    for name, value in whole.items():
-        entry = Entry(value.dtype, tuple(value.shape), _digest(name, value), None)
-        seen = marked.get(name)
-        shown = None if seen is None else (seen.dtype, tuple(seen.shape), _digest(name, seen))
-        if shown in marks:
-            entries[name] = replace(entry, trains=marks[shown])
-        elif shown == (entry.dtype, entry.shape, entry.digest):
-            entries[name] = entry
-        else:
-            derived.append(name)
-    return Before(entries, tuple(derived), layout)
+    entries = {
+        name: Entry(value.dtype, tuple(value.shape), _digest(name, value), None) for name, value in whole.items()
+    }
+    copied = _own_copy(model)  # never the model itself is marked: its memory may be a file's
+    trains, derived = (_by_place(model), set[str]()) if copied is None else _by_marks(copied, layout, entries)
+    return Before(
+        {name: replace(entry, trains=trains.get(name)) for name, entry in entries.items() if name not in derived},
+        tuple(name for name in entries if name in derived),
+        layout,
+    )
 
 
-def _marked(model: nn.Module, layout: Layout) -> tuple[dict[str, Tensor], dict[Any, str]]:
-    """(a state_dict with another number in each place that trains, whose parameter has which of them)"""
+def _own_copy(model: nn.Module) -> nn.Module | None:
+    """None where a stranger's module does not let itself be copied, or not so that what trains is its own."""
     try:
-        copied = copy.deepcopy(model)  # never the model itself: its memory may be a file's
+        copied = copy.deepcopy(model)
     except Exception:  # a stranger's code may fail in any way
-        return _by_place(model)
-    numbers = layout.unflatten(torch.arange(1, layout.dimension + 1, dtype=torch.float64).neg_())
+        return None
+    trained = {
+        parameter.data_ptr() for parameter in model.parameters() if parameter.requires_grad and parameter.numel()
+    }
+    return None if any(parameter.data_ptr() in trained for parameter in copied.parameters()) else copied
+
+
+def _by_marks(copied: nn.Module, layout: Layout, entries: Mapping[str, Entry]) -> tuple[dict[str, str], set[str]]:
+    """(the parameter that each entry is, which others depend on some), by what is in a copy once each parameter holds
+    numbers of its own, in no order that turning it would leave."""
     parameters, marks = dict(copied.named_parameters()), dict[Any, str]()
-    for name, value in numbers.items():
+    for number, (name, shape) in enumerate(zip(layout.names, layout.shapes, strict=True), 1):
+        # The first tells parameters apart, exactly up to 2^23 of them; the golden ratio spreads the others.
+        numbers = -number - 0.5 * (torch.arange(shape.numel(), dtype=torch.float64) * GOLDEN).frac().reshape(shape)
         parameter = parameters[name]
         try:
             with torch.no_grad():
-                parameter.copy_(value)
+                parameter.copy_(numbers)
         except RuntimeError:  # several of its places are one in memory
-            parameter.data = value.to(parameter)
+            parameter.data = numbers.to(parameter)
         if parameter.numel():
             marks[parameter.dtype, tuple(parameter.shape), _digest(name, parameter.detach())] = name
-    return _state(copied), marks
+    trains, derived, marked = dict[str, str](), set[str](), _state(copied)
+    for name, entry in entries.items():
+        value = marked.get(name)
+        shown = None if value is None else (value.dtype, tuple(value.shape), _digest(name, value))
+        if shown in marks:
+            trains[name] = marks[shown]
+        elif shown != (entry.dtype, entry.shape, entry.digest):
+            derived.add(name)
+    return trains, derived
 
 
-def _by_place(model: nn.Module) -> tuple[dict[str, Tensor], dict[Any, str]]:
-    """The same of one that cannot be copied: an entry trains if it is in the memory of what does."""
-    whole, trained = _state(model), [(name, one) for name, one in model.named_parameters() if one.requires_grad]
-    of = {one.data_ptr(): name for name, one in trained if one.numel()}
-    return whole, {
-        (value.dtype, tuple(value.shape), _digest(name, value)): of[value.data_ptr()]
-        for name, value in whole.items()
-        if value.data_ptr() in of
-    }
+def _by_place(model: nn.Module) -> dict[str, str]:
+    """The parameter that each entry is, of a model that cannot be copied: by where it lies in memory."""
+    of = {_place(one): name for name, one in model.named_parameters() if one.requires_grad and one.numel()}
+    return {name: of[_place(value)] for name, value in _state(model).items() if _place(value) in of}
+
+
+def _place(value: Tensor) -> tuple[Any, ...]:
+    return value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
 
 
 def whole_state(model: nn.Module, vector: Tensor, before: Before) -> tuple[dict[str, Tensor], list[str]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,11 +127,7 @@ def check(out: Path, decision: Decision, compared: Sequence[Standing], places: i
     Raises:
         DataError: it is another one: it was edited, or scores were, or are gone.
     """
-    # Who failed since, and had lost that score before, had not failed then.
-    late = {one.candidate.index for one in compared if one.score(decision.after) == -math.inf} - {*decision.failed}
-    made = decide(
-        [replace(one, status=None) if one.candidate.index in late else one for one in compared], decision.after, places
-    )
+    made = decide(compared, decision.after, places)
     if decision != made:
         left = ", ".join(str(one.candidate.index) for one in compared)
         raise DataError(

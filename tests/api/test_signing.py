@@ -371,6 +371,7 @@ def all_alike(folder: Path) -> None:
         (of_result(["B", "=A"]), r"silo_names is \['B', '=A'\]"),
         (of_result({"x": "B"}), r"silo_names is {'x': 'B'}"),
         (of_result({"0": "=A", "1": "B", "00": "B"}), r"silo_names is {'0': '=A', '1': 'B', '00': 'B'}"),
+        (of_result({"1" * 5000: "B"}), "silo_names is {'1111"),
         (of_result({"0": 1}), r"silo_names is {'0': 1}"),
     ],
 )

@@ -197,18 +197,31 @@ def test_a_model_that_cannot_be_copied_or_fails_later_has_what_trains_in_its_fil
             return super().state_dict(*given, **named)
 
     class Single(Odd):
+        def __init__(self):
+            super().__init__()
+            self.like, self.too = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+
         def __deepcopy__(self, memo):
             raise TypeError("there is one only")
 
-    for kind in (Odd, Single):
+    class Itself(Single):
+        def __deepcopy__(self, memo):
+            return self
+
+    for kind in (Odd, Single, Itself):
         failing = []
-        model, vector = kind(), torch.arange(6.0)
-        before = state_before(model)
+        model = kind()
+        start = Layout.of(model).flatten(dict(model.named_parameters()))
+        before, vector = state_before(model), torch.arange(1.0, 1 + Layout.of(model).dimension)
+        trained = Layout.of(model).unflatten(vector)
         state, changed = whole_state(model, vector, before)
-        assert not changed and torch.equal(state["weight"], vector.view(3, 2)) and set(state) == {"weight", "kept"}
+        assert torch.equal(Layout.of(model).flatten(dict(model.named_parameters())), start), "the model is left alone"
+        assert not changed and set(state) == {*trained, "kept"}
+        assert all(torch.equal(state[name], value) for name, value in trained.items())
         failing.append(1)
         state, changed = whole_state(model, vector, before)
-        assert changed == ["kept"] and torch.equal(state["weight"], vector.view(3, 2)) and set(state) == {"weight"}
+        assert changed == ["kept"] and set(state) == {*trained}
+        assert all(torch.equal(state[name], value) for name, value in trained.items())
 
 
 def test_what_is_no_plain_tensor_is_refused():

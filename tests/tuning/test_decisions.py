@@ -245,7 +245,7 @@ def test_scores_decide_and_who_failed_before_one_is_behind_who_lost_one() -> Non
     assert (found.ranking, found.failed) == ((4, 2, 3, 1, 0), (0,))
     assert (found.goes_on, found.left_behind) == ((4, 2, 3, 1), (0,))
     assert decide(compared, 1, 5).goes_on == (4, 2, 3, 1)  # nobody who failed takes a place
-    compared[1] = standing(1, None, "failed", 1)  # it went on, and failed at once
     check(Path(), found, compared, 4)
-    with pytest.raises(DataError, match="does not say who"):
-        check(Path(), replace(found, failed=(0, 4), goes_on=(2, 3, 1)), compared, 4)
+    for edit in ({"failed": (0, 4), "goes_on": (2, 3, 1)}, {"failed": ()}):  # also one that hides who failed
+        with pytest.raises(DataError, match="does not say who"):
+            check(Path(), replace(found, **edit), compared, 4)
