@@ -205,7 +205,7 @@ def test_a_draft_runs_and_predicts_by_its_schema(tmp_path: Path, monkeypatch: py
 def test_a_drafted_schema_is_a_gap_and_another_an_assumption(tmp_path: Path, drafted: bool | None) -> None:
     file = config(tmp_path, SCHEMA if drafted is None else {**SCHEMA, "drafted": drafted})
     checked = command("check", file)
-    done = command("run", file, "--json")
+    done = command("run", file, "--out", tmp_path / "runs", "--json")
     assert checked.code == done.code == 0, checked.err + done.err
     said = json.loads((Path(done.json["folder"]) / "ledger.json").read_text())
     told = " ".join((checked.out + checked.err).split())
