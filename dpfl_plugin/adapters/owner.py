@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError, LedgerError, LimitError, require
 from dpfl_plugin.owners.agreed_plan import AgreedPlan, agreed_plan
 from dpfl_plugin.owners.lifetime import Lifetime
@@ -117,7 +118,7 @@ def plan_of(
     if privacy.epsilon is not None and not found <= privacy.epsilon:
         raise LedgerError(
             f"{begun.path}: what it holds was not released by the agreed plan. With what is left of that it comes to "
-            f"epsilon {found:.6g}, above {privacy.epsilon:g}. Begin a new agreement; what is in it stays spent."
+            f"epsilon {digits(found, 6)}, above {privacy.epsilon:g}. Begin a new agreement; what is in it stays spent."
         )
     return AgreedPlan(whole, max(found, plan.epsilon), privacy.delta)
 
@@ -134,5 +135,5 @@ def begins(id: int, plan: AgreedPlan | None, folder: Path, lifetime: Lifetime | 
     """The line with which a run begins in the log of a silo."""
     if lifetime is not None and plan is not None:
         return f"silo {id}: {lifetime.line(plan.epsilon, plan.delta, folder)}"
-    agreed = "none" if plan is None else f"{plan.epsilon:.6g} at delta {plan.delta:.6g}"
+    agreed = "none" if plan is None else f"{digits(plan.epsilon, 6)} at delta {digits(plan.delta, 6)}"
     return f"silo {id}: agreed epsilon {agreed}; folder {folder}; no limits are set, so no lifetime budget is kept"

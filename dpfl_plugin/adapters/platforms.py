@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError, UnsupportedError, printable
 
 LOG: Final = logging.getLogger("dpfl_plugin.platforms")
@@ -74,7 +75,8 @@ def round_counted(summary: Mapping[str, Any], planned: int | None) -> str:
     """What to say after a round that counted."""
     worst = _worst(summary)
     of = "" if planned is None else f" of {planned}"
-    return f"dpfl: round {summary['rounds']}{of}: epsilon {'none holds' if worst is None else f'at most {worst:.4g}'}"
+    said = "none holds" if worst is None else f"at most {digits(worst, 4)}"
+    return f"dpfl: round {summary['rounds']}{of}: epsilon {said}"
 
 
 def _worst(summary: Mapping[str, Any]) -> float | None:
@@ -86,7 +88,7 @@ def _worst(summary: Mapping[str, Any]) -> float | None:
 def is_over(folder: Path, summary: Mapping[str, Any]) -> str:
     """What to say at the end of a run."""
     worst = _worst(summary)
-    said = "none holds" if worst is None else f"at most {worst:.4g}"
+    said = "none holds" if worst is None else f"at most {digits(worst, 4)}"
     if not summary["silos"]:
         said = "no upload was taken, so none is known here"
     return (

@@ -128,7 +128,8 @@ class RoundPlan:
             changes from round to round, as a third party's epsilon has to hold for all draws.
         participation: "all" silos; "sampled", S of them without replacement; or "sampled_with_replacement", S draws
             with the silos' weights as probabilities, where a silo that is drawn twice sends once, with double weight.
-            Drawn by the framework, which accounts for it.
+            Drawn by the framework, which accounts for it. Rounds of all silos come before those of drawn ones: where a
+            budget ends a run early, rounds that it did not come to count as the last one.
         share: the part [first, last) of each silo's records, in a fixed random order, that may be read.
         smoothing: what replaces every record's loss, see `dpfl_plugin.gradients.smoothing`: ("convolution", radius)
             or ("moreau", beta); None for nothing.

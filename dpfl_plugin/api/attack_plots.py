@@ -52,7 +52,7 @@ def membership(measured: Mapping[str, Membership], title: str, delta: float) -> 
             limit = private.bound.tpr(grid)
             spent = places(private.epsilon, 2) if math.isfinite(private.epsilon) else "∞"
             guarantee = f"ε = {spent}, δ = {delta:g}"
-            label = f"on average no attack exceeds this at {guarantee}: AUC {private.bound.auc():.2f}"
+            label = f"on average no attack exceeds this at {guarantee}: AUC {places(private.bound.auc(), 2)}"
             axis.plot(grid, limit, "--", color=BOUND, linewidth=1.4, label=label)
             axis.fill_between(grid, limit, 1, color=BOUND, alpha=0.06, linewidth=0)
         axis.plot(grid, grid, ":", color=CHANCE, linewidth=1.4, label="guessing: AUC 0.50")

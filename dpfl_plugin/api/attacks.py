@@ -318,7 +318,7 @@ def _notes(report: AttackReport) -> list[str]:
     if NOISE not in measured:
         lines.append("the configuration adds no noise: nothing bounds an attack.")
     elif math.isfinite(measured[NOISE].epsilon):
-        spent = f"epsilon {places(measured[NOISE].epsilon, 3)} at delta {config.privacy.delta:g}"
+        spent = f"epsilon {places(measured[NOISE].epsilon, 3)} at delta {config.privacy.delta:.15g}"
         lines.append(f"the bound follows from what the silo released ({spent}, and the same at other deltas).")
     else:
         lines.append("no noise covers all that the silo released: nothing bounds an attack.")
@@ -370,7 +370,7 @@ def _rows(report: AttackReport) -> list[list[str]]:
     """A line of the table for each number."""
     measured, inverted = report.membership, report.inversion
     noisy = measured.get(NOISE)
-    bounds = [] if noisy is None else [f"{noisy.bound.auc():.3f}", f"{float(noisy.bound.tpr(FPR)):.3f}"]
+    bounds = [] if noisy is None else [places(noisy.bound.auc(), 3), places(float(noisy.bound.tpr(FPR)), 3)]
     rows = [
         ["membership: area under the ROC curve (chance: 0.5)", *(_range(one.auc) for one in measured.values())],
         [f"membership: members found at {FPR:.0%} false alarms", *(_range(one.tpr) for one in measured.values())],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.owners.lifetime import ROUNDING, Reservation, read_lifetime, remaining, spent
@@ -37,7 +38,7 @@ class OwnerLimits(Printed):
 
     def __str__(self) -> str:
         owner = self.limits
-        left = f"{self.epsilon_left:.6g} at {self.delta_left:.6g}"
+        left = f"{digits_down(self.epsilon_left, 6)} at {digits_down(self.delta_left, 6)}"
         lines = [
             f"{owner.source}: in order",
             f"  folder {owner.folder}, data {owner.data!r}, each {owner.unit} is protected",
@@ -47,7 +48,10 @@ class OwnerLimits(Printed):
             lines.append(
                 "  repeatable: noise may be computed from a seed by anyone who knows it: for made-up data only"
             )
-        lines += [f"  agreed: epsilon {one.epsilon:g} at delta {one.delta:g}: {one.name}" for one in self.agreements]
+        lines += [
+            f"  agreed: epsilon {digits(one.epsilon, 6)} at delta {digits(one.delta, 6)}: {one.name}"
+            for one in self.agreements
+        ]
         lines.append(f"  of epsilon {owner.epsilon:g} at delta {owner.delta:g} there is left: {left}")
         if self.exceeded:
             lines.append("  more is agreed than these limits now allow: agreements that are under way stop")

@@ -110,7 +110,7 @@ def card(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: b
 def _epsilon(view: dict[str, Any]) -> str:
     if view["epsilon"] is None:
         return "no epsilon holds"
-    return f"epsilon {digits(view['epsilon'], 4)} at delta {view['delta']:g}"
+    return f"epsilon {digits(view['epsilon'], 4)} at delta {view['delta']:.15g}"
 
 
 def _use(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: bool) -> str:

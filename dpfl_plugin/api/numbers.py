@@ -76,14 +76,14 @@ class Epsilon:
         much = f"{digits(factor, 3)}-fold" if factor < MOST_ODDS else "by a factor beyond use"
         return (
             f"whatever is seen changes the odds between two such data sets at most {much}, except with probability "
-            f"{self.delta:g}"
+            f"{self.delta:.15g}"
         )
 
     def __str__(self) -> str:
         number = "none" if math.isinf(self.epsilon) else digits(self.epsilon, 6)
         drawn = DRAWN[self.sampler].format(rate=self.record_rate)
         lines = [
-            f"epsilon {number} at delta {self.delta:g}: {self.odds}.",
+            f"epsilon {number} at delta {self.delta:.15g}: {self.odds}.",
             f"{self.steps} releases, each with noise of {self.noise_multiplier:g} times the sensitivity, on {drawn}; "
             f"{IN_WORDS[self.neighbouring]}; accountant {self.accountant}.",
         ]

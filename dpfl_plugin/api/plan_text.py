@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dpfl_plugin.api import fitting
 from dpfl_plugin.api.rates import NEAR
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import Printed
 
 Answer = dict[str, Any]
@@ -70,7 +71,7 @@ def show(console: Console, answers: Mapping[str, Answer]) -> None:
             lines.append(f"{label}: {answer['why']}.")
             continue
         value = f"{answer['value']:g}" if solve == "sigma" else str(answer["value"])
-        epsilons = [f"{answer['epsilon'][view]:.4f}" for view in ("server", "third_party")]
+        epsilons = [places(answer["epsilon"][view], 4) for view in ("server", "third_party")]
         more = " or more" if answer["at_limit"] else ""
         found = [value + more, str(answer["rounds"])][: len(columns)]
         table.add_row(label, *found, *epsilons, f"{answer['asked']['delta']:g}")

@@ -36,7 +36,7 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.forks import this_process
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, UnsupportedError, require
@@ -275,7 +275,7 @@ class PrivateOracle:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         releases = "1 release" if self.num_releases == 1 else f"{self.num_releases} releases"
-        spent = f"epsilon {places(self.epsilon, 3)} at delta {self.delta:g}"
+        spent = f"epsilon {places(self.epsilon, 3)} at delta {self.delta:.15g}"
         return f"PrivateOracle({str(self.path)!r}: {releases}, {spent}{state})"
 
     def __reduce__(self) -> NoReturn:
@@ -410,7 +410,7 @@ def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
     prior = shared_prior(path)(parts.data_sha256, 1, parts.rules)
     account = new_account(config, parts, prior, Ledger())
     if not account.affords(0, PLAN):
-        held = f"{path} holds {earlier_runs(prior)}, at epsilon {account.held():.4g}: " if prior.runs else ""
+        held = f"{path} holds {earlier_runs(prior)}, at epsilon {digits(account.held(), 4)}: " if prior.runs else ""
         raise (BudgetError if prior.runs else ConfigError)(
             f"{held}privacy.epsilon={config.privacy.epsilon} at delta {config.privacy.delta:g} does not cover "
             "one release. Raise it, or noise_multiplier; or lower record_rate."

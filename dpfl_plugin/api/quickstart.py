@@ -279,7 +279,7 @@ def heading(part: Part) -> str:
     silos, train, test = part.counts
     seeds = max(len(row.accuracy) for row in part.rows.values())
     deltas = {row.delta for row in part.rows.values() if row.epsilon is not None}
-    at = [f"epsilon at delta {' or '.join(f'{delta:g}' for delta in sorted(deltas))}"] * bool(deltas)
+    at = [f"epsilon at delta {' or '.join(f'{delta:.15g}' for delta in sorted(deltas))}"] * bool(deltas)
     counts = f"{silos} silos, {train} records to train on, {test} to test on"
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     return f"{part.title}\n{counts}\n{', '.join([over, *at])}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.api.quickstart import Part, Row
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.runs.folder import write_atomic
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _panel(axis: Any, part: Part) -> None:
         deviation = statistics.stdev(row.shown) if len(row.shown) > 1 else 0.0
         axis.barh(place, mean - floor, left=floor, color=_colour(row), height=0.7)
         axis.errorbar(mean, place, xerr=deviation, color="black", capsize=3, linewidth=1)
-        epsilon = "no privacy" if row.epsilon is None else f"epsilon {row.epsilon:.3g}"
+        epsilon = "no privacy" if row.epsilon is None else f"epsilon {digits(row.epsilon, 3)}"
         axis.text(1.01, place, f"{mean:.3f}   {epsilon}", va="center", fontsize=8, color=_colour(row))
     axis.set_yticks(range(len(part.rows)), list(part.rows), fontsize=9)
     axis.invert_yaxis()

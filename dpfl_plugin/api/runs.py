@@ -210,7 +210,7 @@ class Run:
 
     def _summary(self) -> str:
         score = "not measured" if self.score is None else f"{self.score:.4f}"
-        epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:g}"
+        epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:.15g}"
         more = f", {said}" if (said := two_classes(self.result)) else ""
         return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}{more}, epsilon {epsilon}"
 

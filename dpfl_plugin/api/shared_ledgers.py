@@ -56,7 +56,7 @@ def shared_rows(
         found[label] = rows(functools.partial(_of_run, ledger, facts["noise"]), facts["delta"])
     total = functools.cache(functools.partial(_total, ledger))
     for delta in sorted({facts["delta"] for facts in runs}):
-        found[f"total at delta {delta:g}"] = rows(total, delta)
+        found[f"total at delta {delta:.15g}"] = rows(total, delta)
     return found
 
 

@@ -50,7 +50,7 @@ def account_mechanism(
     else:
         relation = found.neighbouring.replace("_", "-")
         shown = digits(found.epsilon, 6)
-        print(f"epsilon {shown} at delta {delta:g} ({relation} neighbours, accountant {found.accountant})")
+        print(f"epsilon {shown} at delta {delta:.15g} ({relation} neighbours, accountant {found.accountant})")
 
 
 def sampling(mechanism: str, q: float | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from dpfl_plugin.api.numbers import MOST_STEPS, calibrate, max_steps
 from dpfl_plugin.cli.account import sampling
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.runs.folder import to_json
 
@@ -65,4 +66,4 @@ def plan_mechanism(numbers: Numbers, solve: str | None, *, as_json: bool) -> Non
         said = {"noise_multiplier": own.noise_multiplier, "steps": own.steps, "epsilon": own.epsilon}
         print(to_json({"solved": SOLVED[solve], **said, "delta": own.delta, "accountant": own.accountant}))
     else:
-        print(f"{found}: epsilon {own.epsilon:.6g} at delta {own.delta:g} (accountant {own.accountant})")
+        print(f"{found}: epsilon {digits(own.epsilon, 6)} at delta {own.delta:.15g} (accountant {own.accountant})")

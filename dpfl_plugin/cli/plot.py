@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.runs.folder import write_atomic
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _epsilons(axis: Any, report: Report) -> None:
     axis.set_xlim(left=0)
     axis.set_ylim(-0.6, 1.6)
     if report.epsilon is not None:
-        axis.axvline(report.epsilon, color="black", linestyle="--", label=f"accountant: {report.epsilon:.2f}")
+        axis.axvline(report.epsilon, color="black", linestyle="--", label=f"accountant: {places(report.epsilon, 2)}")
         axis.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.17))
     axis.invert_yaxis()
     axis.tick_params(axis="y", labelsize=8)

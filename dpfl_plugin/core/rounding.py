@@ -1,22 +1,38 @@
-"""Upper bounds as text: rounded up, so that what is printed is an upper bound, too."""
+"""Bounds as text: rounded away from what they bound, so that what is printed is a bound, too.
+
+Upper ones are rounded up; those of which something is `left`, or proven to be at least so much, down.
+"""
 
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def places(bound: float, count: int) -> str:
     """``bound`` with ``count`` decimal places; with two significant digits where it is so small that these hide it."""
     if 0 < bound < 10.0 ** (1 - count):
         return digits(bound, 2)
+    if not math.isfinite(bound):
+        return f"{bound}"
     exact = Decimal(repr(bound))  # what a person would take the float for, and not its 53 bits
     return str(exact.quantize(Decimal(1).scaleb(-count), rounding=ROUND_CEILING))
 
 
 def digits(bound: float, count: int) -> str:
     """``bound`` with at most ``count`` significant digits."""
-    return f"{Context(prec=count, rounding=ROUND_CEILING).create_decimal(repr(bound)):g}"
+    return _rounded(bound, count, ROUND_CEILING)
+
+
+def digits_down(bound: float, count: int) -> str:
+    """A lower bound with at most ``count`` significant digits."""
+    return _rounded(bound, count, ROUND_FLOOR)
+
+
+def _rounded(bound: float, count: int, how: str) -> str:
+    if not math.isfinite(bound):
+        return f"{bound}"
+    return f"{Context(prec=count, rounding=how).create_decimal(repr(bound)):g}"
 
 
 def odds(epsilon: float) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.grid import SUM_SLACK
+from dpfl_plugin.core.rounding import digits_down, places
 from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.names import listed
 from dpfl_plugin.privacy.audit import Correlation, Interval
@@ -141,13 +142,13 @@ def _violations(report: Report, missing: int) -> list[str]:
     assert epsilon is not None
     if report.strict_epsilon is not None and report.strict_bound > report.strict_epsilon:
         found.append(
-            f"epsilon at delta {report.strict_delta:g} is at least {report.strict_bound:.2f}, and the accountant says "
-            f"{report.strict_epsilon:.2f}"
+            f"epsilon at delta {report.strict_delta:g} is at least {digits_down(report.strict_bound, 3)}, and the accountant says "
+            f"{places(report.strict_epsilon, 2)}"
         )
     if report.gaussian_strict is not None and report.gaussian_strict > epsilon:
         found.append(
-            f"the canaries' scores are as far apart as an epsilon of {report.gaussian_strict:.2f} or more makes them, "
-            f"and the accountant says {epsilon:.2f}"
+            f"the canaries' scores are as far apart as an epsilon of {digits_down(report.gaussian_strict, 3)} or more makes them, "
+            f"and the accountant says {places(epsilon, 2)}"
         )
     noise = report.noise_strict
     if noise is not None and (noise.high < 1 - NOISE_MARGIN or noise.low > 1 + NOISE_MARGIN):
@@ -247,8 +248,8 @@ def _verdict(report: Report) -> list[str]:
     if report.consistent:
         return [
             *lines,
-            f"CONSISTENT: nothing in the server's transcript contradicts epsilon {report.epsilon:.2f} at delta "
-            f"{report.delta:g} ({report.unit} level, {relation} neighbours).",
+            f"CONSISTENT: nothing in the server's transcript contradicts epsilon {places(report.epsilon, 2)} at delta "
+            f"{report.delta:.15g} ({report.unit} level, {relation} neighbours).",
             "To conclude: no defect was found in how noise, batches and charges are made. This does not prove epsilon: "
             "the proof is the accountant's. A proven epsilon below the claimed one is expected.",
         ]

@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.errors import DataError, LedgerError
 from dpfl_plugin.owners.agreed_plan import AgreedPlan
 from dpfl_plugin.owners.limits import Limits, own_folder
@@ -167,9 +168,10 @@ class Lifetime:
             ("delta", more_delta, delta, limits.delta),
         ):
             if not asked + spent <= most * (1 + ROUNDING):
+                left = digits_down(max(0.0, most - spent), 6)
                 limits.refuse(
-                    f"the agreement's plan comes to {key} {asked:.6g}; of the {most:.6g} that the owner allows over "
-                    f"the data's lifetime {spent:.6g} is spent, so that {max(0.0, most - spent):.6g} is left"
+                    f"the agreement's plan comes to {key} {digits(asked, 6)}; of the {most:.6g} that the owner allows "
+                    f"over the data's lifetime {digits(spent, 6)} is spent, so that {left} is left"
                 )
 
     def of(self, agreement: str) -> list[Charge]:
@@ -201,9 +203,9 @@ class Lifetime:
         """What a run begins with in the log of its silo."""
         left, spare = self.left
         return (
-            f"agreed epsilon {epsilon:.6g} at delta {delta:.6g}; folder {folder}; of the lifetime budget of "
+            f"agreed epsilon {digits(epsilon, 6)} at delta {digits(delta, 6)}; folder {folder}; of the lifetime budget of "
             f"{self.limits.data!r}, epsilon {self.limits.epsilon:.6g} at delta {self.limits.delta:.6g}, there is left "
-            f"for further agreements: epsilon {left:.6g}, delta {spare:.6g}"
+            f"for further agreements: epsilon {digits_down(left, 6)}, delta {digits_down(spare, 6)}"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -245,20 +246,17 @@ class Tally:
                 found.add(round_)
         return found
 
-    def again(self) -> Iterator[tuple[int, int]]:
-        """(round, under how many names of noise) for each silo and kind that was released more than once."""
+    def again(self) -> dict[int, int]:
+        """{round: under how many names of noise it was charged}, of those that have several; whoever took part.
+
+        Attempts that no one silo was in together count together: which silos each of them had may be another draw.
+        """
+        names: defaultdict[int, set[int]] = defaultdict(set)
         several = self.several()
-        seen: set[Any] = set()
-        repeated: dict[Any, int] = {}
-        for key in self._counts.keys() if several else ():
-            head = key >> _NOISE if type(key) is int else key[:3]  # type: ignore[index]
-            if _round_of(head) not in several:
-                continue
-            if head in seen:
-                repeated[head] = repeated.get(head, 1) + 1
-            seen.add(head)
-        for head, number in repeated.items():
-            yield _round_of(head), number
+        for round_, _, _, noise, _ in self.entries() if several else ():
+            if round_ in several:
+                names[round_].add(noise)
+        return {round_: len(found) for round_, found in names.items()}
 
     def __iter__(self) -> Iterator[Charge]:
         return map(self.charge, self.entries())
@@ -285,8 +283,3 @@ def keys_of(round_: int, silos: Sequence[int], kind: int, noise: int) -> list[Ke
 def noise_of(key: Key) -> int:
     """The noise of a key."""
     return key[3] if type(key) is tuple else key & _NOISES - 1  # type: ignore[operator]
-
-
-def _round_of(head: Any) -> int:
-    """The round of a key without its noise."""
-    return head[0] if type(head) is tuple else head >> _SILO + _KIND  # type: ignore[no-any-return]

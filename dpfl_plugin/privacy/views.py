@@ -150,7 +150,7 @@ def worst_case_view(
 
     Args:
         charges: what was released; each must be part of the pattern. A round released afresh after a crash counts as
-            often as it was released.
+            often as it was released, by whichever silos: a silo that no attempt had might have been in all of them.
         silos: ids to state it for; one of each kind (number of records) is enough.
         rounds: the rounds that were run.
         cap: the most rounds that a silo may take part in; see `worst_case_terms`.
@@ -183,7 +183,8 @@ def worst_case_composed(
             plans[tuple(pattern(silo, round_))] += attempts.of(round_) * times
         compositions[silo] = worst_case_terms(plans, cap, earlier.get(silo, ()))
     capped = cap is not None and cap < sum(attempts.of(round_) for round_ in rounds)
-    where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run"
+    again = ", and in every attempt at one" if attempts.several else ""
+    where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run{again}"
     basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
     return Composed("server", compositions, basis)
 
@@ -338,6 +339,8 @@ def third_party_composed(
         "for each round run, the mixture of a silo's releases (with the probability that it takes part, drawn honestly "
         "and independently of the data) and none; disjoint record shares in parallel"
     )
+    if attempts.several:
+        basis += "; a round that was released again counts as certain, as often as it was released"
     return Composed("third_party", compositions, basis)
 
 
@@ -418,22 +421,18 @@ def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], earlier: 
 
 
 class _Attempts:
-    """For each round how often some silo released it: 1, also where nobody did, but for those that are listed."""
+    """For each round how often it was released, whoever took part: 1, also where nobody did, but for some."""
 
-    def __init__(self) -> None:
-        self._several: dict[int, int] = {}
-
-    def add(self, round_: int, number: int) -> None:
-        self._several[round_] = max(self.of(round_), number)
+    def __init__(self, several: Mapping[int, int]) -> None:
+        self.several = several
 
     def of(self, round_: int) -> int:
-        return self._several.get(round_, 1)
+        return self.several.get(round_, 1)
 
 
 def _attempts(charges: Iterable[Charge], rounds: Collection[int], pattern: Pattern) -> _Attempts:
     """How often rounds were released; checks the charges against the pattern."""
     tally = charges if isinstance(charges, Tally) else Tally(charges)
-    attempts = _Attempts()
     known = rounds if isinstance(rounds, Mapping | range) else set(rounds)
     planned: dict[tuple[object, int, int], int] = {}
     for round_, silo, kind, _, count in tally.entries():
@@ -450,9 +449,7 @@ def _attempts(charges: Iterable[Charge], rounds: Collection[int], pattern: Patte
                 f"silo {silo} was charged {most} releases in round {round_} where the run's pattern has "
                 f"{planned[key]} ({release} on {share}): the configuration is not the one that made the ledger."
             )
-    for round_, number in tally.again():
-        attempts.add(round_, number)
-    return attempts
+    return _Attempts(tally.again())
 
 
 def _statement(

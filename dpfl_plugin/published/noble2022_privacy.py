@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import SampledGaussian, Term
@@ -78,7 +79,7 @@ def epsilons() -> Computed:
             for chance in (1.0, p.silo_rate)
         )
         setting = [f"{p.noise_multiplier:g}", str(p.rounds), f"{p.silo_rate:g}", f"{p.delta:.3g}"]
-        rows.append([p.name, *setting, p.epsilon, f"{recipe:.3f}", f"{third_party:.3f}", f"{server:.3f}"])
+        rows.append([p.name, *setting, p.epsilon, f"{recipe:.3f}", places(third_party, 3), places(server, 3)])
     header = ["data", "sigma_g", "T", "l", "delta", "published", "their recipe", "third party", "server, every round"]
     return header, rows
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.scaling import Measured
 from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.names import called
@@ -75,7 +76,7 @@ def _check_noise(
     epsilon = accountant.epsilon([_term(noise, count)], delta)
     if epsilon > budget:
         raise ConfigError(
-            f"{key}={noise:g}: {what} to epsilon {epsilon:.4g}, over privacy.epsilon={budget:g}. "
+            f"{key}={noise:g}: {what} to epsilon {digits(epsilon, 4)}, over privacy.epsilon={budget:g}. "
             + mend.format(_least(accountant, count, budget, delta))
         )
 

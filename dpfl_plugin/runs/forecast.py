@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.base import Federation, survey
 from dpfl_plugin.errors import BudgetError, ConfigError
 from dpfl_plugin.federation.planning import Planner
@@ -46,7 +47,7 @@ def strain(noise_multiplier: float, epsilon: float, held: float = 0.0) -> str:
     """Why noise that was solved for deserves a second thought, or ""; ``held``: epsilon of earlier runs."""
     if held > (1 - LITTLE_LEFT) * epsilon:
         return (
-            f"earlier runs in the shared ledger hold epsilon {held:.4g} of {epsilon:g}: less than {LITTLE_LEFT:.0%} of "
+            f"earlier runs in the shared ledger hold epsilon {digits(held, 4)} of {epsilon:g}: less than {LITTLE_LEFT:.0%} of "
             f"the budget is left, and noise_multiplier {noise_multiplier:g} is what this run takes for it"
         )
     if noise_multiplier > MUCH_NOISE:
@@ -189,7 +190,7 @@ class Forecast:
             noise = least_noise(epsilon, config.privacy.epsilon, fits)
         except ConfigError as error:
             if self.prior.runs and type(error) is ConfigError:
-                held = f"{earlier_runs(self.prior)}, at epsilon {account.held():.4g}"
+                held = f"{earlier_runs(self.prior)}, at epsilon {digits(account.held(), 4)}"
                 raise BudgetError(
                     f"privacy.epsilon={config.privacy.epsilon!r} is out of reach: the ledger holds {held}, and leaves "
                     "too little for this one. Raise privacy.epsilon, or ask for fewer rounds or local steps."

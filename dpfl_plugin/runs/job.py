@@ -304,7 +304,7 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
     if epsilon is not None and prior.runs and (expected == 0 or account.held() > epsilon):
         raise BudgetError(
             Worded(
-                f"{{ledger}} {shared} holds {earlier_runs(prior)}, at epsilon {account.held():.4g} at "
+                f"{{ledger}} {shared} holds {earlier_runs(prior)}, at epsilon {digits(account.held(), 4)} at "
                 f"delta {config.privacy.delta:g}: privacy.epsilon={epsilon} does not cover one more "
                 "round. Raise it, or noise_multiplier; or lower record_rate or local_steps."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.privacy.account import PrivacyAccount
-from dpfl_plugin.privacy.accountants import RDP, Accountant
+from dpfl_plugin.privacy.accountants import PLD, RDP, Accountant
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import SampledGaussian, Term, Unit
 from dpfl_plugin.privacy.extra_releases import Beside
@@ -49,7 +50,8 @@ def account(unit: Unit = "record", beta: float = 1.0, **given: Any) -> PrivacyAc
         neighbouring="replace_one",
         clip_norm=1.0,
         mechanism=Gaussian(SIGMA),
-        sampler=FixedSize(record_rate=RATE),
+        sampler=given.pop("sampler", FixedSize(record_rate=RATE)),
+        secure=given.pop("secure", False),
         schedule=Constant() if beta == 1 else Geometric(beta=beta, threshold=3),
     )
     more: dict[str, Any] = {"accountant": RDP(), "beside": Beside(200), "ledger": Ledger(), **given}
@@ -107,6 +109,53 @@ def test_an_outsider_is_told_of_the_sum_over_a_sample_of_silos() -> None:
         assert view is not None
         seen = {"noise_multiplier": SIGMA * math.sqrt(S), "sampler": "fixed", "rate": S / M, "unit": "silo"}
         assert view.epsilon == pytest.approx(epsilon(7, **seen), rel=1e-12)
+
+
+@pytest.mark.parametrize("drawn_again", [(0, 1), (2, 3)], ids=["the same silos", "others"])
+def test_a_round_counts_as_often_as_it_was_released_whoever_took_part(drawn_again: tuple[int, int]) -> None:
+    """A silo that was in none of the attempts might have been in all; nobody repeats draws that no seed tells."""
+    for names in ("a", "ab", "abc"):
+        one = account()
+        for t, name in itertools.product(range(2), names):
+            plan = Round((0, 1) if name == "a" else drawn_again)
+            one.begin_round(t, plan)
+            one.append(one.charges(t, plan, name))
+        views, released = one.views(), len(names) * 2
+        assert views["server"]["worst_case_epsilon"] == pytest.approx(epsilon(released), rel=1e-12)
+        several = epsilon(released) if len(names) > 1 else epsilon(released, S / M)
+        assert views["third_party"]["epsilon"] == pytest.approx(several, rel=1e-12)
+        assert one.so_far()["third_party"] == pytest.approx(several, rel=1e-12)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_an_outsider_is_told_of_one_sample_only_where_the_draw_repeats(secure: bool) -> None:
+    one = account("silo", in_sums=True, equal_weights=True, secure=secure)
+    for name in "ab":
+        view = one.outsider() if one.costs else None
+        assert (view is None) == (not one.costs)
+        one.begin_round(0, Round())
+        one.append(one.charges(0, Round(), name))
+    assert (one.outsider() is None) == secure
+
+
+def test_rounds_that_other_draws_would_have_allowed_are_not_taken_for_cheaper_ones() -> None:
+    """Two phases on halves and quarters of the records, the second at twice the rate; the budget ends the first."""
+    half, quarter = (Round((0, 1), share=share) for share in ((0.0, 0.5), (0.5, 0.75)))
+    given = {"num_records": (80,) * M, "sampler": FixedSize(batch_size=10), "accountant": PLD()}
+    phases = [half] * 9 + [quarter] * 3
+    for budget, ends in ((None, 12), (1e3, 12), (0.3, None)):
+        one, t = account(epsilon=budget, rounds=12, **given), 0
+        while t < 12 and one.affords(t, phases[t]):
+            one.begin_round(t, phases[t])
+            one.append(one.charges(t, phases[t], "a"))
+            t += 1
+        assert t == ends or (ends is None and 0 < t < 9)
+        views = one.views()
+        third, server = views["third_party"], views["server"]
+        if ends is None:  # who was drawn is all that is known to have decided it: the server's, of the rounds run
+            assert third["epsilon"] == min(server["worst_case_epsilon"], budget)
+        else:
+            assert third["epsilon"] < server["worst_case_epsilon"]
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.9], ids=["constant noise", "a schedule"])

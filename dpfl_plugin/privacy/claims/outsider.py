@@ -16,6 +16,7 @@ class Outsider(Claims):
 
         The ends of runs count among them: where the draws decide how long a run lasts, its length tells of them. So
         does a shared ledger: runs of one seed draw the same silos, and a sample that is used twice amplifies once.
+        And attempts at a round by draws that nobody can repeat may be one sample or several, which no ledger tells.
         """
         book, spec, costs = self.book, self.book.spec, self.book.costs
         release = book.rules.release(1.0)
@@ -31,6 +32,7 @@ class Outsider(Claims):
             or drawn_end
             or book.prior.runs
             or book.lost
+            or (book.rules.secure and not certain and book.ledger.tally.several())
             or "shared" in book.ledger.facts
             or book.rules.silos
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims, finite
 from dpfl_plugin.privacy.composition import Terms, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
-from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.headroom import Headroom
 from dpfl_plugin.privacy.participation import Plan
@@ -126,20 +125,18 @@ class Server(Claims):
 
         return book.once("realised", (prior, accountant), lambda: composed().stated(accountant, book.spec.delta))
 
-    def worst_case(
-        self, costs: Mapping[int, RoundCost], charges: Tally, attempts: Collection[Charge], prior: Prior
-    ) -> ViewEpsilon:
-        """The view of a silo that was in all rounds, or in as many as the cap allows.
+    def worst_case(self, costs: Mapping[int, RoundCost], charges: Tally, prior: Prior) -> ViewEpsilon:
+        """The view of a silo that was in all rounds, and in all attempts at one, or in as many as the cap allows.
 
         Args:
-            charges: of rounds; attempts: at rounds that were released again, of one silo in all of them.
+            charges: of rounds.
         """
         book = self.book
         composed = book.once(
             "worst case",
             (prior,),
             lambda: worst_case_composed(
-                Tally([*charges, *attempts]) if attempts else charges,
+                charges,
                 silos=book.silos,
                 rounds=costs,
                 pattern=AlikeRounds(costs, book.pricing.planned),

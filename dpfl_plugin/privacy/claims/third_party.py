@@ -25,6 +25,11 @@ FROM_THE_SEED = (
     "no more than the server is"
 )
 
+GIVEN_WHO = (
+    "every round counts as the server's worst case: who was drawn decides how long the run goes on, and of the rounds "
+    "that other draws would have allowed no mixture is proven"
+)
+
 
 class ThirdParty(Claims):
     """What a third party learned and may learn; see `Claims`."""
@@ -202,29 +207,38 @@ class ThirdParty(Claims):
         With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
         on the draws, and the mixture over the rounds that happened to run proves nothing. What holds is the mixture
         over the most rounds that any draws allow, and the budget itself, which no silo passes whatever is drawn.
-        Where rounds differ in their noise or length, those that other draws would have allowed are not followed up:
-        given who was drawn, a third party sees no more than the server, and that is claimed.
+        Where rounds differ in their noise, their length or their records, those that other draws would have allowed
+        are not followed up: given who was drawn, a third party sees no more than the server, and that is claimed.
         """
         book = self.book
         alike = as_proven(book.pricing.dearest(costs), prior)
         if not self._draws_decide(alike.values()):
             return self._named(self.mixture(alike, charges, prior), alike)
-        if book.rules.varies or any(cost.most for cost in alike.values()):
-            alike = made_certain(costs)
-            return self._within_budget(self._named(self.mixture(alike, charges, prior), alike))
+        if book.rules.varies or any(cost.most for cost in alike.values()) or not self._known_to_come(alike):
+            given = self.mixture(made_certain(costs), charges, prior)
+            return self._within_budget(replace(given, basis=f"{given.basis}; {GIVEN_WHO}"))
         if book.cap_matters():
             return self._within_budget(self.mixture(costs, charges, prior))
-        limit = book.spec.rounds or MOST_ROUNDS
         drawn = [cost for cost in alike.values() if cost.probability < 1]
-        if all(cost.share == (0.0, 1.0) for cost in drawn):
-            # Rounds on other records may go on where more on the same would not: of these all are counted, as if they
-            # read the last ones.
-            limit = max(self._most_rounds_of_any_draws(cost) for cost in set(drawn))
-        first = max(alike) + 1
-        padded = {**alike, **dict.fromkeys(range(first, first + limit - len(drawn)), drawn[-1])}
+        padded = dict(alike)
+        if len(alike) != book.spec.rounds:
+            first, limit = max(alike) + 1, self._most_rounds_of_any_draws(drawn[-1])
+            padded |= dict.fromkeys(range(first, first + limit - len(drawn)), drawn[-1])
         mixture = self.mixture(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
         return self._within_budget(named)
+
+    def _known_to_come(self, costs: Mapping[int, RoundCost]) -> bool:
+        """Whether rounds that other draws would have allowed cost what the last one did.
+
+        So it is where no more are planned, or where all since the first that was drawn are alike and read all records.
+        Rounds that read a part are followed by those that read another: of fewer records, a batch is a larger part.
+        """
+        if len(costs) == self.book.spec.rounds:
+            return True
+        first = min(round for round, cost in costs.items() if cost.probability < 1)
+        since = {cost for round, cost in costs.items() if round >= first}
+        return len(since) == 1 and since.pop().share == (0.0, 1.0)
 
     def _draws_decide(self, costs: Iterable[RoundCost]) -> bool:
         """Whether the draws of participants may decide how long a run of such rounds is."""

@@ -26,9 +26,7 @@ def views_of(server: Server, third: ThirdParty, prior: Prior) -> dict[str, Any]:
         beside = book.extra.prior(ahead=False)
         prior = prior.joined(beside) if prior.runs else beside
     costs = book.pricing.dearest(rounds) if book.lost else rounds
-    # Of the attempts at a round, no one silo may have been in all of them, but it might have been.
-    attempts = book.released_again(costs) if book.lost else []
-    worst = server.worst_case(costs, charges, attempts, prior)
+    worst = server.worst_case(costs, charges, prior)
     if book.lost:
         third_party = replace(worst, view="third_party", basis=f"{worst.basis}; {LOST}")
         return _both(realised, worst, third_party, prior)
