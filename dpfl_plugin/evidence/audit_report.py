@@ -142,13 +142,13 @@ def _violations(report: Report, missing: int) -> list[str]:
     assert epsilon is not None
     if report.strict_epsilon is not None and report.strict_bound > report.strict_epsilon:
         found.append(
-            f"epsilon at delta {report.strict_delta:g} is at least {digits_down(report.strict_bound, 3)}, and the accountant says "
-            f"{places(report.strict_epsilon, 2)}"
+            f"epsilon at delta {report.strict_delta:g} is at least {digits_down(report.strict_bound, 3)}, and the "
+            f"accountant says {places(report.strict_epsilon, 2)}"
         )
     if report.gaussian_strict is not None and report.gaussian_strict > epsilon:
         found.append(
-            f"the canaries' scores are as far apart as an epsilon of {digits_down(report.gaussian_strict, 3)} or more makes them, "
-            f"and the accountant says {places(epsilon, 2)}"
+            f"the canaries' scores are as far apart as an epsilon of {digits_down(report.gaussian_strict, 3)} or more "
+            f"makes them, and the accountant says {places(epsilon, 2)}"
         )
     noise = report.noise_strict
     if noise is not None and (noise.high < 1 - NOISE_MARGIN or noise.low > 1 + NOISE_MARGIN):

@@ -47,8 +47,8 @@ def strain(noise_multiplier: float, epsilon: float, held: float = 0.0) -> str:
     """Why noise that was solved for deserves a second thought, or ""; ``held``: epsilon of earlier runs."""
     if held > (1 - LITTLE_LEFT) * epsilon:
         return (
-            f"earlier runs in the shared ledger hold epsilon {digits(held, 4)} of {epsilon:g}: less than {LITTLE_LEFT:.0%} of "
-            f"the budget is left, and noise_multiplier {noise_multiplier:g} is what this run takes for it"
+            f"earlier runs in the shared ledger hold epsilon {digits(held, 4)} of {epsilon:g}: less than "
+            f"{LITTLE_LEFT:.0%} of the budget is left, and noise_multiplier {noise_multiplier:g} is what this run takes for it"
         )
     if noise_multiplier > MUCH_NOISE:
         return (

@@ -26,9 +26,10 @@ def price_lines(told: Mapping[str, Any], budget: float) -> list[str]:
     return [
         *lines,
         f"In all {told['rounds']} rounds and {told['scores']} scores of every silo, charged to one ledger: epsilon "
-        f"{digits(told['epsilon'], 4)} of {budget:g} at delta {told['delta']:.15g} (server, accountant {told['accountant']}).",
-        f"The tuning alone, up to the last rung: epsilon {digits(told['of_tuning'], 4)}; what the winner does after it alone: "
-        f"{digits(told['of_rest'], 4)}. These compose, and do not add up; each is that of the dearer part of a silo's "
+        f"{digits(told['epsilon'], 4)} of {budget:g} at delta {told['delta']:.15g} (server, accountant "
+        f"{told['accountant']}).",
+        f"The tuning alone, up to the last rung: epsilon {digits(told['of_tuning'], 4)}; what the winner does after it "
+        f"alone: {digits(told['of_rest'], 4)}. These compose, and do not add up; each is that of the dearer part of a silo's "
         "records: those in rounds, or those in scores.",
         f"noise_multiplier {told['noise_multiplier']:g} of every round, {told['score_noise']:g} of every score. "
         f"Without tuning the same budget gives one run noise_multiplier {told['without']:g}: tuning costs "
@@ -83,8 +84,8 @@ def statement(told: Mapping[str, Any], name: str) -> str:
         f"candidates and of the winner's whole training, by a factor of at most e^{epsilon:g} ({odds(epsilon)}), up to "
         f"an additional {delta:g} (delta). **This is the guarantee of the winner, too**: it was chosen by what all "
         "candidates released. The epsilon of its run alone guarantees nothing.",
-        f"The ledger holds releases of epsilon {digits(guarantee['in_ledger'], 6)} in all; the plan, fixed before the first "
-        f"of them, comes to {digits(told['epsilon'], 6)}, and no candidate can pass {epsilon:g}.",
+        f"The ledger holds releases of epsilon {digits(guarantee['in_ledger'], 6)} in all; the plan, fixed before the "
+        f"first of them, comes to {digits(told['epsilon'], 6)}, and no candidate can pass {epsilon:g}.",
         "What is protected, from whom and on what assumptions is in the winner's `privacy.md`.",
         "## What it cost",
         "\n".join(f"* {line}" for line in price_lines(told, epsilon)),
