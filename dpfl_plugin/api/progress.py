@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 WARNING: Final = "warning: "
 FINISHED: Final = "finished before"
-ALWAYS: Final = (WARNING, "noise is fresh", "folder: ", FINISHED, "interrupted")  # also without a terminal
+ALWAYS: Final = (
+    WARNING,
+    "noise is fresh",
+    "folder: ",
+    FINISHED,
+    "interrupted",
+    "records: ",
+    "silos have ",
+)  # everywhere
 LONGEST: Final = 800  # letters of a note that are shown
 
 

@@ -32,7 +32,9 @@ def digits_down(bound: float, count: int) -> str:
 def _rounded(bound: float, count: int, how: str) -> str:
     if not math.isfinite(bound):
         return f"{bound}"
-    return f"{Context(prec=count, rounding=how).create_decimal(repr(bound)):g}"
+    rounded = Context(prec=count, rounding=how).create_decimal(repr(bound))
+    text = f"{float(rounded):.{count}g}"  # 3 for 3.0, and 1e-05
+    return text if Decimal(text) == rounded else f"{rounded:g}"
 
 
 def odds(epsilon: float) -> str:
@@ -41,6 +43,6 @@ def odds(epsilon: float) -> str:
         return "about a million times, or more"
     factor = math.exp(epsilon)
     if factor < 10:
-        return f"about {digits(factor, 3)} times"
+        return f"about {places(factor, 2)} times"
     unit = 1 if factor < 100 else 10 ** (len(str(int(factor))) - 2)
     return f"about {math.ceil(factor / unit) * unit:,} times"

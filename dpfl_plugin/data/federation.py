@@ -28,8 +28,8 @@ FEWER = "Use fewer silos, a larger alpha, or a larger min_records."
 ALONE = "Give it more records, or leave it out, as data.partition: {name: natural, min_records: 10} does."
 MOST_NAMED = 20
 KEPT_TOGETHER = (
-    "the data say whose record each is, and a person's records are held out together: where records are protected, a "
-    "neighbour has another record of the same person; that it is somebody else's is not covered (unit: person is)"
+    "the data say whose record each is, and a person's records are all to train on, or all to test on. What is hidden "
+    "of a single record is what it says, not whose it is: privacy.unit: person hides all that a person contributes"
 )
 WHOLE_TEST_PART = -1  # the place, beyond all silos, of the stream that deals out a data set's own test part
 

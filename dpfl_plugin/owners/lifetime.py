@@ -204,8 +204,8 @@ class Lifetime:
         left, spare = self.left
         return (
             f"agreed epsilon {digits(epsilon, 6)} at delta {digits(delta, 6)}; folder {folder}; of the lifetime budget "
-            f"of {self.limits.data!r}, epsilon {self.limits.epsilon:.6g} at delta {self.limits.delta:.6g}, there is left "
-            f"for further agreements: epsilon {digits_down(left, 6)}, delta {digits_down(spare, 6)}"
+            f"of {self.limits.data!r}, epsilon {self.limits.epsilon:.6g} at delta {self.limits.delta:.6g}, there is "
+            f"left for further agreements: epsilon {digits_down(left, 6)}, delta {digits_down(spare, 6)}"
         )
 
 

@@ -68,10 +68,19 @@ def page(said: dict[str, Any], *, names: Mapping[int, str], study: str, made: st
         "## What is guaranteed\n\n" + in_short(said),
         _tests(_guaranteed(said), said["protects"]),
         section("What the guarantee rests on", "", said["assumptions"]),
-        section("What is not covered", "", [*GENERAL, *said["caveats"]]),
+        section("What is not covered", "", [*_of_persons(said), *GENERAL, *said["caveats"]]),
         _signatures(said, names),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _of_persons(said: dict[str, Any]) -> list[str]:
+    """What whoever reads "a record" may take it for."""
+    if said["protects"]["unit"] != "record":
+        return []
+    return [
+        "A person with several records, at one site or at several, is protected less: each record counts by itself."
+    ]
 
 
 def _others(said: dict[str, Any]) -> list[str]:

@@ -48,7 +48,8 @@ def strain(noise_multiplier: float, epsilon: float, held: float = 0.0) -> str:
     if held > (1 - LITTLE_LEFT) * epsilon:
         return (
             f"earlier runs in the shared ledger hold epsilon {digits(held, 4)} of {epsilon:g}: less than "
-            f"{LITTLE_LEFT:.0%} of the budget is left, and noise_multiplier {noise_multiplier:g} is what this run takes for it"
+            f"{LITTLE_LEFT:.0%} of the budget is left, and noise_multiplier {noise_multiplier:g} is what this run "
+            "takes for it"
         )
     if noise_multiplier > MUCH_NOISE:
         return (

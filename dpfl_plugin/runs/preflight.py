@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,12 @@ from dpfl_plugin.runs.job import begun_facts
 from dpfl_plugin.runs.naming import check_shown
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.rules import cycle_facts
+
+MOST_NAMED = 3
+UNFINISHED = (
+    "not finished beside it: {}, of another configuration (config.yaml there). To go on with that one, give that file, "
+    "or what it was begun with. What it released adds to what this run releases."
+)
 
 
 def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place, key: Path) -> None:
@@ -51,11 +58,14 @@ def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Repo
     reporter.note(f"finished before, not run again: {folder.path}")
 
 
-def check_beginning(folder: RunFolder, resume: bool, alone: bool, note: Callable[[str], None]) -> None:
+def check_beginning(
+    folder: RunFolder, resume: bool, alone: bool, note: Callable[[str], None], label: str | None = None
+) -> None:
     """As `refuse_unfinished`; ``note`` is told where there is nothing to resume, as of a run by itself.
 
     Args:
         alone: whether it is to go on as a run by itself, and not as a candidate of a tuning.
+        label: of the variant that it is.
 
     Raises:
         ConfigError: a tuning decides about it: going on by itself would undo what the tuning states.
@@ -74,6 +84,25 @@ def check_beginning(folder: RunFolder, resume: bool, alone: bool, note: Callable
     refuse_unfinished(folder, resume)
     if resume and alone and not (folder.ledger.exists() or folder.checkpoint.exists()):
         note(f"{folder.path}: nothing to go on from: the run begins.")
+        others = _unfinished_beside(folder) if label is None else []
+        if others:
+            note(f"warning: {UNFINISHED.format(', '.join(others[:MOST_NAMED]) + ' ...' * (len(others) > MOST_NAMED))}")
+
+
+def _unfinished_beside(folder: RunFolder) -> list[str]:
+    """Other runs of this name, by themselves and no variants, that released something and did not end for good."""
+    found = []
+    for path in sorted(folder.path.parent.iterdir()) if folder.path.parent.is_dir() else ():
+        other = RunFolder(path)
+        if path == folder.path or not other.ledger.exists():
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(other.environment.read_text())["label"] is not None:
+                continue
+            status = json.loads(other.result.read_text())["status"] if other.result.exists() else "begun"
+            if status not in ("done", "budget_exhausted"):
+                found.append(str(path))
+    return found
 
 
 def refuse_unfinished(folder: RunFolder, resume: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,15 +34,20 @@ def _vast_epsilon(epsilon: float | None) -> list[str]:
 
 
 def _large_delta(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
-    """Where delta alone would let the records of the smallest silo, or a silo, be published."""
-    units = len(num_records) if config.privacy.unit == "silo" else min(num_records)
+    """Where delta alone would let a record at random be published of some silo, the largest first, or a silo."""
+    units = len(num_records) if config.privacy.unit == "silo" else max(num_records)
     if rules.noise_multiplier == 0 or config.privacy.delta < 1 / units:
         return []
-    what = "the silos" if config.privacy.unit == "silo" else f"the {config.privacy.unit}s of the smallest silo"
+    what = "the silos" if config.privacy.unit == "silo" else f"the {config.privacy.unit}s of the largest silo"
     return [
         f"privacy.delta={config.privacy.delta:g} is not below 1/{units}, one over {what}: publishing one of them at "
-        "random would satisfy such a guarantee. Use a much smaller delta."
+        f"random would satisfy such a guarantee. Use a much smaller delta, as {small_delta(units):g}."
     ]
+
+
+def small_delta(units: int) -> float:
+    """A power of ten of at most a tenth of one over the number of records, persons or silos."""
+    return float(f"1e-{math.ceil(math.log10(10 * units)):d}")
 
 
 def no_guarantee(rules: PrivacyRules) -> list[str]:

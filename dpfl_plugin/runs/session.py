@@ -114,7 +114,7 @@ def run_session(
         _say_untold(config, callbacks, reporter)
         return result
     given.check_all(config.model_dump(mode="python"))
-    check_beginning(folder, resume, stage is None, reporter.note)
+    check_beginning(folder, resume, stage is None, reporter.note, label)
     callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
         _refuse_shared(config)
@@ -250,11 +250,11 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
     if parts.memory.warning:
         hooks.note(f"warning: {parts.memory.warning}.")
     if "delta" not in config.privacy.model_fields_set and parts.noise_multiplier:
-        unit, least = config.privacy.unit, min(parts.num_records)
+        unit, most = config.privacy.unit, max(parts.num_records)
         of = (
             ""
             if unit == "silo"
-            else f" The smallest silo has {least} {unit}s to train on: keep delta well below 1/{least}."
+            else f" The largest silo has {most:,} {unit}s to train on: keep delta well below 1/{most:,}."
         )
         hooks.note(f"delta is {config.privacy.delta:g}, the default; privacy.delta changes it.{of}")
     for caveat in weak_claims(config, parts.rules, parts.num_records):

@@ -29,8 +29,8 @@ def price_lines(told: Mapping[str, Any], budget: float) -> list[str]:
         f"{digits(told['epsilon'], 4)} of {budget:g} at delta {told['delta']:.15g} (server, accountant "
         f"{told['accountant']}).",
         f"The tuning alone, up to the last rung: epsilon {digits(told['of_tuning'], 4)}; what the winner does after it "
-        f"alone: {digits(told['of_rest'], 4)}. These compose, and do not add up; each is that of the dearer part of a silo's "
-        "records: those in rounds, or those in scores.",
+        f"alone: {digits(told['of_rest'], 4)}. These compose, and do not add up; each is that of the dearer part of a "
+        "silo's records: those in rounds, or those in scores.",
         f"noise_multiplier {told['noise_multiplier']:g} of every round, {told['score_noise']:g} of every score. "
         f"Without tuning the same budget gives one run noise_multiplier {told['without']:g}: tuning costs "
         f"{told['noise_multiplier'] / told['without']:.2f} times the noise.",

@@ -88,6 +88,17 @@ def test_a_runs_own_file_goes_on_with_it_wherever_one_stands(tmp_path: Path, mon
     assert "nothing to go on from: the run begins" in done.err
 
 
+def test_who_changed_the_configuration_is_told_of_the_run_that_does_not_go_on(tmp_path: Path) -> None:
+    config = crash(write(tmp_path, {"rounds": 4, "checkpoint": {"every": 1}}), 3)
+    begun, out = folder_of(config), ("--out", tmp_path / "runs", "--resume")
+    changed = dpfl("run", config, *out, "--set", "privacy.noise_multiplier=5")
+    assert changed.code == 0 and f"not finished beside it: {begun}, of another configuration" in changed.err
+    assert "adds to what this run releases" in changed.err
+    assert dpfl("run", config, *out).code == 0
+    other = dpfl("run", config, *out, "--set", "privacy.noise_multiplier=6")
+    assert other.code == 0 and "nothing to go on from" in other.err and "not finished" not in other.err
+
+
 def crash(config: Path, number: int, *args: object) -> Path:
     rounds = 0
     real = InProcess.run_round

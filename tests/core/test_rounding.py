@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_plugin.core.rounding import digits, odds, places
+from dpfl_plugin.core.rounding import digits, digits_down, odds, places
 
 
 @settings(deadline=None)
@@ -17,6 +17,7 @@ def test_never_below_and_never_far_above(bound: float) -> None:
     exact = Decimal(repr(bound))
     assert exact <= Decimal(places(bound, 3)) <= exact + Decimal("0.001")
     assert exact <= Decimal(digits(bound, 6)) <= exact * (1 + Decimal("1e-5"))
+    assert exact >= Decimal(digits_down(bound, 6)) >= exact * (1 - Decimal("1e-5"))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,12 @@ def test_never_below_and_never_far_above(bound: float) -> None:
 )
 def test_places(bound: float, text: str) -> None:
     assert places(bound, 3) == text
+
+
+def test_digits_are_written_as_people_write_them() -> None:
+    assert [digits(bound, 4) for bound in (3.0, 1e-5, 3.14149, 0.0)] == ["3", "1e-05", "3.142", "0"]
+    assert [digits_down(bound, 4) for bound in (3.0, 3.14159)] == ["3", "3.141"]
+    assert digits(float("inf"), 4) == places(float("inf"), 3) == "inf"
 
 
 @pytest.mark.parametrize("bound", [1e-6, 1.234e-6, 9.99e-4, 0.00501])
@@ -35,7 +42,7 @@ def test_a_small_bound_keeps_its_size(bound: float) -> None:
 @pytest.mark.parametrize(
     ("epsilon", "text"),
     [
-        (0, "about 1.0 times"),
+        (0, "about 1.00 times"),
         (0.05, "about 1.06 times"),
         (2, "about 7.39 times"),
         (3.948, "about 52 times"),

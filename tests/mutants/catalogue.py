@@ -2601,7 +2601,7 @@ VIEWING = (
         "attempts at a round, whose silos were drawn anew, count as one where no silo was in two of them",
         "privacy/tally.py",
         "for round_, _, _, noise, _ in self.entries() if several else ():\n            if round_ in several:",
-        "for round_, silo, _, noise, _ in self.entries() if several else ():\n            if round_ in several and silo:",
+        "for round_, silo, _, noise, _ in self.entries() if several else ():\n            if silo < 2:",
         (ACCOUNT_ALONE + "::test_a_round_counts_as_often_as_it_was_released_whoever_took_part",),
     ),
     Mutant(
