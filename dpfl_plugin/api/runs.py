@@ -209,7 +209,7 @@ class Run:
         return f"Run({self._summary()}, folder={str(self.folder)!r})"
 
     def _summary(self) -> str:
-        score = "not measured" if self.score is None else f"{self.score:.4f}"
+        score = "not measured" if self.score is None else f"{self.score:.4f}{MEAN * (self.result['num_silos'] > 1)}"
         epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:.15g}"
         more = f", {said}" if (said := two_classes(self.result)) else ""
         return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}{more}, epsilon {epsilon}"
@@ -322,13 +322,23 @@ class Comparison(Mapping[str, Run]):
     def _cells(self) -> list[list[str]]:
         return [[_cell(key, value) for key, value in row.items()] for row in self.rows]
 
+    def _averages(self) -> str:
+        """What columns of measures are averages of, where it is not the same."""
+        several = any(run.result["num_silos"] > 1 for run in self.values())
+        scores = dict.fromkeys(run.score_name for run in self.values() if run.score is not None)
+        pooled = [key for key in self.rows[0] if key in (self._by, AUC) and key not in scores]
+        if not several or not scores:
+            return ""
+        said = f"{', '.join(scores)}: mean over silos, each counts alike"
+        return said + (f"; {', '.join(pooled)}: of all test records (Run.measures)." if pooled else ".")
+
     def __repr__(self) -> str:
-        return aligned([list(self.rows[0]), *self._cells()])
+        return "\n".join(filter(None, [aligned([list(self.rows[0]), *self._cells()]), self._averages()]))
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(key)}</th>" for key in self.rows[0])
         body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._cells())
-        return f"<table><tr>{head}</tr>{body}</table>{_picture(self.plot())}"
+        return f"<table><tr>{head}</tr>{body}</table><p>{html.escape(self._averages())}</p>{_picture(self.plot())}"
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
@@ -348,6 +358,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
 
 
 AUC: Final = "auc"
+MEAN: Final = " (mean over silos)"
 LABEL: Final = {"algorithm": "{}", "seed": "seed {}", "id": "{}"}
 LABELLED_BY: Final = ((), ("algorithm",), ("seed",), ("algorithm", "seed"), ("algorithm", "seed", "id"))
 

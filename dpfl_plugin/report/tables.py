@@ -108,7 +108,8 @@ def caption(over: str, same: Sequence[str]) -> str:
     meaning = f" ({', '.join(same)})" if same else ""
     return (
         f"Mean ± standard deviation (n - 1) over {over}, complete runs only; of each run the mean over the last 10 % "
-        f"of rounds. Epsilon is that of one run, the largest among them, rounded up{meaning}."
+        "of rounds, and of what is measured on test records the mean over silos, each of which counts alike. "
+        f"Epsilon is that of one run, the largest among them, rounded up{meaning}."
     )
 
 
