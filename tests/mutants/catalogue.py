@@ -2544,8 +2544,8 @@ VIEWING = (
         "attempts-counted-once",
         "a third party's epsilon forgets that a round was released twice",
         "privacy/views.py",
-        "        attempts.add(round_, number)\n",
-        "        attempts.add(round_, 1)\n",
+        "return _Attempts(tally.again())",
+        "return _Attempts({})",
         (VIEWS + "::test_a_round_released_twice_counts_twice_and_as_certain",),
     ),
     Mutant(
@@ -5425,8 +5425,8 @@ NAMING_OF_NOISE = (
         "doubts-forgotten",
         "code that cannot be known has noise that repeats",
         "runs/naming.py",
-        "    if doubts:\n        noise = bits = secrets.token_hex(16)\n",
-        "",
+        "if doubts or parts.rules.secure:",
+        "if parts.rules.secure:",
         (OWN_CODE + "::test_in_doubt_noise_is_fresh_and_charged",),
     ),
     Mutant(
