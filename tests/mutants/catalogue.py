@@ -3453,8 +3453,8 @@ SCHEDULING = (
         "schedule-and-lengths-that-draws-decide",
         "a third party is promised the mixture over rounds whose number and noise depend on the draws",
         "privacy/claims/third_party.py",
-        "            alike = made_certain(costs)\n",
-        "",
+        "given = self.mixture(made_certain(costs), charges, prior)",
+        "given = self.mixture(alike, charges, prior)",
         (SCHEDULE_COSTS + "::test_where_draws_decide_the_length_a_third_party_is_promised_what_the_server_is",),
     ),
     Mutant(
