@@ -222,4 +222,6 @@ def test_device_noise_is_refused_where_it_would_not_be_what_is_said() -> None:
         rules(1.0, C, noise="device", secure=True)
     with pytest.raises(UnsupportedError, match=r"OnHostOnly computes its noise on the host only.*noise: host"):
         dataclasses.replace(rules(1.0, C, noise="device"), mechanism=OnHostOnly())
+    with pytest.raises(UnsupportedError, match=r"one noise multiplier for all silos.*noise: host"):
+        dataclasses.replace(rules(1.0, C, noise="device"), silos={0: rules(2.0, C)})
     assert rules(1.0, C, noise="device").release(1.0) == rules(1.0, C).release(1.0)

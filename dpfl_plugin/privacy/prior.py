@@ -43,10 +43,10 @@ draw the same ones, so that an earlier run's realised draws say what this run's 
 if every silo had taken part in each of their rounds, at the largest rate that any silo has, drawn or not: who was
 drawn must not show in what is counted. Given the draws D, what a third party saw is then dominated by
 (all rounds of earlier runs) x (this run's rounds in which D has silo i); averaged over D, that is (all rounds of
-earlier runs) x (this run's mixture), whatever the earlier draws had to do with this run's. Only a number of rounds that
-itself depends on draws breaks the argument (a budget in the server's view does that): after such a run,
-`draws_decided` says to count this run's rounds as certain too, which holds for each D by itself. So does noise that was
-solved for what silos that were `drawn` had left.
+earlier runs) x (this run's mixture), whatever the earlier draws had to do with this run's. Only a number of rounds, or
+of releases in one, that itself depends on draws breaks the argument (a budget in the server's view does that, and a
+warm-up that ends when all silos were drawn): after such a run, `draws_decided` says to count this run's rounds as
+certain too, which holds for each D by itself. So does noise that was solved for what silos that were `drawn` had left.
 
 Taken as given, as within one run: how records are dealt to silos. A partitioner that looks at labels could deal other
 records elsewhere if one were replaced; replacing a record means at the silo where it is. And a silo's whole data set
@@ -77,7 +77,7 @@ class Prior:
     Attributes:
         realised: for each silo, towards the server.
         certain: for each silo, towards a third party: as if it had taken part in every round.
-        draws_decided: whether the draws of participants decided how long some earlier run was.
+        draws_decided: whether the draws of participants decided how long some earlier run, or a round of it, was.
         drawn: whether participants of some earlier run were drawn, so that ``realised`` depends on the draws.
         runs: facts of the earlier runs, once each, with ``same_records`` and ``num_charges``.
     """

@@ -108,6 +108,11 @@ class PrivacyRules:
                 )
 
     def _check_device_noise(self) -> None:
+        if self.silos:
+            raise UnsupportedError(
+                "runtime.noise='device' with silos: the device draws noise with one noise multiplier for all silos. "
+                "Use noise: host."
+            )
         if self.secure:
             raise UnsupportedError(
                 "runtime.noise='device' with privacy.secure: the device's numbers follow from the seed. Use noise: "

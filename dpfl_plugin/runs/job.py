@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.algorithms.base import Regrouping, in_sums
+from dpfl_plugin.algorithms.base import Regrouping, RoundPlan, in_sums
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
@@ -209,7 +209,8 @@ def ledger_facts(job: Job) -> dict[str, Any]:
 def shared_facts(job: Job) -> dict[str, Any]:
     """What a shared ledger says of a run."""
     privacy, setting, rules = job.config.privacy, job.parts.setting, job.parts.rules
-    drawn = setting.num_participants < setting.num_silos or _draws_with_replacement(job.config, job.parts)
+    plan = _first_plan(job.config, job.parts)
+    drawn = setting.num_participants < setting.num_silos or plan.participation == WITH_REPLACEMENT
     # Silos that fail may decide how often a round is released, and who is drawn whether they do.
     lasting = job.config.runtime.on_silo_failure == "continue"
     ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
@@ -221,14 +222,13 @@ def shared_facts(job: Job) -> dict[str, Any]:
         "num_silos": setting.num_silos,
         "delta": privacy.delta,
         "drawn": drawn,
-        "draws_decided": drawn and (bool(ended) or lasting),
+        "draws_decided": drawn and (bool(ended) or lasting or plan.most_gradients is not None),
         "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
     }
 
 
-def _draws_with_replacement(config: Config, parts: Parts) -> bool:
-    server = parts.algorithm.init_server(parts.model, parts.setting)
-    return planner_of(config, parts).asks(server, 0).participation == WITH_REPLACEMENT
+def _first_plan(config: Config, parts: Parts) -> RoundPlan:
+    return planner_of(config, parts).asks(parts.algorithm.init_server(parts.model, parts.setting), 0)
 
 
 def new_account(

@@ -113,9 +113,8 @@ def test_a_run_knows_its_numbers_and_its_model(tmp_path):
     assert torch.equal(again.model(torch.from_numpy(SILOS["north"][0])), outputs) and again.epsilon == found.epsilon
     both = dpfl.compare({"one": found, "two": again})
     assert list(both.table.index) == ["one", "two"] == list(both)
-    header, _, _, said = repr(both).splitlines()
-    assert "auc" in header and said.startswith("accuracy: mean over silos") and "; auc: of all test records" in said
-    assert f"accuracy {found.accuracy:.4f} (mean over silos), AUC" in repr(found)
+    assert len(repr(both).splitlines()) == 4 and repr(both).endswith("\naccuracy: mean over silos, each counts alike.")
+    assert f"accuracy {found.accuracy:.4f} (mean over silos), epsilon" in repr(found)
 
 
 @pytest.mark.parametrize(

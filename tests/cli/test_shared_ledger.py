@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -74,7 +74,7 @@ def test_the_budget_bounds_all_runs_together(tmp_path: Path) -> None:
     alone, total = totals(run(config, "--ledger", ledger, "--resume"))
     assert alone == total <= 2.0  # nothing is held besides this run itself
     done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "algorithm.local_lr=0.1")
-    parts = (str(ledger), "1 earlier run,", f"epsilon {total:.4g}", "privacy.epsilon=2.0", "does not cover")
+    parts = (str(ledger), "1 earlier run,", f"epsilon {digits(total, 4)}", "privacy.epsilon=2.0", "does not cover")
     one_message(done, *parts, code=3)
     # Two runs on the same records share the rounds that one would have had.
     parts = tmp_path / "parts.jsonl"
@@ -156,6 +156,14 @@ def test_draws_that_decided_how_long_an_earlier_run_was_leave_no_mixture(tmp_pat
     run(config, "--ledger", other, "--set", "rounds=2", "--set", "algorithm.local_lr=0.1")
     total = run(config, "--ledger", other, *long, "--set", "algorithm.local_lr=0.2")["epsilon"]["total"]
     assert total["third_party"]["epsilon"] < 0.9 * total["server"]["worst_case_epsilon"]
+
+
+@pytest.mark.parametrize(("algorithm", "decided"), [("scaffold_warm", True), ("scaffold", False)])
+def test_rounds_whose_length_draws_decide_leave_no_mixture(tmp_path: Path, algorithm: str, decided: bool) -> None:
+    """Which round is the first that trains depends on when all silos were drawn."""
+    config, ledger = write(tmp_path, {"silo_rate": 0.5, "algorithm": {"name": algorithm}}), tmp_path / "all.jsonl"
+    run(config, "--ledger", ledger)
+    assert [facts["draws_decided"] for facts in Ledger.open(ledger, append=False).runs] == [decided]
 
 
 @pytest.mark.parametrize("view", ["server", "third_party"])
