@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import yaml
 
+from dpfl_plugin import given
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.runs.predictions import Predictions
@@ -90,7 +92,7 @@ def card(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: b
     lines += [
         f"* algorithm: {config.algorithm.name or config.algorithm.module}, {result['rounds']} rounds, "
         f"{result['num_silos']} silos",
-        f"* data: {config.data.dataset.name or config.data.dataset.module}",
+        f"* data: {_data(config)}",
         f"* run: `{result['id']}`, made by dpfl",
         "",
         NO_ACCURACY,
@@ -105,6 +107,13 @@ def card(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: b
         "",
     ]
     return "\n".join(lines)
+
+
+def _data(config: Config) -> str:
+    """What a configuration calls its records; those that a program gave have a name that says nothing to others."""
+    dataset = config.data.dataset
+    module = dataset.module or ""
+    return "given by a Python program" if module.startswith(f"{given.__name__}:") else dataset.name or module
 
 
 def _epsilon(view: dict[str, Any]) -> str:

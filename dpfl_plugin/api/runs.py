@@ -320,7 +320,10 @@ class Comparison(Mapping[str, Run]):
         return plots.curves({label: run.lines for label, run in self._runs.items()})
 
     def _cells(self) -> list[list[str]]:
-        return [[_cell(key, value) for key, value in row.items()] for row in self.rows]
+        return [
+            [_cell(key, None if key == "delta" and math.isinf(row["epsilon"]) else value) for key, value in row.items()]
+            for row in self.rows
+        ]
 
     def _averages(self) -> str:
         """What columns of measures are averages of, where it is not the same."""

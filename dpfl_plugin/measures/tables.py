@@ -90,12 +90,12 @@ def _classes(said: Answers, y: NDArray[Any], curves: bool) -> Table:
     if said.scores is not None:  # two classes
         found["auc"] = _defined(lambda: metrics.roc_auc_score(y, said.scores), (y.min() != y.max()))
         found["pr_auc"] = _defined(lambda: metrics.average_precision_score(y, said.scores), bool(y.any()))
-        found["f1"] = metrics.f1_score(y, said.predicted, zero_division=0.0)
+        positive = bool((said.predicted == 1).any())
+        found["f1"] = _defined(lambda: metrics.f1_score(y, said.predicted), positive or bool((y == 1).any()))
         found["sensitivity"] = _defined(lambda: metrics.recall_score(y, said.predicted), bool((y == 1).any()))
         found["specificity"] = _defined(
             lambda: metrics.recall_score(y, said.predicted, pos_label=0), bool((y == 0).any())
         )
-        positive = bool((said.predicted == 1).any())
         found["precision"] = _defined(lambda: metrics.precision_score(y, said.predicted), positive)
     else:
         every = p is not None and len(np.unique(y)) == p.shape[1]

@@ -58,7 +58,10 @@ def test_of_two_classes_the_second_is_positive() -> None:
     other = tables.table(Outcome("classes"), Answers(None, 1 - said, -scores), 1 - y)
     assert (other["sensitivity"], other["specificity"], other["precision"]) == pytest.approx((1 / 3, 3 / 4, 1 / 2))
     nothing = tables.table(Outcome("classes"), Answers(None, 0 * said, scores), 0 * y)
-    assert (nothing["sensitivity"], nothing["specificity"], nothing["precision"]) == (None, 1.0, None)
+    undefined = ("sensitivity", "precision", "f1")
+    assert [nothing[name] for name in undefined] == [None] * 3 and nothing["specificity"] == 1
+    wrong = tables.table(Outcome("classes"), Answers(None, said, scores), 0 * y)
+    assert (wrong["sensitivity"], wrong["precision"], wrong["f1"]) == (None, 0, 0)
 
 
 def test_kappa_weighs_levels_that_do_not_occur() -> None:
