@@ -20,7 +20,7 @@ from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import callbacks_of
 from dpfl_plugin.runs.job import make_job
 from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.silo_settings import told
+from dpfl_plugin.runs.silo_settings import told, unequal
 
 NOTHING_DONE: Final = "Nothing was trained, released or written."
 LEFT_OUT: Final = (
@@ -123,6 +123,6 @@ def _checked(config: Config, base: Path, left_out: tuple[str, ...]) -> Checked:
         silos=tuple(told(parts.own, parts.rules, config)),
         engine=f"{parts.engine.name}: {parts.engine_reason}",
         memory=parts.memory.summary(),
-        warnings=(*left_out, *warnings),
+        warnings=(*left_out, *warnings, *unequal(config, parts.num_records)),
         notes=(*(text for text in parts.caveats if text.startswith(AS_READ)), *parts.notes),
     )

@@ -66,12 +66,11 @@ from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.runs.rules import cycle_facts, weak_claims
-from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_cycles, refuse_silos, told
+from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_cycles, refuse_silos, told, unequal
 from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.runs.void_statement import void_statement
 
 PROFILE_SCHEMA = 1
-UNEQUAL = 2  # times as many records as another silo
 
 
 def run_session(
@@ -292,14 +291,8 @@ def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
             hooks.note(f"warning: silo {parts.own.names[silo]}: {why}.")
     if len({*noises.values(), parts.noise_multiplier}) > 1 and config.silo_weights in ("equal", "records"):
         hooks.note("silos differ in their noise: --set silo_weights=noise weighs them by it.")
-    chosen, privacy = "silo_weights" in config.model_fields_set, config.privacy
-    least, most = min(parts.num_records), max(parts.num_records)
-    if most >= UNEQUAL * least and not chosen and privacy.sampler != "poisson" and privacy.unit != "silo":
-        counted = "persons" if privacy.unit == "person" else "records"
-        hooks.note(
-            f"silos have {least} to {most} training {counted} and count alike: --set silo_weights=records weighs them "
-            f"by their {counted}."
-        )
+    for text in unequal(config, parts.num_records):
+        hooks.note(f"{text}.")
 
 
 def _describe(job: Job) -> None:

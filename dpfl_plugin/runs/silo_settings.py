@@ -20,6 +20,7 @@ from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.rules import PrivacyRules
 
 SHARED_LEDGER: Final = "a shared ledger composes runs whose silos have one noise"
+UNEQUAL: Final = 2  # times as many records as another silo
 
 
 def ids_of(given: Iterable[str], num_silos: int, names: Mapping[int, str], key: str) -> dict[str, int]:
@@ -174,6 +175,19 @@ def told(own: OwnSettings, rules: PrivacyRules, config: Config) -> list[str]:
         budget = "no budget" if epsilon is None else f"epsilon {epsilon:g}"
         lines.append(f"silo {name}: {budget}, noise_multiplier {mine.noise_multiplier:g}, clip_norm {mine.clip_norm:g}")
     return lines
+
+
+def unequal(config: Config, num_records: Sequence[int]) -> list[str]:
+    """That silos of very different sizes count alike, unless somebody chose that."""
+    chosen, privacy = "silo_weights" in config.model_fields_set, config.privacy
+    least, most = min(num_records), max(num_records)
+    if most < UNEQUAL * least or chosen or privacy.sampler == "poisson" or privacy.unit == "silo":
+        return []
+    counted = "persons" if privacy.unit == "person" else "records"
+    return [
+        f"silos have {least} to {most} training {counted} and count alike: --set silo_weights=records weighs them by "
+        f"their {counted}"
+    ]
 
 
 def others(own: OwnSettings, num_records: Sequence[int]) -> tuple[int, ...]:

@@ -123,6 +123,8 @@ def test_silos_of_different_sizes_that_count_alike_are_told(tmp_path: Path) -> N
         "equal": {"data": {"partition": "iid"}},
     }
     for label, changes in asked.items():
-        done = dpfl("run", write(tmp_path, merged(sizes, changes)), "--out", tmp_path / label)
-        assert done.code == 0, done.err
-        assert ("count alike: --set silo_weights=records" in done.err) == (label == "unequal"), label
+        config = write(tmp_path, merged(sizes, changes))
+        done, checked = dpfl("run", config, "--out", tmp_path / label), dpfl("check", config)
+        assert done.code == checked.code == 0, done.err
+        for said in (done.err, checked.out + checked.err):
+            assert ("count alike: --set silo_weights=records" in " ".join(said.split())) == (label == "unequal"), label
