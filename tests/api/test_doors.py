@@ -200,7 +200,7 @@ def test_accounts_plans_predictions_and_reports_are_those_of_the_commands(tmp_pa
 
 
 def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:
-    path = write(tmp_path, {"rounds": 2})
+    path = write(tmp_path, {"rounds": 2, "out": str(tmp_path / "runs")})
     found = dataclasses.asdict(dpfl.audit(path, canaries=40, silos=2, seed=7))
     said = command("audit", path, "--canaries", 40, "--silos", 2, "--seed", 7, "--json").json
     for key in ("epsilon", "epsilon_bound", "releases", "made", "charged", "influence", "violations"):
