@@ -63,9 +63,9 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
         )
 
 
-def detailed(runs: Mapping[str, Lines], title: str, delta: float) -> Figure:
+def detailed(runs: Mapping[str, Lines], title: str, delta: float | None) -> Figure:
     """Each run's evaluations: test accuracy (or what else the outcome is ranked by) above, epsilon (server and
-    third-party view) below."""
+    third-party view) below; ``delta``: at which it is stated, None where that differs."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -85,11 +85,11 @@ def detailed(runs: Mapping[str, Lines], title: str, delta: float) -> Figure:
     for label, lines in _one_of_each(private).items():
         _epsilon(axes[1, 0], label, lines, colours.get(label, "black"))
     if private:
-        axes[1, 0].set_ylabel(f"epsilon at delta = {delta:g}")
+        axes[1, 0].set_ylabel("epsilon" if delta is None else f"epsilon at delta = {delta:g}")
         axes[1, 0].set_ylim(bottom=0)
         axes[1, 0].legend(fontsize=8, frameon=False, loc="lower right")
     axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes[-1, 0].set_xlim(0, 1.03 * max(line["round"] for lines in runs.values() for line in lines))
+    axes[-1, 0].set_xlim(0, 1.03 * max((line["round"] for lines in runs.values() for line in lines), default=1))
     axes[-1, 0].set_xlabel("communication rounds")
     for axis in axes[:, 0]:
         axis.ticklabel_format(useOffset=False)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin import given, own_folders
-from dpfl_plugin.api import plots
 from dpfl_plugin.api.pandas_frames import pandas_for
+from dpfl_plugin.api.pictures import detailed
+from dpfl_plugin.api.plots import png, shown
 from dpfl_plugin.api.run_text import run_lines, two_classes
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
@@ -202,8 +203,9 @@ class Run:
         return export(self, folder, onnx=onnx)
 
     def plot(self) -> Figure:
-        """Accuracy and epsilon against rounds."""
-        return plots.curves({str(self.result["name"]): self.lines})
+        """Accuracy and epsilon against rounds, as in `curves.png`."""
+        name = str(self.result["name"])
+        return shown(detailed({name: self.lines}, f"{name}: {self.result['algorithm']}", self.delta))
 
     def __repr__(self) -> str:
         return f"Run({self._summary()}, folder={str(self.folder)!r})"
@@ -317,7 +319,9 @@ class Comparison(Mapping[str, Run]):
 
     def plot(self) -> Figure:
         """Accuracy and epsilon against rounds, a line for each run."""
-        return plots.curves({label: run.lines for label, run in self._runs.items()})
+        private = {run.delta for run in self.values() if not math.isinf(run.epsilon)}
+        delta = private.pop() if len(private) == 1 else None
+        return shown(detailed({label: run.lines for label, run in self._runs.items()}, "", delta))
 
     def _cells(self) -> list[list[str]]:
         return [
@@ -440,4 +444,4 @@ def _cell(key: str, value: Any) -> str:
 
 
 def _picture(figure: Figure) -> str:
-    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(plots.png(figure)).decode()}">'
+    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(png(figure)).decode()}">'
