@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import empty_records
+from dpfl_plugin.data.draft_marks import NOT_USED, marks_of
 from dpfl_plugin.data.draft_notes import MOST_VALUES, Places, kinds_of, notes
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws
@@ -25,7 +26,7 @@ from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
 from dpfl_plugin.data.schema import Column
-from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, marks, nearly_all, numbers_of
+from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, numbers_of
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
 MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
@@ -149,18 +150,27 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     header = tables[0].header
     _check_header(header, names[0], roles)
     seen = _read(tables, names)
-    form = replace(form, decimal=_decimal(list(seen.values())))
-    columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in roles.columns.values()}
+    written = marks_of({name: one for name, one in seen.items() if name not in (roles.silo, roles.person)})
+    for name in (roles.label, roles.time, roles.event):
+        if name is not None and name in written.left_out:
+            raise DataError(written.left_out[name].replace(NOT_USED, "cannot be predicted"))
+    form = replace(form, decimal=written.decimal)
+    columns = {
+        name: {"type": "ignored"} if name in written.left_out else _column(one, written.decimal)
+        for name, one in seen.items()
+        if name not in roles.columns.values()
+    }
     if all(entry["type"] in ("identifier", "ignored") for entry in columns.values()):
         used = ", ".join(roles.columns.values())
-        why = "".join(f" It has columns {told}" for told in kinds_of(columns, seen))
+        why = "".join(f" It has columns {told}" for told in kinds_of(columns, seen, written))
+        why += "".join(f" {told}" for told in written.left_out.values())
         raise DataError(f"{names[0]}: no column is left to learn from besides {used}.{why}")
-    label, told = _outcome(seen, roles, form.decimal)
+    label, told = _outcome(seen, roles, written.decimal)
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
     schema = {"drafted": True, "label": label, **named, "columns": columns}
     silos = _silos(seen, roles, names)
     fewest = min(Counter(silos).values(), default=None)
-    told += notes(label, columns, seen, form.decimal, Places(tables, names), person=roles.person)
+    told += notes(label, columns, seen, written, Places(tables, names), person=roles.person)
     return Draft(schema, form, (*told, *alone(silos)), fewest)
 
 
@@ -229,12 +239,6 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _decimal(columns: Sequence[Seen]) -> str:
-    """The mark that most numbers have, of columns where some have a comma."""
-    found = [marks(column) for column in columns]
-    return "," if sum(len(c) for c, _ in found) > sum(len(p) for _, p in found) else "."
 
 
 def _column(column: Seen, decimal: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dpfl_plugin.data.draft_marks import Marks
 from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.pieces import Pieces
@@ -34,7 +35,7 @@ def notes(
     label: Mapping[str, Any],
     columns: Mapping[str, dict[str, Any]],
     seen: Mapping[str, Seen],
-    decimal: str,
+    written: Marks,
     places: Places,
     *,
     person: str | None,
@@ -42,19 +43,23 @@ def notes(
     """`Worded`: in them ``{person='id'}`` is an argument, or an option of `dpfl init`.
 
     Args:
-        label, columns: of the draft. person: the column that says whose record it is, if it was named.
+        label, columns: of the draft. written: how numbers are. person: the column that says whose record it is, if it
+            was named.
     """
-    odd = [line for name, entry in columns.items() for line in _odd(name, seen[name], entry, decimal)]
+    odd = [line for name, entry in columns.items() for line in _odd(name, seen[name], entry, written.decimal)]
     odd += [line for name, entry in columns.items() for line in _strays(seen[name], entry, places)]
     told = _alike(label.get("column"), label.get("classes", ()))
     told += _times(label["column"], columns) if len(label.get("classes", ())) == 2 else ()
-    return (*told, *kinds_of(columns, seen), *_persons(columns, seen, decimal, person), *odd)
+    told += kinds_of(columns, seen, written)
+    return (*told, *written.told, *written.left_out.values(), *_persons(columns, seen, written, person), *odd)
 
 
-def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen]) -> tuple[str, ...]:
+def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], written: Marks) -> tuple[str, ...]:
     """Which columns are what, and why some are not used."""
     kinds: dict[str, list[str]] = {}
     for name, entry in columns.items():
+        if name in written.left_out:
+            continue
         kinds.setdefault(entry["type"], []).append(name)
     told = [f"{kind}: {column_list(names)}." for kind, names in kinds.items() if kind not in ("identifier", "ignored")]
     if names := kinds.get("identifier"):
@@ -75,15 +80,17 @@ def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen]) ->
 
 
 def _persons(
-    columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], decimal: str, person: str | None
+    columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], written: Marks, person: str | None
 ) -> list[str]:
     """Which columns seem to say whose record it is, of those that `kinds_of` does not say it of."""
     told = []
     for name, entry in columns.items():
+        if name in written.left_out:
+            continue
         unused = entry["type"] == "ignored" and len(pc.unique(seen[name].words)) > MOST_VALUES
         if not (unused or entry["type"] in ("integer", "category")):
             continue
-        if are_persons(name, _values(seen[name], entry, decimal)):
+        if are_persons(name, _values(seen[name], entry, written.decimal)):
             mends = [f"name it as the person ({{person={name!r}}}), {KEEPS}"] * (person is None)
             mends += ["leave it out (type: ignored)"] * (not unused)
             told += [whose(name, f"If so, {'; or '.join(mends)}.")] * bool(mends)

@@ -45,13 +45,14 @@ class TextFormat:
     """How tables are written: what CSV files and workbooks leave open.
 
     Attributes:
-        delimiter: None for that of ``,;tab|`` by which the first line names most columns. decimal: "." or ",".
-        encoding: as Python names it; None for UTF-8, or UTF-16 where a file begins with its mark. header: names of
-            the columns of files that have no line with them. sheet: of a workbook; None for the first.
+        delimiter: None for that of ``,;tab|`` by which the first line names most columns. decimal: "." or ",";
+            None for "." as nothing was said of it. encoding: as Python names it; None for UTF-8, or UTF-16 where a file
+            begins with its mark. header: names of the columns of files that have no line with them. sheet: of a
+            workbook; None for the first.
     """
 
     delimiter: str | None = None
-    decimal: str = "."
+    decimal: str | None = None
     encoding: str | None = None
     header: tuple[str, ...] | None = None
     sheet: str | None = None
@@ -60,9 +61,9 @@ class TextFormat:
         where = "data.dataset"
         if self.delimiter is not None and len(self.delimiter) != 1:
             raise ConfigError(f"{where}.delimiter={self.delimiter!r} must be one character.")
-        if self.decimal not in (".", ","):
+        if self.decimal not in (None, ".", ","):
             raise ConfigError(f"{where}.decimal={self.decimal!r} must be '.' or ','.")
-        if self.decimal == self.delimiter:
+        if self.decimal is not None and self.decimal == self.delimiter:
             raise ConfigError(f"{where}.delimiter and decimal are both {self.decimal!r}.")
         try:
             codecs.lookup(self.encoding or "utf-8")
@@ -87,6 +88,7 @@ class Pieces:
     rows: Callable[[Sequence[str], Flaws], Iterator[dict[str, pa.Array]]]
     lines: Lines
     close: Callable[[], None] = field(default=lambda: None)
+    of_frame: bool = False
 
 
 def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Pieces:
@@ -125,7 +127,7 @@ def frame_pieces(frame: Any) -> Pieces:
             part = frame.iloc[first : first + RECORDS]
             yield {name: _of_frame(part.iloc[:, place]) for name, place in places.items()}
 
-    return Pieces(header, "row", rows, lambda records: {record: record for record in records})
+    return Pieces(header, "row", rows, lambda records: {record: record for record in records}, of_frame=True)
 
 
 def _of_frame(column: Any) -> pa.Array:

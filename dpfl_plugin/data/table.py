@@ -24,6 +24,7 @@ from dpfl_plugin.data.flaws import (
     rename,
     with_point,
 )
+from dpfl_plugin.data.thousands import PANDAS, grouped, without_marks
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
@@ -285,6 +286,14 @@ def _no_number(text: str, encode: str) -> tuple[str, str, str]:
     """What is wrong with a feature, the same of several, and how to mend it; ``encode``: where it is a word."""
     if not text.strip():
         return f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}", ""
+    marks = grouped(text)
+    if marks is not None and marks.sure and not is_decimal_comma(text):
+        mend = f"Write it without, {without_marks(text)}, in all of the file, as {PANDAS.format(mark=marks.mark)} does."
+        return f": {text!r} has marks of thousands.", "have marks of thousands", mend
+    if marks is not None and not marks.sure:
+        mend = f"Write {without_marks(text)}, without marks of thousands, or {with_point(text)}, if it is a decimal."
+        many = "have a comma, of thousands or of decimals"
+        return f": {text!r} has a comma, of thousands or of decimals.", many, mend
     if is_decimal_comma(text):
         mend = f"Write it with a point, {with_point(text)}, in all of the file."
         return f": {text!r} has a decimal comma.", "have a decimal comma", mend

@@ -187,7 +187,7 @@ REFUSED = {
     "a word": (NUMBER, ["1", "b"], r"row 1, column 'x': 'b' is not a number.*columns\.x: \{type: category"),
     "underscores": (NUMBER, ["1", "1_0"], r"'1_0' is not a number"),
     "infinite": (NUMBER, [1, np.inf], r"row 1, column 'x': 'inf' is not a finite number"),
-    "a comma": (NUMBER, ["1", "1,5"], r"'1,5' has a decimal comma\. .*data\.dataset\.decimal: ','"),
+    "a comma": (NUMBER, ["1", "1,5"], r"'1,5' has a decimal comma\. .*pandas\.read_csv\(\.\.\., decimal=','\)"),
     "outside": ({**NUMBER, "outside": "refuse"}, [1, 11], r"'11' is outside the range 0 to 10.*columns\.x\.range"),
     "a fraction": ({**NUMBER, "type": "integer"}, [1, 1.5], r"'1.5' is not whole.*columns\.x\.type: number"),
     "unseen": (
