@@ -22,6 +22,7 @@ from dpfl_plugin.data.draft_marks import NOT_USED, marks_of
 from dpfl_plugin.data.draft_notes import MOST_VALUES, Places, kinds_of, notes
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws
+from dpfl_plugin.data.identifiers import are_identifiers
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
@@ -250,7 +251,7 @@ def _column(column: Seen, decimal: str) -> dict[str, Any]:
     if column.is_time:
         return _date(different, None, lacking=lacking)
     found = best(words, KINDS)
-    entry = None if found is None else _of_kind(*found, decimal, lacking=lacking)
+    entry = None if found is None else _of_kind(column.name, *found, decimal, lacking=lacking)
     if entry is not None:
         return entry
     if len(different) == len(words) >= LEAST_RECORDS:
@@ -260,7 +261,7 @@ def _column(column: Seen, decimal: str) -> dict[str, Any]:
     return _category(different, lacking=lacking)
 
 
-def _of_kind(place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[str, Any] | None:
+def _of_kind(name: str, place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[str, Any] | None:
     """Of a column nearly all of whose words are numbers or dates; None where all of its words are better listed."""
     lacking = lacking or bool(found.nothing)
     named: dict[str, Any] = {"missing_values": found.nothing} if found.nothing else {}
@@ -270,7 +271,7 @@ def _of_kind(place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[
     assert numbers is not None
     different = np.unique(numbers)
     whole = bool((different == np.floor(different)).all())
-    if whole and len(found.fit) == found.count >= LEAST_RECORDS:
+    if whole and len(found.fit) == found.count and are_identifiers(name, different):
         return {"type": "identifier"}
     if len(different) < 2 or (whole and len(different) <= MOST_LEVELS and (found.strays or found.recurring)):
         return None

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.draft_marks import Marks
+from dpfl_plugin.data.flaws import LEAST_RECORDS
 from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.pieces import Pieces
@@ -50,7 +51,7 @@ def notes(
     odd += [line for name, entry in columns.items() for line in _strays(seen[name], entry, places)]
     told = _alike(label.get("column"), label.get("classes", ()))
     told += _times(label["column"], columns) if len(label.get("classes", ())) == 2 else ()
-    told += kinds_of(columns, seen, written)
+    told += (*kinds_of(columns, seen, written), *_counts(columns), *_unlike(columns, seen))
     return (*told, *written.told, *written.left_out.values(), *_persons(columns, seen, written, person), *odd)
 
 
@@ -77,6 +78,38 @@ def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], wr
     if names := [name for name, words in unique.items() if len(words) > MOST_VALUES]:
         told.append(f"not used, as they hold more than {MOST_VALUES} different words: {column_list(names)}.")
     return tuple(told)
+
+
+def _counts(columns: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What to say of whole numbers that are categories, as numbers of complaints may be."""
+    names = [
+        name
+        for name, entry in columns.items()
+        if entry["type"] == "category" and len(entry["values"]) > 2 and all(isinstance(v, int) for v in entry["values"])
+    ]
+    if not names:
+        return []
+    return [
+        f"whole numbers as categories: {column_list(names)}. Other numbers than those listed are refused later: of a "
+        "column that counts or measures something, write type: integer and its range, such as range: [0, 10]."
+    ]
+
+
+def _unlike(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen]) -> list[str]:
+    """What to say of whole numbers that differ in every record and are features all the same."""
+    names = [
+        name
+        for name, entry in columns.items()
+        if entry["type"] == "integer"
+        and len(words := seen[name].words) >= LEAST_RECORDS
+        and len(pc.unique(words)) == len(words)
+    ]
+    if not names:
+        return []
+    return [
+        f"another whole number in every record: {column_list(names)}. Of a column that says which record it is, and "
+        "measures nothing, write type: identifier."
+    ]
 
 
 def _persons(

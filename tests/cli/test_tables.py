@@ -262,6 +262,36 @@ def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: p
         one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
 
 
+def test_numbers_that_vary_as_measurements_are_features_and_numbers_of_records_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a schema and without; what may be either, and counts among categories, are told of."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    columns: dict[str, tuple[Any, str]] = {
+        "income": (rng.choice(80_000, 120, replace=False), "integer"),
+        "row": (np.arange(120), "identifier"),
+        "file": (np.concatenate([np.arange(60), 1000 + np.arange(60)]), "identifier"),  # numbered in two places
+        "customer_id": (rng.choice(10**6, 120, replace=False), "identifier"),
+        "late_payments": (np.arange(120) % 5, "category"),
+        "smoker": (np.arange(120) % 2, "category"),
+    }
+    table = pandas.DataFrame({name: values for name, (values, _) in columns.items()})
+    table.assign(ill=np.arange(120) % 2).to_csv("all.csv", index=False)
+    done = command("init", "study", "--from", "all.csv", "--label", "ill")
+    assert done.code == 0, done.err
+    drafted = yaml.safe_load(Path("study/run.yaml").read_text())["data"]["schema"]["columns"]
+    assert {name: entry["type"] for name, entry in drafted.items()} == {
+        name: kind for name, (_, kind) in columns.items()
+    }
+    assert "another whole number in every record: income." in done.out
+    assert "whole numbers as categories: late_payments. Other numbers than those listed are refused later" in done.out
+    plain = command("init", "plain", "--data", "all.csv", "--label", "ill")
+    dataset = yaml.safe_load(Path("plain/run.yaml").read_text())["data"]["dataset"]
+    assert dataset["ignore_columns"] == ["row", "file", "customer_id"], plain.err
+    assert "another whole number in every record: income." in plain.out
+
+
 def test_a_column_that_recurs_as_patients_do_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
