@@ -20,14 +20,13 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from dpfl_plugin.data.cells import array_of
-from dpfl_plugin.data.flaws import Flaws, not_utf8
+from dpfl_plugin.data.flaws import Flaws, not_utf8, utf_16
 from dpfl_plugin.errors import ConfigError, DataError
 
 DELIMITERS: Final = ",;\t|"
 BLOCK: Final = 2**22  # bytes of text, and so many records of other tables:
 RECORDS: Final = 2**16
 LET_GO: Final = 1.0  # seconds for which Arrow's threads are waited for; they need thousandths of one
-UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 OTHER_KINDS: Final = {
     b"ARROW1": "a Feather file: write it as Parquet",
     b"\xd0\xcf\x11\xe0": "an old Excel file (xls): save it as xlsx or CSV",
@@ -47,7 +46,7 @@ class TextFormat:
     Attributes:
         delimiter: None for that of ``,;tab|`` by which the first line names most columns. decimal: "." or ",";
             None for "." as nothing was said of it. encoding: as Python names it; None for UTF-8, or UTF-16 where a file
-            begins with its mark. header: names of the columns of files that have no line with them. sheet: of a
+            begins as one. header: names of the columns of files that have no line with them. sheet: of a
             workbook; None for the first.
     """
 
@@ -211,7 +210,7 @@ def _encoding(path: Path, form: TextFormat) -> str | None:
         name = codecs.lookup(form.encoding).name
         return None if name in ("utf-8", "utf-8-sig", "ascii") else name
     with closing(_opened(path, None)) as stream:
-        return "utf-16" if stream.read(2) in UTF_16 else None
+        return utf_16(stream.read(8))
 
 
 def _header(path: Path, encoding: str | None, form: TextFormat, known: Sequence[str]) -> tuple[str, list[str], int]:

@@ -82,7 +82,7 @@ class Columns:
             DataError: it is not such a table; the message has all places that are wrong, by line and column.
             ConfigError: an option names no column of it.
         """
-        return self._read(path, self.parse)
+        return self._read(path, self.parse, by_table=True)
 
     def read_new(self, path: Path, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
         """Records that a model is asked about: features by the names of ``columns``, in their order; and the columns
@@ -106,14 +106,14 @@ class Columns:
 
         return self._read(path, parse)
 
-    def _read(self, path: Path, parse: Callable[[Path, Any], Read]) -> Read:
-        check_kind(path)
+    def _read(self, path: Path, parse: Callable[[Path, Any], Read], *, by_table: bool = False) -> Read:
+        check_kind(path, by_table=by_table)
         try:
             # -sig: spreadsheets begin a file with a byte order mark
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as text:
                 return parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
         except UnicodeDecodeError as error:
-            raise DataError(not_utf8(path, error)) from error
+            raise DataError(not_utf8(path, error, by_table=by_table)) from error
         except (csv_module.Error, EOFError, zlib.error, OSError) as error:
             raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
 

@@ -60,6 +60,8 @@ WRITTEN: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any]]] = {
     "decimal commas in quotes": ("a.csv", text(decimal=","), {"decimal": ","}),
     "a byte order mark": ("a.csv", text(encoding="utf-8-sig"), {}),
     "UTF-16": ("a.csv", text(encoding="utf-16"), {}),
+    "UTF-16 without a mark": ("a.csv", text(encoding="utf-16-le"), {}),
+    "UTF-16, the large byte first": ("a.csv", text(encoding="utf-16-be"), {}),
     "Windows": ("a.csv", text(encoding="windows-1252", lineterminator="\r\n"), {"encoding": "windows-1252"}),
     "quotes": ("a.csv", text(quoting=1), {}),
     "gzip": ("a.csv.gz", text(), {}),
@@ -307,7 +309,10 @@ def test_a_model_that_knows_gaps_may_be_asked_about_a_record_of_nothing_else(tmp
         (lines("20,Köln,2020-02-01", header="Age,town,seen"), "Rename the column 'Age' of this file to 'age'"),
         (lines("20,Köln", header="age,town"), r"no column 'seen', which the model was trained on\. Add it\.$"),
         (lines("2020-02-01,20", header="seen,age"), r"no column 'town'.* Add it\. It may be empty: the schema"),
-        (lines("20,Köln,2020-02-01", header="age,town,seen").encode("latin-1"), r"0xf6.* iconv .*CSV UTF-8\"\.$"),
+        (
+            lines("20,Köln,2020-02-01", header="age,town,seen").encode("latin-1"),
+            r"0xf6.* iconv .*place of the originals\.$",
+        ),
         (lines("20,Köln,2020-02-01", header="x1,x2,x3"), "Its first line must have these names"),
     ],
 )
