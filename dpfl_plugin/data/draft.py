@@ -126,11 +126,7 @@ def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, Seen]:
         if not pieces.header:
             raise DataError(f"{name} {EMPTY}")
         if set(pieces.header) != set(header):
-            other = sorted(set(pieces.header) ^ set(header))
-            verb = "is" if len(other) == 1 else "are"
-            raise DataError(
-                f"{name} has other columns than {names[0]}: {', '.join(map(repr, other[:10]))} {verb} in one only."
-            )
+            raise DataError(_other_columns(name, pieces.header, names[0], header))
         flaws = Flaws(Path(name), pieces.unit)
         with closing(pieces):
             count = 0
@@ -145,6 +141,13 @@ def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, Seen]:
         if not count:
             raise DataError(f"{name} holds a header and no records.")
     return seen
+
+
+def _other_columns(name: str, header: Sequence[str], first: str, of_first: Sequence[str]) -> str:
+    """What to say of a table with other columns than the first."""
+    only = {name: sorted({*header} - {*of_first}), first: sorted({*of_first} - {*header})}
+    where = "; ".join(f"in {one} only: {column_list(columns)}" for one, columns in only.items() if columns)
+    return f"{name} has other columns than {first}: {where}. All need the same: rename, add or remove columns."
 
 
 def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
@@ -172,7 +175,16 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     silos = _silos(seen, roles, names)
     fewest = min(Counter(silos).values(), default=None)
     told += notes(label, columns, seen, written, Places(tables, names), person=roles.person)
-    return Draft(schema, form, (*told, *alone(silos)), fewest)
+    return Draft(schema, form, (*told, *alone(silos), *_sheets(tables, names)), fewest)
+
+
+def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
+    """What to say of workbooks of which one sheet is read of several."""
+    by_note: dict[str, list[str]] = {}
+    for pieces, name in zip(tables, names, strict=True):
+        if pieces.note:
+            by_note.setdefault(pieces.note, []).append(name)
+    return [f"{', '.join(where)}: {note}." for note, where in by_note.items()]
 
 
 def _silos(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list[str]:

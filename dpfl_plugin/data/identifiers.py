@@ -26,12 +26,12 @@ KEEPS: Final = "which keeps a person's records together, and lets privacy.unit: 
 
 
 def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:
-    """Notes on columns of whole numbers that say which record it is, as no two have the same, or whose."""
+    """Notes, which end without a full stop, on columns of whole numbers that say which record it is, or whose."""
     if not tables:
         return ()
     columns, features = tables[0].columns, [table.features for table in tables]
     named = "" if tables[0].persons is not None else f"name it as person_column (from_frame: person), {KEEPS}; or "
-    told = [whose(name, f"If so, {named}leave it out: ignore_columns.") for name in person_columns(columns, features)]
+    told = [whose(name, f"If so, {named}leave it out: ignore_columns") for name in person_columns(columns, features)]
     found = identifier_columns(columns, features)
     if not found:
         return tuple(told)
@@ -39,7 +39,7 @@ def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:
     which = f"columns {', '.join(map(repr, found))} have" if len(found) > 1 else f"column {found[0]!r} has"
     return (
         f"{which} another whole number in each of the {count} records, as identifiers have: the model would learn from "
-        "them who it is. If so, name them in ignore_columns.",
+        "them who it is. If so, name them in ignore_columns",
         *told,
     )
 

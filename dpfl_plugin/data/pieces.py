@@ -80,6 +80,7 @@ class Pieces:
         header: names of its columns, without blanks around them. unit: what its lines are called. rows: takes the
             columns that are wanted, and gives {column: cells} of the next records until there are no more; rows that
             have another number of cells are noted and left out. lines: where records, by number, are; after ``rows``.
+            of_frame: it is a data frame. note: what to say of how it was opened.
     """
 
     header: list[str]
@@ -88,6 +89,7 @@ class Pieces:
     lines: Lines
     close: Callable[[], None] = field(default=lambda: None)
     of_frame: bool = False
+    note: str = ""
 
 
 def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Pieces:
@@ -388,7 +390,10 @@ def _workbook(path: Path, form: TextFormat) -> Pieces:
         raise DataError(
             f"{path} has no sheet {form.sheet!r} (data.dataset.sheet). Sheets: {', '.join(book.sheetnames)}."
         )
-    sheet = book[form.sheet or book.sheetnames[0]]
+    sheet, note = book[form.sheet or book.sheetnames[0]], ""
+    if form.sheet is None and len(book.sheetnames) > 1:
+        others = ", ".join(map(repr, book.sheetnames[1:6])) + ", ..." * (len(book.sheetnames) > 6)
+        note = f"the first sheet, {book.sheetnames[0]!r}, is read, not {others}: data.dataset.sheet names another"
     numbered: Iterator[tuple[int, Any]] = (
         (at, row) for at, row in enumerate(sheet.iter_rows(values_only=True), 1) if any(c is not None for c in row)
     )
@@ -409,4 +414,6 @@ def _workbook(path: Path, form: TextFormat) -> Pieces:
                 for name, place in places.items()
             }
 
-    return Pieces(header, "row", rows, lambda records: {record: line_of[record] for record in records}, book.close)
+    return Pieces(
+        header, "row", rows, lambda records: {record: line_of[record] for record in records}, book.close, note=note
+    )

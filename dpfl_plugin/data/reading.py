@@ -29,7 +29,7 @@ class Read:
         encoded: None where it is wrong; wrong: in what, in words. clipped, missing, other: how many cells of each
             column were outside the range, held no value, or count as "other". unused: columns that the schema does not
             name, and ignores. lines: of the records, and unit: what they are called. points: {column: what
-            to say of its points, which may be marks of thousands}.
+            to say of its points, which may be marks of thousands}. note: what to say of how it was opened.
     """
 
     path: Path
@@ -43,6 +43,7 @@ class Read:
     lines: Any = None
     unit: str = "line"
     points: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def table(self) -> Encoded:
@@ -105,6 +106,7 @@ def read_pieces(
         lines,
         pieces.unit,
         {name: f"{told}; {DECIMALS[pieces.of_frame]}" for name, one in found.points.items() if (told := one.told)},
+        pieces.note,
     )
 
 
@@ -130,7 +132,8 @@ def check(found: Sequence[Read]) -> None:
     """Raise DataError with all that is wrong with these tables."""
     wrong = [one.wrong for one in found if one.wrong is not None]
     if wrong:
-        count = f"{len(wrong)} of {len(found)} files are wrong.\n" if len(found) > 1 else ""
+        verb = "is" if len(wrong) == 1 else "are"
+        count = f"{len(wrong)} of {len(found)} tables {verb} wrong.\n" if len(found) > 1 else ""
         raise DataError(count + "\n".join(wrong))
 
 
@@ -210,6 +213,7 @@ def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
         become = f"censored at {high}" if censored else f"clipped to {low} or {high}"
         key = "label" if of_label else f"columns.{name}"
         told.append(f"column {name!r}: {cells} of {count} cells are outside {WHERE}.{key}.range, and {become}")
+    told += [f"{one.path}: {one.note}" for one in found if one.note]
     by_points = {name: text for one in reversed(found) for name, text in one.points.items()}
     told += [f"column {name!r}: {text}" for name, text in by_points.items()]
     for what, total in (

@@ -205,7 +205,7 @@ def _whose(schema: TableSchema, features: Features) -> list[str]:
         values = features[:, schema.features.index(name)].astype(np.float64)
         if are_persons(name, np.rint(low + (values + 1) / 2 * (high - low))):
             named = "" if schema.person is not None else f"name it as {WHERE}.person, {KEEPS}; or "
-            told.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}."))
+            told.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}"))
     return told
 
 

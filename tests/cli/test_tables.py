@@ -141,7 +141,9 @@ def test_check_says_whether_a_run_could_begin_and_leaves_nothing(tmp_path: Path)
     (tmp_path / "one.csv").write_text(text)
     assert command("check", path, "--file", tmp_path / "all.csv").out.count("80 records, all right") == 1
     both = command("check", path, "--file", tmp_path / "all.csv", "--file", tmp_path / "one.csv")
-    assert both.code == 2 and re.search(r"(?s)1 of 2 files.*one\.csv, line 2, column 'age': 'x.*' is not", both.err)
+    assert both.code == 2 and re.search(
+        r"(?s)1 of 2 tables is wrong.*one\.csv, line 2, column 'age': 'x.*' is not", both.err
+    )
     (tmp_path / "one.csv").unlink()
     assert sorted(tmp_path.iterdir()) == before
     without = write(tmp_path, {})
@@ -430,7 +432,9 @@ def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypa
     assert done.code == 2 and "second.csv is empty: its first line must name the columns" in done.err, done.err
     frame().rename(columns={"age": "years"}).to_csv("second.csv", index=False)
     done = command("init", "study", "--from", "*.csv", "--label", "ill")
-    assert "other columns than first.csv: 'age', 'years' are in one only" in done.err, done.err
+    assert "other columns than first.csv: in second.csv only: years; in first.csv only: age. All need" in done.err, (
+        done.err
+    )
     Path("second.csv").write_bytes("âge,ill\n20,no\n".encode("latin-1"))
     done = command("init", "study", "--from", "*.csv", "--label", "ill")
     assert "second.csv is not a CSV file in UTF-8" in done.err and "data.dataset" not in done.err, done.err

@@ -285,6 +285,7 @@ def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:
     write(tmp_path, "a.csv", "patient,u,v,label\n" + "\n".join(rows))
     (note,) = read_csv(tmp_path, files="a.csv").notes
     assert note.startswith("column 'patient' has another whole number in each of the 20 records")
+    assert not note.endswith(".")  # whoever tells it ends it
     assert read_csv(tmp_path, files="a.csv", ignore_columns=["patient"]).notes == ()
     write(tmp_path, "b.csv", ",u,label\n1,1,a\n2,1,b\n")
     assert read_csv(tmp_path, files="b.csv", ignore_columns=[""]).columns == ("u",)
