@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.flaws import Flaws, is_decimal_comma
+from dpfl_plugin.data.points import Points
 from dpfl_plugin.data.schema import WHERE, Column
-from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
+from dpfl_plugin.data.thousands import PANDAS, grouped, without_marks
 
 Doubles = NDArray[np.float64]
 Codes = NDArray[np.int64]

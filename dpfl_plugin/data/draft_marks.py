@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.names import column_list
+from dpfl_plugin.data.points import Points
 from dpfl_plugin.data.seen import Seen, is_number, marks, nearly_all
-from dpfl_plugin.data.thousands import PANDAS, Points, any_grouped, grouped, without_marks
+from dpfl_plugin.data.thousands import PANDAS, grouped, without_marks
 
+_LIKE: Final = r"^[-+]?[1-9][0-9]{0,2}[,.'’ \x{a0}\x{202f}][0-9]{3}"  # how a word with marks of thousands begins
 NOT_USED: Final = "is not used (type: ignored)"
 
 
@@ -90,7 +92,7 @@ def _points(column: Seen) -> list[str]:
 
 def _thousands(column: Seen) -> _Thousands | None:
     words = column.texts
-    if not any_grouped(words):
+    if not pc.any(pc.match_substring_regex(words, _LIKE)).as_py():
         return None
     different = pc.unique(words).to_pylist()
     by_word = {word: found for word in different if (found := grouped(word)) is not None}
