@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.flaws import Flaws, is_decimal_comma
-from dpfl_plugin.data.points import Points
 from dpfl_plugin.data.schema import WHERE, Column
-from dpfl_plugin.data.thousands import PANDAS, grouped, without_marks
+from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
 
 Doubles = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -144,7 +143,9 @@ class Cells:
         if self.decimal == ",":
             text = self._without_points(text)
         elif self.decimal is None and not self.asked:
-            self.found.points.setdefault(self.name, Points()).add(text)
+            points = self.found.points.setdefault(self.name, Points())
+            if not points.are_decimals and pc.any(pc.match_substring(text, ".")).as_py():
+                points.add(pc.unique(text.drop_null()).to_pylist())
         try:
             values = _doubles(pc.cast(text, pa.float64()))
         except pa.ArrowInvalid:

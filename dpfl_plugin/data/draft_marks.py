@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.points import Points
 from dpfl_plugin.data.seen import Seen, is_number, marks, nearly_all
-from dpfl_plugin.data.thousands import PANDAS, grouped, without_marks
+from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
 
 _LIKE: Final = r"^[-+]?[1-9][0-9]{0,2}[,.'’ \x{a0}\x{202f}][0-9]{3}"  # how a word with marks of thousands begins
 NOT_USED: Final = "is not used (type: ignored)"
@@ -130,5 +129,6 @@ def _told_of_thousands(name: str, found: _Thousands) -> str:
 
 def _told_of_points(column: Seen) -> list[str]:
     points = Points()
-    points.add(column.texts)
+    if pc.any(pc.match_substring(column.texts, ".")).as_py():
+        points.add(pc.unique(column.texts).to_pylist())
     return [] if points.told is None else [f"{column.name}: {points.told}."]

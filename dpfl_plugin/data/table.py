@@ -6,7 +6,7 @@ import csv as csv_module
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ from dpfl_plugin.data.flaws import (
     rename,
     with_point,
 )
-from dpfl_plugin.data.thousands import PANDAS, grouped, without_marks
+from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
@@ -44,7 +44,8 @@ class Table(NamedTuple):
     """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
 
     lines: of the records [n], and label_column: where they are known. unit: what "lines" are called. persons: whose
-    records they are [n], as written there, or None.
+    records they are [n], as written there, or None. points: (column, what to say of its points, which may be marks of
+    thousands).
     """
 
     path: Path
@@ -56,6 +57,7 @@ class Table(NamedTuple):
     label_column: str = ""
     unit: str = "line"
     persons: NDArray[Any] | None = None
+    points: tuple[tuple[str, str], ...] = ()
 
     def place(self, record: int) -> str:
         """Where a record's label is, in words."""
@@ -162,9 +164,11 @@ class Columns:
         silos: list[str] = []
         persons: list[str] = []
         at: list[Integers] = []
+        points = {name: Points() for name in columns}
         flaws = Flaws(path, unit)
         for rows, lines in _pieces(reader, len(header), flaws):
             features.append(_numbers(header, places, rows, lines, flaws, ENCODE))
+            _add_points(points, places, rows)
             at.append(np.array(lines, dtype=np.int64))
             labels += _words(header, label, rows, lines, flaws)
             if silo is not None:
@@ -184,6 +188,7 @@ class Columns:
             self.label,
             unit,
             np.array(persons) if person is not None else None,
+            tuple((name, told) for name, one in points.items() if (told := one.told) is not None),
         )
 
     def _features(self, path: Path, header: list[str]) -> list[int]:
@@ -258,6 +263,14 @@ def _pieces(reader: Any, width: int, flaws: Flaws) -> Iterator[tuple[list[list[s
             rows, lines = [], []
     if rows:
         yield rows, lines
+
+
+def _add_points(points: Mapping[str, Points], places: list[int], rows: list[list[str]]) -> None:
+    for one, place in zip(points.values(), places, strict=True):
+        if not one.are_decimals:
+            cells = {row[place].strip() for row in rows}
+            if any("." in cell for cell in cells):
+                one.add(sorted(cells))
 
 
 def _numbers(

@@ -12,6 +12,8 @@ import pytest
 import dpfl_plugin as dpfl
 from dpfl_plugin.api.tables import check_tables
 from dpfl_plugin.data.draft import Draft, Roles, of_files
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.files import csv
 from dpfl_plugin.data.pieces import TextFormat
 from dpfl_plugin.data.table import Columns
 from dpfl_plugin.data.thousands import grouped, without_marks
@@ -143,6 +145,14 @@ def test_a_csv_file_of_numbers_refuses_marks_of_thousands(tmp_path: Path) -> Non
     (tmp_path / "a.csv").write_text('u,label\n"1,234,567",0\n"57,435",1\n"12,5",1\n')
     with pytest.raises(DataError, match=r"(?s)has marks of thousands\. .*1234567.*57435, without.*12,5' has a decimal"):
         Columns("label", None, (), ",").read(tmp_path / "a.csv")
+
+
+def test_a_csv_file_of_numbers_tells_of_points_that_may_be_marks_of_thousands(tmp_path: Path) -> None:
+    """As a run tells it; of the points of no other column."""
+    frame = pandas.DataFrame({"u": written("."), "v": DECIMALS, "w": MILLI, "label": [0, 1] * 30})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    noted = [note for note in csv(DataSource(base=tmp_path), files="a.csv").notes if "thousands" in note]
+    assert len(noted) == 1 and noted[0].startswith("column 'u': '1.297' beside '300' is read as 1.297"), noted
 
 
 def test_which_words_may_have_marks_of_thousands() -> None:
