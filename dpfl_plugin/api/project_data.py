@@ -23,7 +23,7 @@ from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import check_kind, not_utf8
-from dpfl_plugin.data.identifiers import KEEPS, identifier_columns, person_columns, whose
+from dpfl_plugin.data.identifiers import KEEPS, identifier_columns, person_columns, record_columns, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.table import READS_ALL, is_number
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
@@ -129,7 +129,7 @@ def found(own: OwnData, folder: Path) -> DataBlock:
         if READS_ALL in str(error):
             raise
         raise DataError(f"{error}\n{READS_ALL}") from error
-    numbers = identifier_columns(read.columns, [read.features])
+    numbers = record_columns(read.columns, [read.features])
     if len(numbers) == len(read.columns):
         raise DataError(
             f"{paths[0]}: no column is left to learn from: {column_list(words + numbers)} hold words, or numbers that "
@@ -159,8 +159,7 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     if words:
         told.append(f"not used, as they hold words: {column_list(words)}. Encode them as numbers to use them.")
     told += _scales(features, read.features[:, [read.columns.index(name) for name in features]])
-    if numbers:
-        told.append(f"not used, as their numbers differ in every record, as identifiers do: {column_list(numbers)}.")
+    told += _told_of_numbers(numbers, identifier_columns(read.columns, [read.features]))
     mend = f"If so, name it as person_column, {KEEPS}; or leave it out: ignore_columns."
     told += [whose(name, mend) for name in person_columns(read.columns, [read.features])]
     silos = [] if read.groups is None else [read.silo_names[silo] for silo in read.groups.tolist()]
@@ -204,6 +203,19 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
     local_lr = STEEP_LR if outcome in ("regression", "counts") else LOCAL_LR
     compare = BY_TUNE if Outcome(outcome).has_classes else BY_HAND
     return DataBlock(tuple(lines), tuple(told), (by_schema,), local_lr, found.fewest, compare)
+
+
+def _told_of_numbers(unused: Sequence[str], different: Sequence[str]) -> list[str]:
+    """What to say of columns of whole numbers that differ in every record, some of which are not used."""
+    told = []
+    if unused:
+        told.append(f"not used, as their numbers differ in every record, as identifiers do: {column_list(unused)}.")
+    if used := [name for name in different if name not in unused]:
+        told.append(
+            f"another whole number in every record: {column_list(used)}. A column that says which record it is, and "
+            "measures nothing, belongs in ignore_columns."
+        )
+    return told
 
 
 def _flow(value: Any) -> str:

@@ -77,7 +77,7 @@ def check_tables(
     schema: TableSchema | Mapping[str, Any],
     *,
     delimiter: str | None = None,
-    decimal: str = ".",
+    decimal: str | None = None,
     encoding: str | None = None,
     header: Sequence[str] | None = None,
     sheet: str | None = None,
@@ -104,7 +104,7 @@ def read_tables(
     schema: TableSchema | Mapping[str, Any],
     *,
     delimiter: str | None = None,
-    decimal: str = ".",
+    decimal: str | None = None,
     encoding: str | None = None,
     header: Sequence[str] | None = None,
     sheet: str | None = None,
@@ -201,6 +201,8 @@ def draft_schema(
     warnings.warn(f"this schema was {NOT_PRIVATE}.", stacklevel=2)
     for line in made.told:
         say(Worded(line).in_python)
+    if made.form.decimal == ",":
+        say("Give decimal=',' to check_tables and read_tables; pandas.read_csv takes it, too, before from_table.")
     return made.schema
 
 

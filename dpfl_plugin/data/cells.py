@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.data.flaws import Flaws, is_decimal_comma
 from dpfl_plugin.data.schema import WHERE, Column
+from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
 
 Doubles = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -35,13 +36,16 @@ class Found:
 
     Attributes:
         flaws: by the number of the record; `Flaws.move` makes lines of them. clipped, missing, other: how many cells of
-            each column were outside the range, held no value, or count as "other".
+            each column were outside the range, held no value, or count as "other". points: of each column that is text,
+            unless its decimal mark was given. of_frame: it is a data frame, of which no file can be mended.
     """
 
     flaws: Flaws
     clipped: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
     other: Counter[str] = field(default_factory=Counter)
+    points: dict[str, Points] = field(default_factory=dict)
+    of_frame: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Cells:
     first: int
     found: Found
     missing: frozenset[str]
-    decimal: str = "."
+    decimal: str | None = None
     asked: bool = False
     empty: Mask | None = None
 
@@ -138,6 +142,10 @@ class Cells:
         text = pc.if_else(pa.array(nothing), pa.scalar(None, text.type), text)
         if self.decimal == ",":
             text = self._without_points(text)
+        elif self.decimal is None and not self.asked:
+            points = self.found.points.setdefault(self.name, Points())
+            if not points.are_decimals and pc.any(pc.match_substring(text, ".")).as_py():
+                points.add(pc.unique(text.drop_null()).to_pylist())
         try:
             values = _doubles(pc.cast(text, pa.float64()))
         except pa.ArrowInvalid:
@@ -168,18 +176,59 @@ class Cells:
         encoded = text.dictionary_encode()
         words = encoded.dictionary.to_pylist()
         table = np.array([float(word) if _NUMBER.fullmatch(word) else np.nan for word in words] + [np.nan])
-        comma = np.array([self.decimal == "." and is_decimal_comma(word) for word in words] + [False])
-        bad = np.array([_NUMBER.fullmatch(word) is None for word in words] + [False])
         at = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
-        mend = self.mend(
-            "Write all numbers of the files alike; if all have a comma: data.dataset.decimal: ','.",
-            "Write it with a point, as the training records have it.",
-        )
-        self.flag((bad & comma)[at], ": {} has a decimal comma.", "have a decimal comma", mend)
-        mend = f"Correct the file, or name them: {WHERE}.{self.key}: {{type: category, values: [...]}}"
-        mend += f"; if it is no value, {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
-        self.flag((bad & ~comma)[at], ": {} is not a number.", "are not numbers", self.mend(mend))
-        return np.where(bad[at], 0.0, table[at])
+        kinds = self._kinds(words)
+        for kind, (what, many, mend) in self._mends(words, kinds).items():
+            self.flag(np.array([one == kind for one in kinds] + [False])[at], what, many, mend)
+        return np.where(np.isnan(table[at]), 0.0, table[at])
+
+    def _kinds(self, words: Sequence[str]) -> list[str]:
+        """What each word is: a number, one with a decimal comma, with marks of thousands, either of the two, a word."""
+        found = []
+        for word in words:
+            marks = grouped(word)
+            if _NUMBER.fullmatch(word):
+                found.append("number")
+            elif self.decimal != "," and is_decimal_comma(word):
+                found.append("comma" if marks is None or marks.sure else "either")
+            elif marks is not None:
+                found.append("thousands")
+            else:
+                found.append("word")
+        # Of a column with commas that are decimal for certain, others are, too.
+        return ["comma" if one == "either" and "comma" in found else one for one in found]
+
+    def _mends(self, words: Sequence[str], kinds: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+        """{kind: (what is wrong, the same of several, how to mend it)}"""
+        whole, mark = "76600", ","
+        for word, kind in zip(words, kinds, strict=True):
+            if kind in ("thousands", "either") and (marks := grouped(word)) is not None:
+                whole, mark = without_marks(word), marks.mark
+                break
+        all_alike = "Write all numbers of the files alike; if all have a comma: data.dataset.decimal: ','."
+        decimals = "if they are decimals, with a point; if all numbers of the files are so: data.dataset.decimal: ','."
+        if self.found.of_frame:
+            all_alike = "Make numbers of them, as pandas.read_csv(..., decimal=',') does."
+            decimals = "if they are decimals, pandas.read_csv(..., decimal=',')."
+        as_trained = "Write it with a point, as the training records have it."
+        plainly = f"Write it without marks of thousands, {whole}"
+        by_pandas = f"{plainly}, as {PANDAS.format(mark=mark)} makes it"
+        no_number = f"Correct the file, or name them: {WHERE}.{self.key}: {{type: category, values: [...]}}"
+        no_number += f"; if it is no value, {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
+        return {
+            "comma": (": {} has a decimal comma.", "have a decimal comma", self.mend(all_alike, as_trained)),
+            "thousands": (
+                ": {} has marks of thousands.",
+                "have marks of thousands",
+                self.mend(f"{by_pandas}.", f"{plainly}."),
+            ),
+            "either": (
+                ": {} has a comma, of thousands or of decimals.",
+                "have a comma, of thousands or of decimals",
+                self.mend(f"{by_pandas}; {decimals}", f"{plainly}, or with a point if they are decimals."),
+            ),
+            "word": (": {} is not a number.", "are not numbers", self.mend(no_number)),
+        }
 
     @property
     def is_column(self) -> bool:

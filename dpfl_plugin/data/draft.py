@@ -18,14 +18,16 @@ import numpy as np
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import empty_records
+from dpfl_plugin.data.draft_marks import NOT_USED, marks_of
 from dpfl_plugin.data.draft_notes import MOST_VALUES, Places, kinds_of, notes
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws
+from dpfl_plugin.data.identifiers import are_identifiers
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
 from dpfl_plugin.data.schema import Column
-from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, marks, nearly_all, numbers_of
+from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, numbers_of
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
 MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
@@ -124,11 +126,7 @@ def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, Seen]:
         if not pieces.header:
             raise DataError(f"{name} {EMPTY}")
         if set(pieces.header) != set(header):
-            other = sorted(set(pieces.header) ^ set(header))
-            verb = "is" if len(other) == 1 else "are"
-            raise DataError(
-                f"{name} has other columns than {names[0]}: {', '.join(map(repr, other[:10]))} {verb} in one only."
-            )
+            raise DataError(_other_columns(name, pieces.header, names[0], header))
         flaws = Flaws(Path(name), pieces.unit)
         with closing(pieces):
             count = 0
@@ -145,23 +143,48 @@ def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, Seen]:
     return seen
 
 
+def _other_columns(name: str, header: Sequence[str], first: str, of_first: Sequence[str]) -> str:
+    """What to say of a table with other columns than the first."""
+    only = {name: sorted({*header} - {*of_first}), first: sorted({*of_first} - {*header})}
+    where = "; ".join(f"in {one} only: {column_list(columns)}" for one, columns in only.items() if columns)
+    return f"{name} has other columns than {first}: {where}. All need the same: rename, add or remove columns."
+
+
 def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
     header = tables[0].header
     _check_header(header, names[0], roles)
     seen = _read(tables, names)
-    form = replace(form, decimal=_decimal(list(seen.values())))
-    columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in roles.columns.values()}
+    written = marks_of({name: one for name, one in seen.items() if name not in (roles.silo, roles.person)})
+    for name in (roles.label, roles.time, roles.event):
+        if name is not None and name in written.left_out:
+            raise DataError(written.left_out[name].replace(NOT_USED, "cannot be predicted"))
+    form = replace(form, decimal=written.decimal)
+    columns = {
+        name: {"type": "ignored"} if name in written.left_out else _column(one, written.decimal)
+        for name, one in seen.items()
+        if name not in roles.columns.values()
+    }
     if all(entry["type"] in ("identifier", "ignored") for entry in columns.values()):
         used = ", ".join(roles.columns.values())
-        why = "".join(f" It has columns {told}" for told in kinds_of(columns, seen))
+        why = "".join(f" It has columns {told}" for told in kinds_of(columns, seen, written))
+        why += "".join(f" {told}" for told in written.left_out.values())
         raise DataError(f"{names[0]}: no column is left to learn from besides {used}.{why}")
-    label, told = _outcome(seen, roles, form.decimal)
+    label, told = _outcome(seen, roles, written.decimal)
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
     schema = {"drafted": True, "label": label, **named, "columns": columns}
     silos = _silos(seen, roles, names)
     fewest = min(Counter(silos).values(), default=None)
-    told += notes(label, columns, seen, form.decimal, Places(tables, names), person=roles.person)
-    return Draft(schema, form, (*told, *alone(silos)), fewest)
+    told += notes(label, columns, seen, written, Places(tables, names), person=roles.person)
+    return Draft(schema, form, (*told, *alone(silos), *_sheets(tables, names)), fewest)
+
+
+def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
+    """What to say of workbooks of which one sheet is read of several."""
+    by_note: dict[str, list[str]] = {}
+    for pieces, name in zip(tables, names, strict=True):
+        if pieces.note:
+            by_note.setdefault(pieces.note, []).append(name)
+    return [f"{', '.join(where)}: {note}." for note, where in by_note.items()]
 
 
 def _silos(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list[str]:
@@ -231,12 +254,6 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _decimal(columns: Sequence[Seen]) -> str:
-    """The mark that most numbers have, of columns where some have a comma."""
-    found = [marks(column) for column in columns]
-    return "," if sum(len(c) for c, _ in found) > sum(len(p) for _, p in found) else "."
-
-
 def _column(column: Seen, decimal: str) -> dict[str, Any]:
     words = column.words
     different = sorted(pc.unique(words).to_pylist())
@@ -246,7 +263,7 @@ def _column(column: Seen, decimal: str) -> dict[str, Any]:
     if column.is_time:
         return _date(different, None, lacking=lacking)
     found = best(words, KINDS)
-    entry = None if found is None else _of_kind(*found, decimal, lacking=lacking)
+    entry = None if found is None else _of_kind(column.name, *found, decimal, lacking=lacking)
     if entry is not None:
         return entry
     if len(different) == len(words) >= LEAST_RECORDS:
@@ -256,7 +273,7 @@ def _column(column: Seen, decimal: str) -> dict[str, Any]:
     return _category(different, lacking=lacking)
 
 
-def _of_kind(place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[str, Any] | None:
+def _of_kind(name: str, place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[str, Any] | None:
     """Of a column nearly all of whose words are numbers or dates; None where all of its words are better listed."""
     lacking = lacking or bool(found.nothing)
     named: dict[str, Any] = {"missing_values": found.nothing} if found.nothing else {}
@@ -266,7 +283,7 @@ def _of_kind(place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[
     assert numbers is not None
     different = np.unique(numbers)
     whole = bool((different == np.floor(different)).all())
-    if whole and len(found.fit) == found.count >= LEAST_RECORDS:
+    if whole and len(found.fit) == found.count and are_identifiers(name, different):
         return {"type": "identifier"}
     if len(different) < 2 or (whole and len(different) <= MOST_LEVELS and (found.strays or found.recurring)):
         return None

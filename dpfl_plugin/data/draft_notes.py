@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dpfl_plugin.data.draft_marks import Marks
+from dpfl_plugin.data.flaws import LEAST_RECORDS
 from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.pieces import Pieces
@@ -34,7 +36,7 @@ def notes(
     label: Mapping[str, Any],
     columns: Mapping[str, dict[str, Any]],
     seen: Mapping[str, Seen],
-    decimal: str,
+    written: Marks,
     places: Places,
     *,
     person: str | None,
@@ -42,19 +44,23 @@ def notes(
     """`Worded`: in them ``{person='id'}`` is an argument, or an option of `dpfl init`.
 
     Args:
-        label, columns: of the draft. person: the column that says whose record it is, if it was named.
+        label, columns: of the draft. written: how numbers are. person: the column that says whose record it is, if it
+            was named.
     """
-    odd = [line for name, entry in columns.items() for line in _odd(name, seen[name], entry, decimal)]
+    odd = [line for name, entry in columns.items() for line in _odd(name, seen[name], entry, written.decimal)]
     odd += [line for name, entry in columns.items() for line in _strays(seen[name], entry, places)]
     told = _alike(label.get("column"), label.get("classes", ()))
     told += _times(label["column"], columns) if len(label.get("classes", ())) == 2 else ()
-    return (*told, *kinds_of(columns, seen), *_persons(columns, seen, decimal, person), *odd)
+    told += (*kinds_of(columns, seen, written), *_counts(columns), *_unlike(columns, seen))
+    return (*told, *written.told, *written.left_out.values(), *_persons(columns, seen, written, person), *odd)
 
 
-def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen]) -> tuple[str, ...]:
+def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], written: Marks) -> tuple[str, ...]:
     """Which columns are what, and why some are not used."""
     kinds: dict[str, list[str]] = {}
     for name, entry in columns.items():
+        if name in written.left_out:
+            continue
         kinds.setdefault(entry["type"], []).append(name)
     told = [f"{kind}: {column_list(names)}." for kind, names in kinds.items() if kind not in ("identifier", "ignored")]
     if names := kinds.get("identifier"):
@@ -74,16 +80,50 @@ def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen]) ->
     return tuple(told)
 
 
+def _counts(columns: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What to say of whole numbers that are categories, as numbers of complaints may be."""
+    names = [
+        name
+        for name, entry in columns.items()
+        if entry["type"] == "category" and len(entry["values"]) > 2 and all(isinstance(v, int) for v in entry["values"])
+    ]
+    if not names:
+        return []
+    return [
+        f"whole numbers as categories: {column_list(names)}. Other numbers than those listed are refused later: of a "
+        "column that counts or measures something, write type: integer and its range, such as range: [0, 10]."
+    ]
+
+
+def _unlike(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen]) -> list[str]:
+    """What to say of whole numbers that differ in every record and are features all the same."""
+    names = [
+        name
+        for name, entry in columns.items()
+        if entry["type"] == "integer"
+        and len(words := seen[name].words) >= LEAST_RECORDS
+        and len(pc.unique(words)) == len(words)
+    ]
+    if not names:
+        return []
+    return [
+        f"another whole number in every record: {column_list(names)}. Of a column that says which record it is, and "
+        "measures nothing, write type: identifier."
+    ]
+
+
 def _persons(
-    columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], decimal: str, person: str | None
+    columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], written: Marks, person: str | None
 ) -> list[str]:
     """Which columns seem to say whose record it is, of those that `kinds_of` does not say it of."""
     told = []
     for name, entry in columns.items():
+        if name in written.left_out:
+            continue
         unused = entry["type"] == "ignored" and len(pc.unique(seen[name].words)) > MOST_VALUES
         if not (unused or entry["type"] in ("integer", "category")):
             continue
-        if are_persons(name, _values(seen[name], entry, decimal)):
+        if are_persons(name, _values(seen[name], entry, written.decimal)):
             mends = [f"name it as the person ({{person={name!r}}}), {KEEPS}"] * (person is None)
             mends += ["leave it out (type: ignored)"] * (not unused)
             told += [whose(name, f"If so, {'; or '.join(mends)}.")] * bool(mends)

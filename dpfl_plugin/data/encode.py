@@ -50,7 +50,7 @@ class Encoder:
 
     schema: TableSchema
     found: Found
-    decimal: str = "."
+    decimal: str | None = None
     with_labels: bool = True
     count: int = 0
     _empty: Mask | None = None  # records of this piece

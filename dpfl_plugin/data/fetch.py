@@ -115,6 +115,9 @@ class DataSource:
             looked = list(dict.fromkeys(start / Path(name).expanduser() for start in (self.base, self.root)))
             matches = next((files for files in map(_files, looked) if files), [])
             if not matches:
+                if any(path.is_dir() for path in looked):
+                    inside = str(Path(name) / "*.csv")
+                    raise DataError(f"{key}={name!r} is a folder. Name the files in it by a pattern, as {inside!r}.")
                 where = " and ".join(str(path.absolute()) for path in looked)
                 raise DataError(f"{key}={name!r}: there is no such file{_meant(name, looked)}; looked for {where}.")
             found += matches

@@ -153,7 +153,8 @@ def joined(
     features = train[0].features if len(train) == 1 else np.concatenate([nothing, *(table.features for table in train)])
     silo_names = _silo_names(train, paths) if train_groups is not None or owned is not None else ()
     if owned is None:  # of all records, or of none: a process that holds some of the silos cannot tell
-        notes = (*notes, *identifiers(train))
+        points = {name: told for table in train[::-1] for name, told in table.points}
+        notes = (*notes, *identifiers(train), *(f"column {name!r}: {told}" for name, told in points.items()))
         notes += _rare(labels, num_train, train_groups, names, silo_names) if known.has_classes else ()
     return Dataset(
         features,

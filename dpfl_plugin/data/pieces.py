@@ -20,14 +20,13 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from dpfl_plugin.data.cells import array_of
-from dpfl_plugin.data.flaws import Flaws, not_utf8
+from dpfl_plugin.data.flaws import Flaws, not_utf8, utf_16
 from dpfl_plugin.errors import ConfigError, DataError
 
 DELIMITERS: Final = ",;\t|"
 BLOCK: Final = 2**22  # bytes of text, and so many records of other tables:
 RECORDS: Final = 2**16
 LET_GO: Final = 1.0  # seconds for which Arrow's threads are waited for; they need thousandths of one
-UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 OTHER_KINDS: Final = {
     b"ARROW1": "a Feather file: write it as Parquet",
     b"\xd0\xcf\x11\xe0": "an old Excel file (xls): save it as xlsx or CSV",
@@ -45,13 +44,14 @@ class TextFormat:
     """How tables are written: what CSV files and workbooks leave open.
 
     Attributes:
-        delimiter: None for that of ``,;tab|`` by which the first line names most columns. decimal: "." or ",".
-        encoding: as Python names it; None for UTF-8, or UTF-16 where a file begins with its mark. header: names of
-            the columns of files that have no line with them. sheet: of a workbook; None for the first.
+        delimiter: None for that of ``,;tab|`` by which the first line names most columns. decimal: "." or ",";
+            None for "." as nothing was said of it. encoding: as Python names it; None for UTF-8, or UTF-16 where a file
+            begins as one. header: names of the columns of files that have no line with them. sheet: of a
+            workbook; None for the first.
     """
 
     delimiter: str | None = None
-    decimal: str = "."
+    decimal: str | None = None
     encoding: str | None = None
     header: tuple[str, ...] | None = None
     sheet: str | None = None
@@ -60,9 +60,9 @@ class TextFormat:
         where = "data.dataset"
         if self.delimiter is not None and len(self.delimiter) != 1:
             raise ConfigError(f"{where}.delimiter={self.delimiter!r} must be one character.")
-        if self.decimal not in (".", ","):
+        if self.decimal not in (None, ".", ","):
             raise ConfigError(f"{where}.decimal={self.decimal!r} must be '.' or ','.")
-        if self.decimal == self.delimiter:
+        if self.decimal is not None and self.decimal == self.delimiter:
             raise ConfigError(f"{where}.delimiter and decimal are both {self.decimal!r}.")
         try:
             codecs.lookup(self.encoding or "utf-8")
@@ -80,6 +80,7 @@ class Pieces:
         header: names of its columns, without blanks around them. unit: what its lines are called. rows: takes the
             columns that are wanted, and gives {column: cells} of the next records until there are no more; rows that
             have another number of cells are noted and left out. lines: where records, by number, are; after ``rows``.
+            of_frame: it is a data frame. note: what to say of how it was opened.
     """
 
     header: list[str]
@@ -87,6 +88,8 @@ class Pieces:
     rows: Callable[[Sequence[str], Flaws], Iterator[dict[str, pa.Array]]]
     lines: Lines
     close: Callable[[], None] = field(default=lambda: None)
+    of_frame: bool = False
+    note: str = ""
 
 
 def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Pieces:
@@ -125,7 +128,7 @@ def frame_pieces(frame: Any) -> Pieces:
             part = frame.iloc[first : first + RECORDS]
             yield {name: _of_frame(part.iloc[:, place]) for name, place in places.items()}
 
-    return Pieces(header, "row", rows, lambda records: {record: record for record in records})
+    return Pieces(header, "row", rows, lambda records: {record: record for record in records}, of_frame=True)
 
 
 def _of_frame(column: Any) -> pa.Array:
@@ -209,7 +212,7 @@ def _encoding(path: Path, form: TextFormat) -> str | None:
         name = codecs.lookup(form.encoding).name
         return None if name in ("utf-8", "utf-8-sig", "ascii") else name
     with closing(_opened(path, None)) as stream:
-        return "utf-16" if stream.read(2) in UTF_16 else None
+        return utf_16(stream.read(8))
 
 
 def _header(path: Path, encoding: str | None, form: TextFormat, known: Sequence[str]) -> tuple[str, list[str], int]:
@@ -387,7 +390,10 @@ def _workbook(path: Path, form: TextFormat) -> Pieces:
         raise DataError(
             f"{path} has no sheet {form.sheet!r} (data.dataset.sheet). Sheets: {', '.join(book.sheetnames)}."
         )
-    sheet = book[form.sheet or book.sheetnames[0]]
+    sheet, note = book[form.sheet or book.sheetnames[0]], ""
+    if form.sheet is None and len(book.sheetnames) > 1:
+        others = ", ".join(map(repr, book.sheetnames[1:6])) + ", ..." * (len(book.sheetnames) > 6)
+        note = f"the first sheet, {book.sheetnames[0]!r}, is read, not {others}: data.dataset.sheet names another"
     numbered: Iterator[tuple[int, Any]] = (
         (at, row) for at, row in enumerate(sheet.iter_rows(values_only=True), 1) if any(c is not None for c in row)
     )
@@ -408,4 +414,6 @@ def _workbook(path: Path, form: TextFormat) -> Pieces:
                 for name, place in places.items()
             }
 
-    return Pieces(header, "row", rows, lambda records: {record: line_of[record] for record in records}, book.close)
+    return Pieces(
+        header, "row", rows, lambda records: {record: line_of[record] for record in records}, book.close, note=note
+    )

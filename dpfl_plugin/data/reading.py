@@ -17,6 +17,8 @@ from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
 MOST_COLUMNS: Final = 30
+DECIMALS: Final = ("data.dataset.decimal: '.' says that they are decimals", "astype(float) says that they are decimals")
+"""Of files, and of frames, whose numbers are text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Read:
     Attributes:
         encoded: None where it is wrong; wrong: in what, in words. clipped, missing, other: how many cells of each
             column were outside the range, held no value, or count as "other". unused: columns that the schema does not
-            name, and ignores. lines: of the records, and unit: what they are called.
+            name, and ignores. lines: of the records, and unit: what they are called. points: {column: what
+            to say of its points, which may be marks of thousands}. note: what to say of how it was opened.
     """
 
     path: Path
@@ -39,6 +42,8 @@ class Read:
     unlabelled_for: tuple[str, ...] = ()
     lines: Any = None
     unit: str = "line"
+    points: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def table(self) -> Encoded:
@@ -62,7 +67,9 @@ def read(path: Path, schema: TableSchema, form: TextFormat, *, asked: bool = Fal
         return read_pieces(pieces, path, schema, form.decimal, asked=asked)
 
 
-def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = ".", *, asked: bool = False) -> Read:
+def read_pieces(
+    pieces: Pieces, path: Path, schema: TableSchema, decimal: str | None = None, *, asked: bool = False
+) -> Read:
     """One table; arguments as those of `read`."""
     wanted = _wanted(schema, pieces.header, asked=asked)
     strangers = _strangers(schema, pieces.header)
@@ -73,7 +80,7 @@ def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = 
         first = "line 1" if pieces.unit == "line" else "header"
         where = f"{path}, {first}" if pieces.header else str(path)
         return Read(path, wrong=_listed(where, wrong))
-    found = Found(Flaws(path, pieces.unit))
+    found = Found(Flaws(path, pieces.unit), of_frame=pieces.of_frame)
     encoder = Encoder(schema, found, decimal, with_labels=not asked)
     try:
         for piece in pieces.rows(list(wanted), found.flaws):
@@ -98,6 +105,8 @@ def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = 
         tuple(gone if len(gone) < len(schema.label.named) else ()),
         lines,
         pieces.unit,
+        {name: f"{told}; {DECIMALS[pieces.of_frame]}" for name, one in found.points.items() if (told := one.told)},
+        pieces.note,
     )
 
 
@@ -123,7 +132,8 @@ def check(found: Sequence[Read]) -> None:
     """Raise DataError with all that is wrong with these tables."""
     wrong = [one.wrong for one in found if one.wrong is not None]
     if wrong:
-        count = f"{len(wrong)} of {len(found)} files are wrong.\n" if len(found) > 1 else ""
+        verb = "is" if len(wrong) == 1 else "are"
+        count = f"{len(wrong)} of {len(found)} tables {verb} wrong.\n" if len(found) > 1 else ""
         raise DataError(count + "\n".join(wrong))
 
 
@@ -203,6 +213,9 @@ def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
         become = f"censored at {high}" if censored else f"clipped to {low} or {high}"
         key = "label" if of_label else f"columns.{name}"
         told.append(f"column {name!r}: {cells} of {count} cells are outside {WHERE}.{key}.range, and {become}")
+    told += [f"{one.path}: {one.note}" for one in found if one.note]
+    by_points = {name: text for one in reversed(found) for name, text in one.points.items()}
+    told += [f"column {name!r}: {text}" for name, text in by_points.items()]
     for what, total in (
         ("with no value", _total(one.missing for one in found)),
         ("counted as other", _total(one.other for one in found)),
@@ -227,7 +240,7 @@ def format_of(options: Mapping[str, Any]) -> TextFormat:
         raise ConfigError("data.dataset.header names a column twice.")
     return TextFormat(
         options.get("delimiter"),
-        options.get("decimal", "."),
+        options.get("decimal"),
         options.get("encoding"),
         None if header is None else tuple(map(str, header)),
         options.get("sheet"),

@@ -32,8 +32,8 @@ Kinds = Literal["classes", "ordinal", "regression", "counts", "multi_label", "su
 def _word(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(
-            f"{str(value).lower()} without quotes: YAML reads yes and on as true, no and off as false. Put the word in "
-            "quotes, as the cells have it"
+            f"{str(value).lower()} without quotes is no word: write it in quotes, as the cells have it (YAML reads yes "
+            "and on as true, no and off as false; cells of truth values are 'True' and 'False')"
         )
     return str(value).strip() if isinstance(value, int | float | str) else value
 
@@ -103,10 +103,7 @@ class Column(_Strict):
             if self.range is None:
                 raise ValueError(f"type: {self.type} needs a public range, e.g. range: [0, 100]")
             low, high = self.bounds
-            if not (math.isfinite(high - low) and low < high):  # a width that overflows makes scaled values no numbers
-                raise ValueError(
-                    f"range: [{', '.join(self.ends)}] must be finite, and its width, the least value first"
-                )
+            _check_range(f"range: [{', '.join(self.ends)}]", low, high)
         if self.type in _LISTED:
             _check_values("values", self.values)
         if self.missing == "default" and self.default is None:
@@ -203,6 +200,15 @@ _COLUMN_KEYS: Final = {
 }
 
 
+def _check_range(said: str, low: float, high: float) -> None:
+    if not (
+        math.isfinite(low + high) and math.isfinite(high - low)
+    ):  # its middle and width, by which values are scaled
+        raise ValueError(f"{said} must be two finite numbers, whose sum and difference are finite, too")
+    if not low < high:
+        raise ValueError(f"{said} must have its least value first, and a larger one after it")
+
+
 def _check_values(key: str, values: list[str] | None) -> None:
     if values is None or len(values) < 2:
         raise ValueError(f"{key} must list at least 2 values: the list is public, and not read from the records")
@@ -261,9 +267,8 @@ class Label(_Strict):
             _check_values(key, getattr(self, key))
             if len(getattr(self, key)) != 2:
                 raise ValueError(f"{key} must be two words: for no, and for yes")
-        low, high = self.range or (0.0, 1.0)  # of which the middle and the width must be numbers, too
-        if not (math.isfinite(low + high) and math.isfinite(high - low) and low < high):
-            raise ValueError(f"range={[low, high]!r} must be finite, and its width, the least value first")
+        low, high = self.range or (0.0, 1.0)
+        _check_range(f"range={[low, high]!r}", low, high)
         if self.range is not None and self.outcome in ("counts", "survival") and self.range[0] != 0:
             raise ValueError(f"range={list(self.range)!r} must begin at 0 for outcome: {self.outcome}")
         if self.columns is not None and not 0 < len(set(self.columns)) == len(self.columns):

@@ -35,9 +35,12 @@ class Seen:
     @property
     def words(self) -> pa.Array:
         """Words that are values, as often as they occur."""
-        texts = [_words(self.name, part) for _, part in self.parts]
-        kept = [text.filter(pc.is_valid(text)) for text in texts]
-        return pa.chunked_array(kept, pa.string()).combine_chunks()
+        return _values(self.name, [part for _, part in self.parts])
+
+    @property
+    def texts(self) -> pa.Array:
+        """Those of ``words`` that were written as text; numbers of Parquet files or frames have no marks."""
+        return _values(self.name, [part for _, part in self.parts if _is_text(part.type)])
 
     @property
     def count(self) -> int:
@@ -62,6 +65,16 @@ class Seen:
             found += [f"{where} {at[row + before[table]]}: {text[row].as_py()!r}" for row in rows]
             before[table] += len(part)
         return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(one(kind) for one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary))
+
+
+def _values(name: str, parts: Sequence[pa.Array]) -> pa.Array:
+    texts = [_words(name, part) for part in parts]
+    kept = [text.filter(pc.is_valid(text)) for text in texts]
+    return pa.chunked_array(kept, pa.string()).combine_chunks()
 
 
 def _words(name: str, part: pa.Array) -> pa.Array:

@@ -6,7 +6,7 @@ import csv as csv_module
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from dpfl_plugin.data.flaws import (
     rename,
     with_point,
 )
+from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
@@ -43,7 +44,8 @@ class Table(NamedTuple):
     """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
 
     lines: of the records [n], and label_column: where they are known. unit: what "lines" are called. persons: whose
-    records they are [n], as written there, or None.
+    records they are [n], as written there, or None. points: (column, what to say of its points, which may be marks of
+    thousands).
     """
 
     path: Path
@@ -55,6 +57,7 @@ class Table(NamedTuple):
     label_column: str = ""
     unit: str = "line"
     persons: NDArray[Any] | None = None
+    points: tuple[tuple[str, str], ...] = ()
 
     def place(self, record: int) -> str:
         """Where a record's label is, in words."""
@@ -81,7 +84,7 @@ class Columns:
             DataError: it is not such a table; the message has all places that are wrong, by line and column.
             ConfigError: an option names no column of it.
         """
-        return self._read(path, self.parse)
+        return self._read(path, self.parse, by_table=True)
 
     def read_new(self, path: Path, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
         """Records that a model is asked about: features by the names of ``columns``, in their order; and the columns
@@ -105,14 +108,14 @@ class Columns:
 
         return self._read(path, parse)
 
-    def _read(self, path: Path, parse: Callable[[Path, Any], Read]) -> Read:
-        check_kind(path)
+    def _read(self, path: Path, parse: Callable[[Path, Any], Read], *, by_table: bool = False) -> Read:
+        check_kind(path, by_table=by_table)
         try:
             # -sig: spreadsheets begin a file with a byte order mark
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as text:
                 return parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
         except UnicodeDecodeError as error:
-            raise DataError(not_utf8(path, error)) from error
+            raise DataError(not_utf8(path, error, by_table=by_table)) from error
         except (csv_module.Error, EOFError, zlib.error, OSError) as error:
             raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
 
@@ -161,9 +164,11 @@ class Columns:
         silos: list[str] = []
         persons: list[str] = []
         at: list[Integers] = []
+        points = {name: Points() for name in columns}
         flaws = Flaws(path, unit)
         for rows, lines in _pieces(reader, len(header), flaws):
             features.append(_numbers(header, places, rows, lines, flaws, ENCODE))
+            _add_points(points, places, rows)
             at.append(np.array(lines, dtype=np.int64))
             labels += _words(header, label, rows, lines, flaws)
             if silo is not None:
@@ -183,6 +188,7 @@ class Columns:
             self.label,
             unit,
             np.array(persons) if person is not None else None,
+            tuple((name, told) for name, one in points.items() if (told := one.told) is not None),
         )
 
     def _features(self, path: Path, header: list[str]) -> list[int]:
@@ -259,6 +265,14 @@ def _pieces(reader: Any, width: int, flaws: Flaws) -> Iterator[tuple[list[list[s
         yield rows, lines
 
 
+def _add_points(points: Mapping[str, Points], places: list[int], rows: list[list[str]]) -> None:
+    for one, place in zip(points.values(), places, strict=True):
+        if not one.are_decimals:
+            cells = {row[place].strip() for row in rows}
+            if any("." in cell for cell in cells):
+                one.add(sorted(cells))
+
+
 def _numbers(
     header: list[str], places: list[int], rows: list[list[str]], lines: list[int], flaws: Flaws, encode: str
 ) -> Features:
@@ -285,6 +299,14 @@ def _no_number(text: str, encode: str) -> tuple[str, str, str]:
     """What is wrong with a feature, the same of several, and how to mend it; ``encode``: where it is a word."""
     if not text.strip():
         return f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}", ""
+    marks = grouped(text)
+    if marks is not None and marks.sure and not is_decimal_comma(text):
+        mend = f"Write it without, {without_marks(text)}, in all of the file, as {PANDAS.format(mark=marks.mark)} does."
+        return f": {text!r} has marks of thousands.", "have marks of thousands", mend
+    if marks is not None and not marks.sure:
+        mend = f"Write {without_marks(text)}, without marks of thousands, or {with_point(text)}, if it is a decimal."
+        many = "have a comma, of thousands or of decimals"
+        return f": {text!r} has a comma, of thousands or of decimals.", many, mend
     if is_decimal_comma(text):
         mend = f"Write it with a point, {with_point(text)}, in all of the file."
         return f": {text!r} has a decimal comma.", "have a decimal comma", mend

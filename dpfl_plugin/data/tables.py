@@ -37,7 +37,7 @@ def table(
     schema: dict[str, Any],
     test_files: str | list[str] | None = None,
     delimiter: str | None = None,
-    decimal: str = ".",
+    decimal: str | None = None,
     encoding: str | None = None,
     header: list[str] | None = None,
     sheet: str | None = None,
@@ -45,8 +45,8 @@ def table(
     """Records from CSV (also .csv.gz), Parquet and xlsx files by a schema: one file for each silo, or a silo column.
 
     files, test_files: paths or glob patterns, as those of `csv`. schema: see `TableSchema`. delimiter: found by the
-    names of columns where it is not given; decimal: "." or ","; encoding: UTF-8 if not given; header: names of the
-    columns of files without them; sheet: of workbooks, the first if not given.
+    names of columns where it is not given; decimal: "." or ",", "." if not given; encoding: UTF-8 if not given;
+    header: names of the columns of files without them; sheet: of workbooks, the first if not given.
 
     Raises:
         DataError: a file is missing or not such a table; the message names all that is wrong with all files, by line,
@@ -205,7 +205,7 @@ def _whose(schema: TableSchema, features: Features) -> list[str]:
         values = features[:, schema.features.index(name)].astype(np.float64)
         if are_persons(name, np.rint(low + (values + 1) / 2 * (high - low))):
             named = "" if schema.person is not None else f"name it as {WHERE}.person, {KEEPS}; or "
-            told.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}."))
+            told.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}"))
     return told
 
 

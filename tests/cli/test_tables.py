@@ -141,7 +141,9 @@ def test_check_says_whether_a_run_could_begin_and_leaves_nothing(tmp_path: Path)
     (tmp_path / "one.csv").write_text(text)
     assert command("check", path, "--file", tmp_path / "all.csv").out.count("80 records, all right") == 1
     both = command("check", path, "--file", tmp_path / "all.csv", "--file", tmp_path / "one.csv")
-    assert both.code == 2 and re.search(r"(?s)1 of 2 files.*one\.csv, line 2, column 'age': 'x.*' is not", both.err)
+    assert both.code == 2 and re.search(
+        r"(?s)1 of 2 tables is wrong.*one\.csv, line 2, column 'age': 'x.*' is not", both.err
+    )
     (tmp_path / "one.csv").unlink()
     assert sorted(tmp_path.iterdir()) == before
     without = write(tmp_path, {})
@@ -260,6 +262,36 @@ def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: p
         assert data["dataset"].get("decimal") == mark
         assert data["schema"]["columns"]["pressure"] == {"type": "number", "range": [90, 140]}
         one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
+
+
+def test_numbers_that_vary_as_measurements_are_features_and_numbers_of_records_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a schema and without; what may be either, and counts among categories, are told of."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    columns: dict[str, tuple[Any, str]] = {
+        "income": (rng.choice(80_000, 120, replace=False), "integer"),
+        "row": (np.arange(120), "identifier"),
+        "file": (np.concatenate([np.arange(60), 1000 + np.arange(60)]), "identifier"),  # numbered in two places
+        "customer_id": (rng.choice(10**6, 120, replace=False), "identifier"),
+        "late_payments": (np.arange(120) % 5, "category"),
+        "smoker": (np.arange(120) % 2, "category"),
+    }
+    table = pandas.DataFrame({name: values for name, (values, _) in columns.items()})
+    table.assign(ill=np.arange(120) % 2).to_csv("all.csv", index=False)
+    done = command("init", "study", "--from", "all.csv", "--label", "ill")
+    assert done.code == 0, done.err
+    drafted = yaml.safe_load(Path("study/run.yaml").read_text())["data"]["schema"]["columns"]
+    assert {name: entry["type"] for name, entry in drafted.items()} == {
+        name: kind for name, (_, kind) in columns.items()
+    }
+    assert "another whole number in every record: income." in done.out
+    assert "whole numbers as categories: late_payments. Other numbers than those listed are refused later" in done.out
+    plain = command("init", "plain", "--data", "all.csv", "--label", "ill")
+    dataset = yaml.safe_load(Path("plain/run.yaml").read_text())["data"]["dataset"]
+    assert dataset["ignore_columns"] == ["row", "file", "customer_id"], plain.err
+    assert "another whole number in every record: income." in plain.out
 
 
 def test_a_column_that_recurs_as_patients_do_is_told_of(
@@ -400,7 +432,9 @@ def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypa
     assert done.code == 2 and "second.csv is empty: its first line must name the columns" in done.err, done.err
     frame().rename(columns={"age": "years"}).to_csv("second.csv", index=False)
     done = command("init", "study", "--from", "*.csv", "--label", "ill")
-    assert "other columns than first.csv: 'age', 'years' are in one only" in done.err, done.err
+    assert "other columns than first.csv: in second.csv only: years; in first.csv only: age. All need" in done.err, (
+        done.err
+    )
     Path("second.csv").write_bytes("âge,ill\n20,no\n".encode("latin-1"))
     done = command("init", "study", "--from", "*.csv", "--label", "ill")
     assert "second.csv is not a CSV file in UTF-8" in done.err and "data.dataset" not in done.err, done.err

@@ -163,6 +163,9 @@ def test_users_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
     assert source.paths(["b.csv", "a.csv"], "files") == [tmp_path / "b.csv", tmp_path / "a.csv"]
     with pytest.raises(DataError, match=r"files='c\.csv': there is no such file"):
         source.paths("c.csv", "files")
+    (tmp_path / "silos").mkdir()
+    with pytest.raises(DataError, match=r"files='silos' is a folder\. .*'silos/\*\.csv'"):
+        source.paths("silos", "files")
     with pytest.raises(DataError, match="files names no file"):
         source.paths([], "files")
 

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,8 +240,14 @@ def test_nor_are_a_file_and_its_copy(tmp_path: Path) -> None:
     [
         ("a.csv", b"PAR1\x15", ["is a Parquet file, not CSV", "read_parquet(", "to_csv("]),
         ("a.xlsx", b"PK\x03\x04\x14", ["is an Excel file (xlsx)", "read_excel(", '"CSV UTF-8"']),
-        ("a.csv", "u;label".encode("utf-16"), ["is text in UTF-16", "encoding='utf-16'"]),
-        ("a.csv", "größe,label\n1,0\n".encode("latin-1"), ["0xf6", "Latin-1", "iconv -f WINDOWS-1252 -t UTF-8"]),
+        ("a.csv", "u;label".encode("utf-16"), ["is text in UTF-16", "encoding='utf-16'", "`dataset: table` reads it"]),
+        ("a.csv", "u;label".encode("utf-16-le"), ["is text in UTF-16", "encoding='utf-16-le'"]),
+        ("a.csv", "u;label".encode("utf-16-be"), ["is text in UTF-16", "encoding='utf-16-be'"]),
+        (
+            "a.csv",
+            "größe,label\n1,0\n".encode("latin-1"),
+            ["0xf6", "iconv -f WINDOWS-1252", "by encoding: windows-1252"],
+        ),
         ("a.csv", gzip.compress(b"u,label\n1,0\n", mtime=0), ["compressed by gzip", "a.csv.gz"]),
     ],
 )
@@ -252,17 +259,25 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, content: byt
 
 
 @pytest.mark.skipif(shutil.which("iconv") is None, reason="iconv is not installed")
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
-def test_how_to_convert_a_file_to_utf8_leaves_one_file(tmp_path: Path, suffix: str) -> None:
-    """A second one would be taken for another silo."""
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        (".csv", "größe,label\n1,0\n2,1\n".encode("latin-1")),
+        (".csv.gz", gzip.compress("größe,label\n1,0\n2,1\n".encode("latin-1"))),
+        (".csv", "größe;label\n1;0\n2;1\n".encode("utf-16-le")),
+    ],
+)
+def test_how_to_convert_a_file_to_utf8_leaves_it_and_no_second_silo(
+    tmp_path: Path, suffix: str, content: bytes
+) -> None:
     path = tmp_path / f"my s1{suffix}"
-    content = "größe,label\n1,0\n2,1\n".encode("latin-1")
-    path.write_bytes(gzip.compress(content) if suffix == ".csv.gz" else content)
+    path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_csv(tmp_path, files="*.csv*")
-    command = str(caught.value).partition("Convert it: ")[2].partition("; or open")[0]
-    subprocess.run(command, shell=True, check=True)
-    assert read_csv(tmp_path, files="*.csv*").columns == ("größe",) and list(tmp_path.iterdir()) == [path]
+    command = str(caught.value).partition("Convert a copy: ")[2].partition("; or open")[0]
+    subprocess.run(command.replace("python -c", f"{sys.executable} -c"), shell=True, check=True)
+    assert read_csv(tmp_path, files="converted/*.csv*").columns == ("größe",)
+    assert path.read_bytes() == content and list(tmp_path.glob("*.csv*")) == [path]
 
 
 def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:
@@ -270,6 +285,7 @@ def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:
     write(tmp_path, "a.csv", "patient,u,v,label\n" + "\n".join(rows))
     (note,) = read_csv(tmp_path, files="a.csv").notes
     assert note.startswith("column 'patient' has another whole number in each of the 20 records")
+    assert not note.endswith(".")  # whoever tells it ends it
     assert read_csv(tmp_path, files="a.csv", ignore_columns=["patient"]).notes == ()
     write(tmp_path, "b.csv", ",u,label\n1,1,a\n2,1,b\n")
     assert read_csv(tmp_path, files="b.csv", ignore_columns=[""]).columns == ("u",)

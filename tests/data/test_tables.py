@@ -12,13 +12,16 @@ import numpy as np
 import pandas
 import pytest
 
+import dpfl_plugin as dpfl
 from dpfl_plugin.api.tables import check_tables, read_tables
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data.base import Dataset, Ownership, digest
+from dpfl_plugin.data.draft import Roles, of_files
 from dpfl_plugin.data.federation import FederationSpec, build_federation
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.partition import natural
 from dpfl_plugin.data.persons import numbers
+from dpfl_plugin.data.pieces import TextFormat
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import asked, table
 from dpfl_plugin.errors import ConfigError, DataError
@@ -60,6 +63,8 @@ WRITTEN: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any]]] = {
     "decimal commas in quotes": ("a.csv", text(decimal=","), {"decimal": ","}),
     "a byte order mark": ("a.csv", text(encoding="utf-8-sig"), {}),
     "UTF-16": ("a.csv", text(encoding="utf-16"), {}),
+    "UTF-16 without a mark": ("a.csv", text(encoding="utf-16-le"), {}),
+    "UTF-16, the large byte first": ("a.csv", text(encoding="utf-16-be"), {}),
     "Windows": ("a.csv", text(encoding="windows-1252", lineterminator="\r\n"), {"encoding": "windows-1252"}),
     "quotes": ("a.csv", text(quoting=1), {}),
     "gzip": ("a.csv.gz", text(), {}),
@@ -193,7 +198,7 @@ def test_all_that_is_wrong_with_all_files_is_told_at_once_by_its_true_line(tmp_p
     with pytest.raises(DataError) as caught:
         load(tmp_path, ["a.csv", "b.csv", "c.csv"])
     told = str(caught.value)
-    assert told.startswith("2 of 3 files are wrong.\n")
+    assert told.startswith("2 of 3 tables are wrong.\n")
     for place in (
         "a.csv: 5 places are wrong",
         "line 5: 3 columns, the header has 5",
@@ -267,7 +272,7 @@ def test_a_feature_that_looks_like_whose_record_it_is_is_noted(tmp_path: Path, k
     (tmp_path / "a.csv").write_text(lines(*rows, header=f"{key},age,ill"))
     (note,) = load(tmp_path, "a.csv", {"label": SCHEMA["label"], "columns": columns}).notes
     assert note.startswith(f"column '{key}' looks like whose record it is: its values recur. If so, name it as data.")
-    assert note.endswith(f"or leave it out: data.schema.columns.{key}: {{type: ignored}}.")
+    assert note.endswith(f"or leave it out: data.schema.columns.{key}: {{type: ignored}}")
 
 
 def test_records_that_a_model_is_asked_about_need_no_label_and_are_held_to_the_schema(tmp_path: Path) -> None:
@@ -307,7 +312,10 @@ def test_a_model_that_knows_gaps_may_be_asked_about_a_record_of_nothing_else(tmp
         (lines("20,Köln,2020-02-01", header="Age,town,seen"), "Rename the column 'Age' of this file to 'age'"),
         (lines("20,Köln", header="age,town"), r"no column 'seen', which the model was trained on\. Add it\.$"),
         (lines("2020-02-01,20", header="seen,age"), r"no column 'town'.* Add it\. It may be empty: the schema"),
-        (lines("20,Köln,2020-02-01", header="age,town,seen").encode("latin-1"), r"0xf6.* iconv .*CSV UTF-8\"\.$"),
+        (
+            lines("20,Köln,2020-02-01", header="age,town,seen").encode("latin-1"),
+            r"0xf6.* iconv .*place of the originals\.$",
+        ),
         (lines("20,Köln,2020-02-01", header="x1,x2,x3"), "Its first line must have these names"),
     ],
 )
@@ -320,6 +328,23 @@ def test_what_a_finished_model_is_asked_is_never_mended_by_its_configuration(
     with pytest.raises(DataError, match=message) as told:
         asked(tmp_path / "new.csv", {"schema": {**SCHEMA, "columns": columns}})
     assert "data.schema.columns" not in str(told.value) and "data.dataset" not in str(told.value)
+
+
+def test_a_workbook_of_several_sheets_says_which_is_read(tmp_path: Path) -> None:
+    """By a table and by a draft, unless it was said."""
+    with pandas.ExcelWriter(tmp_path / "a.xlsx") as book:
+        for name in ("Data", "Info"):
+            FRAME.to_excel(book, sheet_name=name, index=False)
+    said = "a.xlsx: the first sheet, 'Data', is read, not 'Info': data.dataset.sheet names another"
+    assert [note for note in load(tmp_path, "a.xlsx").notes if said in note]
+    assert not [note for note in load(tmp_path, "a.xlsx", sheet="Info").notes if "sheet" in note]
+    assert [line for line in of_files([tmp_path / "a.xlsx"], TextFormat(), Roles(label="ill")).told if said in line]
+
+
+def test_cells_of_truth_values_are_the_words_of_python() -> None:
+    schema = {**SCHEMA, "label": {"column": "ill", "classes": ["False", "True"]}}
+    found = dpfl.Federation.from_table(FRAME.assign(ill=FRAME["ill"] == "yes"), schema)
+    assert "4 records" in repr(found)
 
 
 @pytest.mark.parametrize(
