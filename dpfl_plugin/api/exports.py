@@ -21,6 +21,7 @@ from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
+from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import Backbone
 from dpfl_plugin.runs.predictions import Predictions, predict
@@ -124,6 +125,8 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
     config = trained.config
     module = Exported(source.model.float(), config.data.preprocess, trained.inputs.shape, trained.scaling).eval()
     x = torch.from_numpy(np.random.default_rng(0).random((RECORDS, *trained.inputs.shape), dtype=np.float32))
+    if (fields := fields_of(module.model)) is not None and not config.data.preprocess:
+        x = fields.stretched(x)
     said, shape = _compare(module, x, trained)
     program = _program(module, x)
     made = {CARD: card(trained, said, shape, onnx=onnx).encode(), "privacy.md": source.statement.encode()}
@@ -192,7 +195,7 @@ def _compare(module: nn.Module, x: Tensor, trained: Trained) -> tuple[Prediction
     Returns:
         (what that says of ``x``, the shape of the module's outputs for one record)
     """
-    said = predict(trained, Asked(x.numpy().copy()))
+    said = predict(trained, Asked(x.numpy().copy()), made_up=True)
     with torch.no_grad():
         outputs = module(x)
     if trained.outcome.kind != "classes":

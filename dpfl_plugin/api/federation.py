@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import pydantic
+import torch
 
 from dpfl_plugin import given, registry
 from dpfl_plugin.adapters.loaders import check_apart
@@ -28,7 +29,7 @@ from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.data.tables import check_installed
 from dpfl_plugin.errors import ConfigError, DataError, require
-from dpfl_plugin.models.fields import Fields
+from dpfl_plugin.models.fields import MEND, Fields
 from dpfl_plugin.runs.backbone import backbone
 from dpfl_plugin.synonyms import meant
 
@@ -84,6 +85,14 @@ class Given:
         shape = "x".join(map(str, tables[0].features.shape[1:]))
         return f"{sum(len(one.features) for one in tables):,} records of {shape} features{where}"
 
+    def check_rows(self, fields: Fields) -> None:
+        """Raise DataError where a record, as it was given, is none of these fields; the message names silo and row."""
+        for table in self._tables.values():
+            if (found := fields.wrong(torch.from_numpy(table.features))) is not None:
+                number, wrong = found
+                row = f"record {number}" if table.lines is None else f"{table.unit} {table.lines[number]}"
+                raise DataError(f"{table.path}, {row}: {wrong}. {MEND}")
+
     @property
     def digest(self) -> str:
         """Of all that they hold; it stays in this process."""
@@ -132,6 +141,15 @@ class Federation(Asked):
         else:
             parts = [repr(dataset["name"] if set(dataset) == {"name"} else dataset)]
         return f"Federation({', '.join([*parts, *(f'{key}={_block(value)!r}' for key, value in keys.items())])})"
+
+    def check_rows(self, fields: Fields) -> None:
+        """Check records that this program holds, before any step changes them, as inputs of a `FieldsModel`.
+
+        Raises:
+            DataError: one has a word or a category that the fields do not have; the message names silo and row.
+        """
+        if isinstance(self._held, Given) and not self.data.get("preprocess"):
+            self._held.check_rows(fields)
 
     @classmethod
     def load(cls, dataset: str | Mapping[str, Any], **keys: Any) -> Federation:
@@ -215,13 +233,15 @@ class Federation(Asked):
         *,
         classes: list[int | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
+        fields: Fields | None = None,
         **keys: Any,
     ) -> Federation:
         """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied; or
         (features, labels, persons [n]), with whose records they are as words or whole numbers.
 
         Silos are numbered in the order of their names, numbers by value and before words. outcome: what labels are, if
-        not classes; then they are numbers, [n] or [n, k] (docs/outcomes.md).
+        not classes; then they are numbers, [n] or [n, k] (docs/outcomes.md). fields: of features, which are then rows
+        [n, width] for a `FieldsModel`; they are checked now, not when the model is known.
 
         Raises:
             DataError: an array is of another type or length, or a value is not finite; the message names the silo.
@@ -251,6 +271,9 @@ class Federation(Asked):
                 raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
             of_silo = np.full(len(x) if x.ndim else 0, str(name))
             tables[str(where)] = table_of_arrays(where, x, y, of_silo, persons[0] if persons else None, known)
+        if fields is not None:
+            _check_fields(fields, keys)
+            Given(tables).check_rows(fields)
         return cls._of(tables, classes, keys, natural=True, outcome=outcome)
 
     @classmethod
@@ -276,11 +299,7 @@ class Federation(Asked):
         if not isinstance(silos, Mapping) or not silos:
             raise ConfigError("from_datasets needs a mapping {silo's name: data set} of at least one silo.")
         if fields is not None:
-            if keys.get("preprocess"):
-                raise ConfigError(
-                    "preprocess with fields: a step would change word numbers and masks, too. Prepare floats in the "
-                    "data set; for a frozen module, federation.features(FieldsModel(...))."
-                )
+            _check_fields(fields, keys)
             silos = {name: fields.dataset(data) for name, data in silos.items()}
         check_apart(dict(enumerate(silos.values())))
         arrays = {}
@@ -365,6 +384,19 @@ class Federation(Asked):
         block: dict[str, Any] = {"module": given.hold("data", named, held), **options}
         partition = {"partition": {"name": "natural"}} if natural else {}
         return cls(_checked(block, {**partition, **keys}), held)
+
+
+def _check_fields(fields: Fields, keys: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: they are none, or steps would change what they hold.
+    """
+    require(isinstance(fields, Fields), "fields", fields, "be dpfl.Fields(...), e.g. of a FieldsModel")
+    if keys.get("preprocess"):
+        raise ConfigError(
+            "preprocess with fields: a step would change word numbers and masks, too. Prepare floats in the "
+            "data set; for a frozen module, federation.features(FieldsModel(...))."
+        )
 
 
 def _block(value: Any) -> Any:
