@@ -129,6 +129,9 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
         x = fields.stretched(x)
     said, shape = _compare(module, x, trained)
     program = _program(module, x)
+    with torch.no_grad():
+        for rows in (x[:1], x.repeat(2, *[1] * (x.ndim - 1))):  # not as many as it was traced with
+            _same(program.module()(rows), module(rows), FILES["torch"])
     made = {CARD: card(trained, said, shape, onnx=onnx).encode(), "privacy.md": source.statement.encode()}
     if onnx:
         made[FILES["onnx"]] = _onnx(program, x, module)
@@ -154,8 +157,8 @@ def _program(module: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     except Exception as error:  # torch raises many kinds of its own
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedError(
-            f"the model cannot be exported by torch.export: {what}. Its code must not branch on values; the weights "
-            "alone are in the run's folder, model.safetensors."
+            f"the model cannot be exported by torch.export: {what.rstrip('. ')}. Its code must not branch on "
+            "values, nor on how many records there are (x.shape[0] is as good as len(x), which does); the weights alone are in the run's folder, model.safetensors."
         ) from error
     for node in program.graph.nodes:  # with paths and lines of code of this machine, in what is to be given away
         node.meta.pop("stack_trace", None)

@@ -78,7 +78,7 @@ class Fields:
         found = {}
         for (name, field), part in zip(self.fields.items(), self._split(x), strict=True):
             values = part if field.below is None else part.round().clamp(0, field.below - 1).long()
-            found[name] = values.reshape(len(x), *field.shape)
+            found[name] = values.reshape(x.shape[0], *field.shape)  # len() would make of it a number, in an export
         return found
 
     def wrong(self, rows: Tensor) -> tuple[int, str] | None:

@@ -311,10 +311,14 @@ def test_what_is_no_word_is_found_in_rows(value: float) -> None:
     assert "5 numbers" in (BAG.wrong(rows[:, :5]) or (0, ""))[1]
 
 
-def test_a_trained_model_of_words_refuses_others(tmp_path: Path) -> None:
+def test_a_trained_model_of_words_refuses_others_and_is_exported_for_any_number_of_records(tmp_path: Path) -> None:
     run = trained(tmp_path, words(), FieldsModel(Bag(), BAG))
     x = words()["a"][0]
     other = x.clone()
     other[5, 1] = WORDS + 27
     with pytest.raises(DataError, match=rf"record 5 .*{WRONG}"):
         dpfl.predict(run, other)
+    program = torch.export.load(run.export(tmp_path / "export") / "model.pt2").module()
+    for count in (1, 7, 12):
+        with torch.no_grad():
+            torch.testing.assert_close(program(x[:count]), run.model(x[:count]))
