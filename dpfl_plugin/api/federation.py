@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -24,6 +24,7 @@ from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
 from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
+from dpfl_plugin.data.labels import LabelType, type_of
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
@@ -49,8 +50,9 @@ class Given:
     records are those that a run began with is told by `training.marks`, under a key.
     """
 
-    def __init__(self, tables: Mapping[str, Table]) -> None:
-        self._tables = dict(tables)
+    def __init__(self, tables: Mapping[str, Table], label_type: LabelType = "text") -> None:
+        """label_type: what the program's labels are, of which the tables may hold the text alone."""
+        self._tables, self.label_type = dict(tables), label_type
 
     def __call__(
         self,
@@ -65,7 +67,8 @@ class Given:
     ) -> Dataset:
         # The columns were used when the tables were made: `runs.asked` reads new records by them.
         names = list(self._tables)
-        return joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)], outcome)
+        made = joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)], outcome)
+        return replace(made, label_type=self.label_type)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -224,7 +227,8 @@ class Federation(Asked):
         columns = {"silo_column": silo, "person_column": person, "ignore_columns": list(ignore_columns or ()) or None}
         columns |= {"label_column": None if label == "label" else label}
         read = {key: value for key, value in columns.items() if value is not None}
-        return cls._of({str(FRAME): table}, classes, keys, natural=silo is not None, outcome=outcome, read=read)
+        held = Given({str(FRAME): table}, type_of([frame[label].dtype.kind]))
+        return cls._of(held, classes, keys, natural=silo is not None, outcome=outcome, read=read)
 
     @classmethod
     def from_arrays(
@@ -271,10 +275,11 @@ class Federation(Asked):
                 raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
             of_silo = np.full(len(x) if x.ndim else 0, str(name))
             tables[str(where)] = table_of_arrays(where, x, y, of_silo, persons[0] if persons else None, known)
+        held = Given(tables, type_of(table.labels.dtype.kind for table in tables.values()))
         if fields is not None:
             _check_fields(fields, keys)
-            Given(tables).check_rows(fields)
-        return cls._of(tables, classes, keys, natural=True, outcome=outcome)
+            held.check_rows(fields)
+        return cls._of(held, classes, keys, natural=True, outcome=outcome)
 
     @classmethod
     def from_datasets(
@@ -357,7 +362,7 @@ class Federation(Asked):
     @classmethod
     def _of(
         cls,
-        tables: Mapping[str, Table],
+        held: Given,
         classes: list[int | str] | None,
         keys: Mapping[str, Any],
         *,
@@ -370,7 +375,7 @@ class Federation(Asked):
         options: dict[str, Any] = {} if classes is None else {"classes": plain(classes)}
         options |= {} if outcome is None else {"outcome": _plain_outcome(outcome)}
         options |= plain(dict(read or {}))
-        return cls._named(Given(tables), options, keys, natural=natural)
+        return cls._named(held, options, keys, natural=natural)
 
     @classmethod
     def _named(cls, held: Given, options: Mapping[str, Any], keys: Mapping[str, Any], *, natural: bool) -> Federation:

@@ -122,7 +122,7 @@ class Fields:
 
     def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
         rows = rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
-        return rows.split([field.size for field in self.fields.values()], dim=1)
+        return torch.split(rows, [field.size for field in self.fields.values()], dim=1)
 
     def _named(self, inputs: Any) -> Mapping[str, Any]:
         if isinstance(inputs, Mapping):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.data.base import Features, Federation, Inputs, Integers, Silo
-from dpfl_plugin.data.labels import unlabelled
+from dpfl_plugin.data.labels import LabelType, typed, unlabelled
 from dpfl_plugin.data.preprocess import preprocess
 from dpfl_plugin.errors import DataError, told
 from dpfl_plugin.measures.answers import answers, baseline
@@ -39,6 +39,7 @@ class Predictions:
     Attributes:
         classes: their names, in the order of the model's outputs; of labels that hold or not; of survival the ends of
             bins of time; none of regression and counts.
+        label_type: what a class is in Python; ``classes`` are their names.
         predicted: [n], numbers of classes or levels; means of a regression, expected counts for exposure 1; [n, k]
             labels that hold; None of survival.
         probabilities: [n, classes]; None if the loss gives none. Of survival [n, bins], of no event up to a bin's end.
@@ -54,6 +55,7 @@ class Predictions:
     measures: Table | None = None
     constant: Table | None = None
     outcome: Outcome = CLASSES
+    label_type: LabelType = "text"
 
 
 def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predictions:
@@ -63,7 +65,8 @@ def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predict
         made_up: the records are nobody's, to try the model on: they need not be of its fields.
 
     Raises:
-        DataError: a record is none of the model's fields, the model's file does not fit the configuration, or a file that preprocessing names is missing.
+        DataError: a record is none of the model's fields, the model's file does not fit the configuration, or a file
+            that preprocessing names is missing.
     """
     config, x, outcome = trained.config, asked.features.copy(), trained.outcome  # steps work in place
     names = trained.labels or tuple(map(str, range(trained.inputs.num_classes)))
@@ -74,17 +77,18 @@ def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predict
     federation = _preprocessed(config, trained.base, trained.inputs, outcome, silo, names)
     check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
     model = _model(trained, silo.test_x.shape[1:], federation)
-    x = _fed(trained, silo.test_x)
+    fed = _fed(trained, silo.test_x)
     if not made_up:
-        _check_fields(model, x, asked.lines)
+        _check_fields(model, fed, asked.lines)
     with torch.no_grad():
-        outputs = torch.cat([model(piece).double() for piece in x.split(AT_ONCE)])
+        outputs = torch.cat([model(piece).double() for piece in fed.split(AT_ONCE)])
     said = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
     found = Predictions(
         _names(federation),
         said.predicted,
         said.survival() if outcome.kind == "survival" else said.probabilities,
         outcome=outcome,
+        label_type=trained.inputs.label_type,
     )
     if not known.any():
         return found
@@ -203,7 +207,7 @@ def by_record(value: Predictions, lines: Integers | None) -> list[dict[str, Any]
 
 def _named(value: Predictions, predicted: Any) -> Any:
     if value.outcome.has_classes:
-        return value.classes[int(predicted)]
+        return typed(value.classes[int(predicted)], value.label_type)
     if value.outcome.kind == "multi_label":
         return [name for name, holds in zip(value.classes, predicted.tolist(), strict=True) if holds]
     return float(predicted)
