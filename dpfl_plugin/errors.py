@@ -267,7 +267,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The word of ``known`` that was probably meant, capitals aside; None where none is alike."""
     by_lower = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
     return by_lower[close[0]] if close else None
 
 

@@ -52,6 +52,8 @@ def test_a_strangers_plugin(register: Point) -> None:
 def test_an_unknown_plugin() -> None:
     with pytest.raises(PluginError, match=r"no algorithm 'scafold' \(did you mean 'scaffold'\?\)\. Known: .*fedavg"):
         registry.load("algorithms", "scafold")
+    with pytest.raises(PluginError, match=r"no model 'lstm'\. Known: .*softmax"):  # which is not near
+        registry.load("models", "lstm")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
+from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import Backbone
 from dpfl_plugin.runs.predictions import Predictions, predict
@@ -124,8 +125,13 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
     config = trained.config
     module = Exported(source.model.float(), config.data.preprocess, trained.inputs.shape, trained.scaling).eval()
     x = torch.from_numpy(np.random.default_rng(0).random((RECORDS, *trained.inputs.shape), dtype=np.float32))
+    if (fields := fields_of(module.model)) is not None and not config.data.preprocess:
+        x = fields.stretched(x)
     said, shape = _compare(module, x, trained)
     program = _program(module, x)
+    with torch.no_grad():
+        for rows in (x[:1], x.repeat(2, *[1] * (x.ndim - 1))):  # not as many as it was traced with
+            _same(program.module()(rows), module(rows), FILES["torch"])
     made = {CARD: card(trained, said, shape, onnx=onnx).encode(), "privacy.md": source.statement.encode()}
     if onnx:
         made[FILES["onnx"]] = _onnx(program, x, module)
@@ -151,8 +157,9 @@ def _program(module: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     except Exception as error:  # torch raises many kinds of its own
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedError(
-            f"the model cannot be exported by torch.export: {what}. Its code must not branch on values; the weights "
-            "alone are in the run's folder, model.safetensors."
+            f"the model cannot be exported by torch.export: {what.rstrip('. ')}. Its code must not branch on "
+            "values, nor on how many records there are (as len(x) does, and x.shape[0] does not); the weights alone are "
+            "in the run's folder, model.safetensors."
         ) from error
     for node in program.graph.nodes:  # with paths and lines of code of this machine, in what is to be given away
         node.meta.pop("stack_trace", None)
@@ -192,7 +199,7 @@ def _compare(module: nn.Module, x: Tensor, trained: Trained) -> tuple[Prediction
     Returns:
         (what that says of ``x``, the shape of the module's outputs for one record)
     """
-    said = predict(trained, Asked(x.numpy().copy()))
+    said = predict(trained, Asked(x.numpy().copy()), made_up=True)
     with torch.no_grad():
         outputs = module(x)
     if trained.outcome.kind != "classes":

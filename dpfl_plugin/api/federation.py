@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import pydantic
+import torch
 
 from dpfl_plugin import given, registry
 from dpfl_plugin.adapters.loaders import check_apart
@@ -23,12 +24,13 @@ from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
 from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
+from dpfl_plugin.data.labels import LabelType, type_of
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.data.tables import check_installed
 from dpfl_plugin.errors import ConfigError, DataError, require
-from dpfl_plugin.models.fields import Fields
+from dpfl_plugin.models.fields import MEND, Fields
 from dpfl_plugin.runs.backbone import backbone
 from dpfl_plugin.synonyms import meant
 
@@ -48,8 +50,9 @@ class Given:
     records are those that a run began with is told by `training.marks`, under a key.
     """
 
-    def __init__(self, tables: Mapping[str, Table]) -> None:
-        self._tables = dict(tables)
+    def __init__(self, tables: Mapping[str, Table], label_type: LabelType = "text") -> None:
+        """label_type: what the program's labels are, of which the tables may hold the text alone."""
+        self._tables, self.label_type = dict(tables), label_type
 
     def __call__(
         self,
@@ -64,7 +67,8 @@ class Given:
     ) -> Dataset:
         # The columns were used when the tables were made: `runs.asked` reads new records by them.
         names = list(self._tables)
-        return joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)], outcome)
+        made = joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)], outcome)
+        return replace(made, label_type=self.label_type)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -83,6 +87,14 @@ class Given:
         where = f" at {len(silos)} silo{'' if len(silos) == 1 else 's'} ({shown})" if silos else ""
         shape = "x".join(map(str, tables[0].features.shape[1:]))
         return f"{sum(len(one.features) for one in tables):,} records of {shape} features{where}"
+
+    def check_rows(self, fields: Fields) -> None:
+        """Raise DataError where a record, as it was given, is none of these fields; the message names silo and row."""
+        for table in self._tables.values():
+            if (found := fields.wrong(torch.from_numpy(table.features))) is not None:
+                number, wrong = found
+                row = f"record {number}" if table.lines is None else f"{table.unit} {table.lines[number]}"
+                raise DataError(f"{table.path}, {row}: {wrong}. {MEND}")
 
     @property
     def digest(self) -> str:
@@ -132,6 +144,15 @@ class Federation(Asked):
         else:
             parts = [repr(dataset["name"] if set(dataset) == {"name"} else dataset)]
         return f"Federation({', '.join([*parts, *(f'{key}={_block(value)!r}' for key, value in keys.items())])})"
+
+    def check_rows(self, fields: Fields) -> None:
+        """Check records that this program holds, before any step changes them, as inputs of a `FieldsModel`.
+
+        Raises:
+            DataError: one has a word or a category that the fields do not have; the message names silo and row.
+        """
+        if isinstance(self._held, Given) and not self.data.get("preprocess"):
+            self._held.check_rows(fields)
 
     @classmethod
     def load(cls, dataset: str | Mapping[str, Any], **keys: Any) -> Federation:
@@ -206,7 +227,8 @@ class Federation(Asked):
         columns = {"silo_column": silo, "person_column": person, "ignore_columns": list(ignore_columns or ()) or None}
         columns |= {"label_column": None if label == "label" else label}
         read = {key: value for key, value in columns.items() if value is not None}
-        return cls._of({str(FRAME): table}, classes, keys, natural=silo is not None, outcome=outcome, read=read)
+        held = Given({str(FRAME): table}, type_of([frame[label].dtype.kind]))
+        return cls._of(held, classes, keys, natural=silo is not None, outcome=outcome, read=read)
 
     @classmethod
     def from_arrays(
@@ -215,13 +237,15 @@ class Federation(Asked):
         *,
         classes: list[int | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
+        fields: Fields | None = None,
         **keys: Any,
     ) -> Federation:
         """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied; or
         (features, labels, persons [n]), with whose records they are as words or whole numbers.
 
         Silos are numbered in the order of their names, numbers by value and before words. outcome: what labels are, if
-        not classes; then they are numbers, [n] or [n, k] (docs/outcomes.md).
+        not classes; then they are numbers, [n] or [n, k] (docs/outcomes.md). fields: of features, which are then rows
+        [n, width] for a `FieldsModel`; they are checked now, not when the model is known.
 
         Raises:
             DataError: an array is of another type or length, or a value is not finite; the message names the silo.
@@ -251,7 +275,11 @@ class Federation(Asked):
                 raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
             of_silo = np.full(len(x) if x.ndim else 0, str(name))
             tables[str(where)] = table_of_arrays(where, x, y, of_silo, persons[0] if persons else None, known)
-        return cls._of(tables, classes, keys, natural=True, outcome=outcome)
+        held = Given(tables, type_of(table.labels.dtype.kind for table in tables.values()))
+        if fields is not None:
+            _check_fields(fields, keys)
+            held.check_rows(fields)
+        return cls._of(held, classes, keys, natural=True, outcome=outcome)
 
     @classmethod
     def from_datasets(
@@ -276,11 +304,7 @@ class Federation(Asked):
         if not isinstance(silos, Mapping) or not silos:
             raise ConfigError("from_datasets needs a mapping {silo's name: data set} of at least one silo.")
         if fields is not None:
-            if keys.get("preprocess"):
-                raise ConfigError(
-                    "preprocess with fields: a step would change word numbers and masks, too. Prepare floats in the "
-                    "data set; for a frozen module, federation.features(FieldsModel(...))."
-                )
+            _check_fields(fields, keys)
             silos = {name: fields.dataset(data) for name, data in silos.items()}
         check_apart(dict(enumerate(silos.values())))
         arrays = {}
@@ -338,7 +362,7 @@ class Federation(Asked):
     @classmethod
     def _of(
         cls,
-        tables: Mapping[str, Table],
+        held: Given,
         classes: list[int | str] | None,
         keys: Mapping[str, Any],
         *,
@@ -351,7 +375,7 @@ class Federation(Asked):
         options: dict[str, Any] = {} if classes is None else {"classes": plain(classes)}
         options |= {} if outcome is None else {"outcome": _plain_outcome(outcome)}
         options |= plain(dict(read or {}))
-        return cls._named(Given(tables), options, keys, natural=natural)
+        return cls._named(held, options, keys, natural=natural)
 
     @classmethod
     def _named(cls, held: Given, options: Mapping[str, Any], keys: Mapping[str, Any], *, natural: bool) -> Federation:
@@ -365,6 +389,19 @@ class Federation(Asked):
         block: dict[str, Any] = {"module": given.hold("data", named, held), **options}
         partition = {"partition": {"name": "natural"}} if natural else {}
         return cls(_checked(block, {**partition, **keys}), held)
+
+
+def _check_fields(fields: Fields, keys: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: they are none, or steps would change what they hold.
+    """
+    require(isinstance(fields, Fields), "fields", fields, "be dpfl.Fields(...), e.g. of a FieldsModel")
+    if keys.get("preprocess"):
+        raise ConfigError(
+            "preprocess with fields: a step would change word numbers and masks, too. Prepare floats in the "
+            "data set; for a frozen module, federation.features(FieldsModel(...))."
+        )
 
 
 def _block(value: Any) -> Any:

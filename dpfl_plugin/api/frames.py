@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from dpfl_plugin.api.objects import digest
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
+from dpfl_plugin.data.labels import LabelType, type_of
 from dpfl_plugin.data.pieces import frame_pieces
 from dpfl_plugin.data.reading import Read, check, read_pieces
 from dpfl_plugin.data.schema import TableSchema
@@ -27,8 +28,8 @@ class GivenBySchema(Given):
         names: of silos, where each frame is one.
     """
 
-    def __init__(self, found: list[Read], names: tuple[str, ...] = ()) -> None:
-        super().__init__({str(one.path): _table(one) for one in found})
+    def __init__(self, found: list[Read], names: tuple[str, ...] = (), label_type: LabelType = "text") -> None:
+        super().__init__({str(one.path): _table(one) for one in found}, label_type)
         self._found, self._names = found, names
 
     def __call__(  # type: ignore[override]  # options are what its configuration has, checked by its signature
@@ -37,6 +38,7 @@ class GivenBySchema(Given):
         paths = [one.path for one in self._found]
         held = None if paths == [FRAME] else list(range(len(paths)))  # a frame without a name is no silo
         made = assembled(TableSchema.parse(schema), self._found, [], paths, held)
+        made = replace(made, label_type=self.label_type)
         return replace(made, silo_names=self._names) if self._names else made
 
     @property
@@ -66,7 +68,15 @@ def encoded(data: Any, schema: TableSchema) -> GivenBySchema:
         raise ConfigError(f"schema.silo={schema.silo!r}: each frame is a silo already. Leave one of the two out.")
     found = [read_pieces(frame_pieces(frame), Path(where), schema) for where, frame in named.items()]
     check(found)
-    return GivenBySchema(found, tuple(map(str, data)) if _is_mapping(data) else ())
+    names = tuple(map(str, data)) if _is_mapping(data) else ()
+    return GivenBySchema(found, names, _label_type(list(named.values()), schema))
+
+
+def _label_type(frames: Sequence[Any], schema: TableSchema) -> LabelType:
+    """Classes that the schema makes of cells are called by its words; others are the cells."""
+    label = schema.label
+    cells = label.column if label.known.has_classes and label.class_values is None else None
+    return "text" if cells is None else type_of(frame[cells].dtype.kind for frame in frames)
 
 
 def _is_mapping(data: Any) -> bool:

@@ -68,9 +68,9 @@ class Predicted(Printed):
             [n, classes] or None, ``labelled``, how many records have a label, and ``measures`` of these.
         epsilon: of the run, as in result.json.
         rows: a mapping for each record: its ``line`` in a table (else its ``record``, from 0), the class that is
-            ``predicted``, and the ``probabilities`` by class. Of other outcomes ``predicted`` is the mean of a
-            regression, the expected count for exposure 1, or a list of the labels that hold; of survival there is
-            ``survival``: the probability of no event up to the end of each bin of time.
+            ``predicted`` (as in `labels`), and the ``probabilities`` by the names of classes. Of other outcomes
+            ``predicted`` is the mean of a regression, the expected count for exposure 1, or a list of the labels that
+            hold; of survival there is ``survival``: the probability of no event up to the end of each bin of time.
         statement: at which epsilon the model was trained, what it covers and what it does not.
         notes: what was not used, or changed since.
     """
@@ -88,9 +88,10 @@ class Predicted(Printed):
         return self.found.classes
 
     @property
-    def labels(self) -> list[str]:
-        """[n], the class of each record by its name."""
-        return [str(row.get("predicted", "")) for row in self.rows]
+    def labels(self) -> list[Any]:
+        """[n], the class of each record: a number or a truth value where the labels were, which a program gave; else
+        its name. Of other outcomes what `rows` has; "" of survival."""
+        return [row.get("predicted", "") for row in self.rows]
 
     @property
     def measures(self) -> Mapping[str, Any] | None:
@@ -133,7 +134,7 @@ class Predicted(Printed):
             plain = {key: value for key, value in row.items() if key not in ("probabilities", "survival")}
             if isinstance(plain.get("predicted"), list):
                 plain["predicted"] = " ".join(plain["predicted"])
-            elif isinstance(plain.get("predicted"), float):
+            elif isinstance(plain.get("predicted"), float) and not self.found.outcome.has_classes:
                 plain["predicted"] = shown(plain["predicted"], NUMBER)
             for key, prefix in (("probabilities", "p"), ("survival", "survival")):
                 plain |= {f"{prefix}({name})": shown(p, PROBABILITY) for name, p in row.get(key, {}).items()}

@@ -32,6 +32,7 @@ from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError, DataError, TrainingError, require
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.models.build import build_model
+from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.locations import folder_of
@@ -124,6 +125,8 @@ def values_of(
     by_keys = isinstance(privacy, PrivacyConfig | Mapping)
     require(by_keys, "privacy", privacy, "be dpfl.Privacy(epsilon=..., ...), or its keys as a mapping")
     model_said, of_model = model_block(model)
+    if isinstance(model, nn.Module) and (fields := fields_of(model)) is not None:
+        federation.check_rows(fields)  # here, where rows still have the numbers that the program knows them by
     loss_said, of_loss = loss_name(keys.get("loss", "auto"))
     algorithm_said, of_algorithm = algorithm_block(algorithm)
     values: dict[str, Any] = {

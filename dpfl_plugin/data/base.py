@@ -14,7 +14,7 @@ from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.scaling import Measured
 from dpfl_plugin.data.labels import Integers as Integers
 from dpfl_plugin.data.labels import Labels as Labels
-from dpfl_plugin.data.labels import check_labels
+from dpfl_plugin.data.labels import LabelType, check_labels
 from dpfl_plugin.errors import DataError
 
 Features = NDArray[np.float32]
@@ -40,7 +40,8 @@ class Dataset:
     groups 0, 1, ..., and columns: of flat features, where they have names; notes: what the owner of the records should
     look at before training, which may tell of single records; class_names: of the labels 0, 1, ..., if they have any;
     persons: [n], whose record each is, or None where that is not known: equal numbers are one person, in ``test``, too
-    (`dpfl_plugin.data.persons.numbers`); measured: columns that are to be scaled or filled in by noisy statistics.
+    (`dpfl_plugin.data.persons.numbers`); measured: columns that are to be scaled or filled in by noisy statistics;
+    label_type: what labels were that are called by class_names, where a program gave them.
     """
 
     features: Features
@@ -57,6 +58,7 @@ class Dataset:
     persons: Integers | None = None
     outcome: Outcome = CLASSES
     measured: tuple[Measured, ...] = ()
+    label_type: LabelType = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Inputs:
 
     shape: of features; num_classes: of labels; columns: names of features, where they are flat and have any; classes:
     names of the labels 0, 1, ..., where they have any that are known; backbones: digests of the frozen modules that
-    preprocessing puts records through (`dpfl_plugin.runs.backbone`); measured: as that of `Dataset`.
+    preprocessing puts records through (`dpfl_plugin.runs.backbone`); measured, label_type: as those of `Dataset`.
     """
 
     shape: tuple[int, ...]
@@ -74,6 +76,7 @@ class Inputs:
     classes: tuple[str, ...] = ()
     backbones: tuple[str, ...] = ()
     measured: tuple[Measured, ...] = ()
+    label_type: LabelType = "text"
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it, so that a result is the same when it is read again; ``measured`` has a place of its own."""

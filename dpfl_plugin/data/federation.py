@@ -119,7 +119,7 @@ def build_federation(spec: FederationSpec) -> Federation:
         data.columns,
         [*data.notes, *note],
         names,
-        Inputs(shape, data.num_classes, data.columns, data.class_names, measured=data.measured),
+        Inputs(shape, data.num_classes, data.columns, data.class_names, (), data.measured, data.label_type),
         data.class_names,
         data.outcome,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,27 @@ from dpfl_plugin.errors import DataError
 Integers = NDArray[np.int64]
 Labels = NDArray[Any]
 """int64 [n] of classes, float32 [n] or [n, k] of other outcomes: see `Outcome`."""
+
+
+LabelType = Literal["bool", "float", "int", "text"]
+"""What a class is in Python; where classes have names, and in files, it is their text."""
+
+
+def type_of(kinds: Iterable[str]) -> LabelType:
+    """What labels are, by the kinds of numpy's or pandas' types of all columns that hold some."""
+    of: dict[str, LabelType] = {"b": "bool", "f": "float", "i": "int", "u": "int"}
+    found = {of.get(kind, "text") for kind in kinds}
+    return found.pop() if len(found) == 1 else "text"
+
+
+def typed(name: str, label_type: LabelType) -> bool | float | int | str:
+    """The label that is called so; its name, if no label of this type is."""
+    if label_type == "bool":
+        return {"True": True, "False": False}.get(name, name)
+    try:
+        return float(name) if label_type == "float" else int(name) if label_type == "int" else name
+    except ValueError:
+        return name
 
 
 class KnownLabels(NamedTuple):

@@ -141,10 +141,15 @@ def _reason(model: nn.Module, name: str, estimate: float | None, refused: list[s
     text = f"{cost}, the least of those that support this model"
     if refused:
         text += f" (not {', '.join(reason.partition(':')[0] for reason in refused)})"
-    if name == GENERAL:
-        layers = [(path, layer) for path, layer in model.named_modules() if type(layer) in REPLACEMENTS]
-        text += "".join(f"; {path}: {replacement(layer)} Others are faster with that" for path, layer in layers)
-    return text
+    return "; ".join([text, *faster(model, name)])
+
+
+def faster(model: nn.Module, name: str) -> list[str]:
+    """What to write in a model so that another engine than this one could compute it, in less time."""
+    if name != GENERAL:
+        return []
+    layers = [(path, layer) for path, layer in model.named_modules() if type(layer) in REPLACEMENTS]
+    return [f"{path}: {replacement(layer)} Others are faster with that" for path, layer in layers]
 
 
 @dataclass(frozen=True, slots=True)

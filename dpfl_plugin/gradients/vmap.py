@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -30,6 +31,11 @@ class Vmap:
         self._layer_sizes = list(layers(self._layout).values())
         self._chunk_bytes = chunk_bytes
         self._model, self._loss = model, loss
+        # Of layers that it computes record by record, such as nn.LSTM: torch asks users to report it to its authors.
+        # What to write instead is told once, by `choice.faster`. Not undone: filters are the process', and no thread's.
+        warnings.filterwarnings(
+            "ignore", "There is a performance drop because we have not yet implemented the batching"
+        )
         self._kept: dict[torch.Size, int] = {}
 
         def loss_of_one(parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ def build_model(
         if not isinstance(model, nn.Module):
             raise PluginError(f"model {name!r}: the factory returned a {type(model).__name__}, not a torch.nn.Module.")
         check_layers(model, name)
+        model.eval()  # as it is trained and used: functions of dropout that ask self.training are off
         _check_trial(model, name, feature_shape, num_outputs, outcome=outcome)
         if outcome.kind == "ordinal":
             model = nn.Sequential(model, Thresholds(num_classes))
@@ -128,9 +129,10 @@ def _check_trial(
         with torch.no_grad():
             first, again, alone = model(x), model(x), model(x[:1])
     except Exception as error:
-        several = isinstance(error, TypeError | AttributeError | ValueError)
+        tried = "zeros and ones" if words else "standard normal numbers"
         raise PluginError(
-            f"model {name!r} fails on features of shape {tuple(x.shape)}: {told(error)}." + f" {WRAP}" * several
+            f"model {name!r} fails on features of shape {tuple(x.shape)}, made-up {tried}: {told(error)}."
+            f"{'' if words else _how_to_wrap(model, feature_shape, error)}"
         ) from error
     if not isinstance(first, Tensor):
         raise PluginError(f"model {name!r} maps features {tuple(x.shape)} to a {type(first).__name__}. {WRAP}")
@@ -156,14 +158,28 @@ def _check_trial(
         raise PluginError(f"model {name!r} gives outputs that are not finite on standard normal features.")
     if not torch.equal(first, again):
         raise UnsupportedError(
-            f"model {name!r} gives other outputs the second time: it is random, or changes itself in forward. "
-            "Remove that."
+            f"model {name!r} gives other outputs the second time, in eval mode, in which models are trained here: it "
+            "is random, or changes itself in forward. Remove that; dropout as a function needs training=self.training."
         )
     if not torch.allclose(first[:1], alone, rtol=1e-3, atol=1e-4):
         raise UnsupportedError(
             f"model {name!r}: the output for a record depends on the other records of the batch, and then no gradient "
             "belongs to one record. Normalise each record by itself, e.g. with nn.GroupNorm."
         )
+
+
+def _how_to_wrap(model: nn.Module, feature_shape: tuple[int, ...], error: Exception) -> str:
+    """What to do about a model that normal numbers are nothing for; empty where that is not known."""
+    looked_up = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    if isinstance(error, TypeError | AttributeError | ValueError):
+        return f" {WRAP}"
+    if not looked_up and not isinstance(error, IndexError):
+        return ""
+    below = max(looked_up, default=1000)
+    return (
+        " A model of words or categories gets whole numbers in their range by dpfl.FieldsModel(model, "
+        f"dpfl.Fields(x=dpfl.Field({feature_shape}, below={below})), positional=True) (docs/models.md)."
+    )
 
 
 def _check_parameters(model: nn.Module, name: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> None:

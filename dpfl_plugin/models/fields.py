@@ -19,6 +19,7 @@ from dpfl_plugin.errors import ConfigError, DataError, PluginError, require, tol
 
 EXACT: Final = 2**24
 """float32, in which rows are kept, holds all whole numbers up to it."""
+MEND: Final = "Correct the record, or give the Field a larger below, and the model as many words or categories."
 LABELS: Final = ("label", "labels", "target", "targets", "y")  # keys of mappings
 
 
@@ -71,14 +72,34 @@ class Fields:
     def unpack(self, x: Tensor) -> dict[str, Tensor]:
         """The inputs (n, *shape) of rows ``x`` (n, width) by name; whole numbers are int64.
 
-        Rows that no record has, as a model is tried on, become whole numbers in their range.
+        Rows that no record has become whole numbers in their range: models are tried, traced and exported on made-up
+        ones. What is trained on or predicted for is checked before (`wrong`); inside, under vmap, values cannot be.
         """
-        parts = x.reshape(len(x), -1).split([field.size for field in self.fields.values()], dim=1)
         found = {}
-        for (name, field), part in zip(self.fields.items(), parts, strict=True):
+        for (name, field), part in zip(self.fields.items(), self._split(x), strict=True):
             values = part if field.below is None else part.round().clamp(0, field.below - 1).long()
-            found[name] = values.reshape(len(x), *field.shape)
+            found[name] = values.reshape(x.shape[0], *field.shape)  # len() would make of it a number, in an export
         return found
+
+    def wrong(self, rows: Tensor) -> tuple[int, str] | None:
+        """(its number, what is wrong with it) of the first of ``rows`` (n, width) that no record has; None if all are
+        as the fields say. Of float rows, that they are finite is checked elsewhere."""
+        if math.prod(rows.shape[1:]) != self.width:
+            numbers = math.prod(rows.shape[1:])
+            return 0, f"it has {numbers} numbers, and the fields {', '.join(self.fields)} have {self.width}"
+        for (name, field), part in zip(self.fields.items(), self._split(rows), strict=True):
+            if field.below is None:
+                continue
+            bad = (part < 0) | (part >= field.below) | (part != part.round() if part.is_floating_point() else False)
+            if bool(bad.any()):
+                row, place = (int(one) for one in bad.nonzero()[0])
+                return row, told_value(name, field, float(part[row, place]))
+        return None
+
+    def stretched(self, rows: Tensor) -> Tensor:
+        """Rows (n, width) of made-up records: numbers from 0 to 1, and in their place all words and categories."""
+        parts = zip(self.fields.values(), self._split(rows), strict=True)
+        return torch.cat([part if one.below is None else (part * one.below).floor() for one, part in parts], dim=1)
 
     def pack(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Tensor:
         """One record's inputs, by name or in order, as a row (width,) of float32.
@@ -98,6 +119,10 @@ class Fields:
             label: the label's key, where items are mappings; None: label, labels, target, targets or y.
         """
         return PackedDataset(data, self, label)
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        rows = rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
+        return torch.split(rows, [field.size for field in self.fields.values()], dim=1)
 
     def _named(self, inputs: Any) -> Mapping[str, Any]:
         if isinstance(inputs, Mapping):
@@ -127,8 +152,20 @@ class Fields:
         if field.below is not None:
             wrong = row[(row != row.round()) | (row < 0) | (row >= field.below)]
             if len(wrong):
-                raise DataError(f"{name} has the value {wrong[0]:g}, which is not a whole number below {field.below}.")
+                raise DataError(f"{told_value(name, field, float(wrong[0]))}.")
         return row.float()
+
+
+def told_value(name: str, field: Field, value: float) -> str:
+    """That a field cannot have a value, in words."""
+    return f"{name} has the value {value:.10g}, which is not a whole number from 0 to {(field.below or 0) - 1}"
+
+
+def fields_of(module: nn.Module) -> Fields | None:
+    """Of a `FieldsModel` that gets the records as they are, by itself or first in a Sequential; else None."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[0]
+    return module.fields if isinstance(module, FieldsModel) else None
 
 
 class PackedDataset(Dataset[tuple[Tensor, Tensor]]):

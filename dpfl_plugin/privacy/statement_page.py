@@ -129,10 +129,24 @@ def _who(said: dict[str, Any]) -> str:
         f"* **What is protected** (`unit: {unit}`): {unit_words}\n"
         f"* **Compared with what** (`{relation}`): what is seen is nearly as likely as if {change}. The numbers of "
         f"{public} and silos count as public{', and how many records a person has does not' * (unit == 'person')}.\n"
+        f"{_against(said)}"
+        f"* **Not against**: a silo's own staff, who have its records{others}."
+    )
+
+
+def _against(said: dict[str, Any]) -> str:
+    """An oracle has no server: what a run's server is shown, its training loop is."""
+    if "oracle" in said["run"]:
+        return (
+            "* **Against the server**, which is the training loop here, and whoever looks on: it sees every release of "
+            "the oracle, and may compute what it likes from them.\n"
+            "* **Against third parties**: whoever is given all the models that the loop made of these releases alone, "
+            "and nothing else.\n"
+        )
+    return (
         "* **Against the server**: it follows the protocol, sees every message of every silo, and may compute what it "
         "likes from them. No silo's noise is counted in favour of another silo.\n"
         "* **Against third parties**: whoever is given all the models that the server made, and nothing else.\n"
-        f"* **Not against**: a silo's own staff, who have its records{others}."
     )
 
 

@@ -32,6 +32,7 @@ from dpfl_plugin.loaded import InDoubtError, Source
 from dpfl_plugin.runs.hidden_imports import unseen
 
 OURS: Final = "dpfl_plugin"  # known by a digest of its own
+TORCH: Final = "torch"  # whoever names one of its losses or functions has not written it: its distribution counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class _Tracer:
             module = ".".join(parts[:end])
             if module not in self._seen and parts[0] != OURS:
                 self._seen.add(module)
-                self._waiting.append((module, own))
+                self._waiting.append((module, own and parts[0] != TORCH))
 
     def run(self) -> None:
         while self._waiting:

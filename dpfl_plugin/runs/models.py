@@ -11,13 +11,15 @@ from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.data.labels import Labels
-from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, told
+from dpfl_plugin.data.names import called
+from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, told
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.outcome_losses import labels_like
 from dpfl_plugin.gradients.persons import MeanLoss, Persons
 from dpfl_plugin.models.build import build_model, check_model
+from dpfl_plugin.models.fields import MEND, fields_of
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.rules import views_of
 
@@ -32,6 +34,7 @@ def model_and_loss(
 
     Raises:
         UnsupportedError: records are to have views, and are no images.
+        DataError: a record is none of the model's fields.
     """
     known, words = holding.survey, any(silo.train_x.dtype.kind == "i" for silo in holding.silos.values())
     if (augmentation := views_of(config)) is not None:
@@ -44,6 +47,7 @@ def model_and_loss(
     else:
         module = module.eval()
         check_model(module, known.feature_shape, words=words)
+    _check_fields(module, holding)
     trial = torch.zeros(2, *known.feature_shape, dtype=torch.int64 if words else dtype, device=device)
     module = module.to(device=device, dtype=dtype)
     return module, _loss(config.loss if loss is None else loss, module, trial, known), trial
@@ -89,6 +93,21 @@ def records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records]
     dtype, device = like.dtype, like.device
     train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in holding.silos.items()}
     return train, {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
+
+
+def _check_fields(module: torch.nn.Module, holding: Holding) -> None:
+    """Raise DataError where a record has a word, or a category, that the model's fields do not have."""
+    fields = fields_of(module)
+    if fields is None:
+        return
+    alone = len(holding.survey.feature_shape) + 1
+    for silo, records in holding.silos.items():
+        for x, of in ((records.train_x, "trains on"), (records.test_x, "tests with")):
+            found = fields.wrong(torch.from_numpy(x).flatten(0, x.ndim - alone))  # with persons, those of each
+            if found is not None:
+                what = f"record {found[0]}" if x.ndim == alone else f"person {found[0] // x.shape[1]}"
+                where = f"{called(silo, holding.names)}, {what} (from 0) of those that it {of}"
+                raise DataError(f"{where}: {found[1]}. {MEND}")
 
 
 def _loss(named: str | engines.Loss, module: torch.nn.Module, trial: torch.Tensor, known: Survey) -> engines.Loss:

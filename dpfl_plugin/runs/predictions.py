@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.data.base import Features, Federation, Inputs, Integers, Silo
-from dpfl_plugin.data.labels import unlabelled
+from dpfl_plugin.data.labels import LabelType, typed, unlabelled
 from dpfl_plugin.data.preprocess import preprocess
 from dpfl_plugin.errors import DataError, told
 from dpfl_plugin.measures.answers import answers, baseline
 from dpfl_plugin.measures.tables import Table, table
 from dpfl_plugin.models.build import build_model
+from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import MORE_STEPS, without_cache
 from dpfl_plugin.runs.plugins import model_block
@@ -38,6 +39,7 @@ class Predictions:
     Attributes:
         classes: their names, in the order of the model's outputs; of labels that hold or not; of survival the ends of
             bins of time; none of regression and counts.
+        label_type: what a class is in Python; ``classes`` are their names.
         predicted: [n], numbers of classes or levels; means of a regression, expected counts for exposure 1; [n, k]
             labels that hold; None of survival.
         probabilities: [n, classes]; None if the loss gives none. Of survival [n, bins], of no event up to a bin's end.
@@ -53,13 +55,18 @@ class Predictions:
     measures: Table | None = None
     constant: Table | None = None
     outcome: Outcome = CLASSES
+    label_type: LabelType = "text"
 
 
-def predict(trained: Trained, asked: Asked) -> Predictions:
+def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predictions:
     """What the model says of records, preprocessed as those of its training were; and how well, where they have labels.
 
+    Args:
+        made_up: the records are nobody's, to try the model on: they need not be of its fields.
+
     Raises:
-        DataError: the model's file does not fit the configuration, or a file that preprocessing names is missing.
+        DataError: a record is none of the model's fields, the model's file does not fit the configuration, or a file
+            that preprocessing names is missing.
     """
     config, x, outcome = trained.config, asked.features.copy(), trained.outcome  # steps work in place
     names = trained.labels or tuple(map(str, range(trained.inputs.num_classes)))
@@ -69,13 +76,19 @@ def predict(trained: Trained, asked: Asked) -> Predictions:
     silo = Silo(x[:1].copy(), labels[:1].copy(), x, labels.copy())
     federation = _preprocessed(config, trained.base, trained.inputs, outcome, silo, names)
     check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
-    outputs = _outputs(trained, silo.test_x, federation)
+    model = _model(trained, silo.test_x.shape[1:], federation)
+    fed = _fed(trained, silo.test_x)
+    if not made_up:
+        _check_fields(model, fed, asked.lines)
+    with torch.no_grad():
+        outputs = torch.cat([model(piece).double() for piece in fed.split(AT_ONCE)])
     said = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
     found = Predictions(
         _names(federation),
         said.predicted,
         said.survival() if outcome.kind == "survival" else said.probabilities,
         outcome=outcome,
+        label_type=trained.inputs.label_type,
     )
     if not known.any():
         return found
@@ -141,21 +154,32 @@ def _names(federation: Federation) -> tuple[str, ...]:
     return federation.class_names if outcome.has_classes or outcome.kind == "multi_label" else ()
 
 
-def _outputs(trained: Trained, x: Features, federation: Federation) -> torch.Tensor:
+def _model(trained: Trained, shape: tuple[int, ...], federation: Federation) -> torch.nn.Module:
+    """As it was trained, in eval mode."""
     config, folder = trained.config, trained.folder
-    model = build_model(
-        model_block(config.model), x.shape[1:], federation.num_classes, config.seed, federation.outcome
-    ).eval()
-    dtype = getattr(torch, config.runtime.dtype)
+    block, seed = model_block(config.model), config.seed
+    model = build_model(block, shape, federation.num_classes, seed, federation.outcome).eval()
     try:
-        model.to(dtype).load_state_dict(load_file(folder.model))
+        model.to(getattr(torch, config.runtime.dtype)).load_state_dict(load_file(folder.model))
     except (RuntimeError, SafetensorError, OSError) as error:
         raise DataError(f"{folder.model} does not fit the model that {folder.config} names: {told(error)}.") from error
-    scaling = trained.scaling
-    with torch.no_grad():
-        pieces = [piece.to(dtype) for piece in torch.from_numpy(x).split(AT_ONCE)]
-        pieces = pieces if scaling is None else [scaling(piece) for piece in pieces]
-        return torch.cat([model(piece).double() for piece in pieces])
+    return model
+
+
+def _fed(trained: Trained, x: Features) -> torch.Tensor:
+    """Preprocessed records as the model gets them."""
+    fed = torch.from_numpy(x).to(getattr(torch, trained.config.runtime.dtype))
+    return fed if trained.scaling is None else torch.cat([trained.scaling(piece) for piece in fed.split(AT_ONCE)])
+
+
+def _check_fields(model: torch.nn.Module, x: torch.Tensor, lines: Integers | None) -> None:
+    """Raise DataError where a record has a word, or a category, that the model's fields do not have."""
+    fields = fields_of(model)
+    if fields is None or (found := fields.wrong(x)) is None:
+        return
+    record, wrong = found
+    where = f"record {record} (from 0)" if lines is None else f"line {lines[record]}"
+    raise DataError(f"{where}: {wrong}. The model knows no other: correct the record, or leave it out.")
 
 
 def _gives_log_odds(config: Config, outputs: torch.Tensor) -> bool:
@@ -183,7 +207,7 @@ def by_record(value: Predictions, lines: Integers | None) -> list[dict[str, Any]
 
 def _named(value: Predictions, predicted: Any) -> Any:
     if value.outcome.has_classes:
-        return value.classes[int(predicted)]
+        return typed(value.classes[int(predicted)], value.label_type)
     if value.outcome.kind == "multi_label":
         return [name for name, holds in zip(value.classes, predicted.tolist(), strict=True) if holds]
     return float(predicted)

@@ -26,6 +26,7 @@ from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.runtime import Interrupted, Runtime
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.survivors import TooFewSilosError
+from dpfl_plugin.gradients.choice import faster
 from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.privacy import held_by
 from dpfl_plugin.privacy.account import PrivacyAccount
@@ -245,6 +246,8 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
     for text in (*parts.notes, *([] if far is None else [far])):
         hooks.note(f"records: {text}.")
     hooks.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
+    for said in faster(parts.module, parts.engine.name):
+        hooks.note(f"warning: engine {parts.engine.name}: {said}.")
     hooks.detail(f"memory: {parts.memory.summary()}")
     if parts.memory.warning:
         hooks.note(f"warning: {parts.memory.warning}.")

@@ -127,6 +127,7 @@ def inputs_of(found: Mapping[str, Any]) -> Inputs:
         tuple(found["columns"]),
         tuple(found["classes"]),
         tuple(found.get("backbones", ())),
+        label_type=found.get("label_type", "text"),  # of a run by an earlier version
     )
 
 

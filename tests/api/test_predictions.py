@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset, TensorDataset
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.errors import ConfigError, DataError
@@ -150,3 +153,59 @@ def test_records_of_another_kind_are_refused(
 
 
 RUNS: dict[str, dpfl.Run] = {}
+
+
+def by_frame(x: Any, y: Any) -> dpfl.Federation:
+    frame = pandas.DataFrame({"site": ["a", "b"] * (len(x) // 2), "u": x[:, 0], "v": x[:, 1], "y": y})
+    return dpfl.Federation.from_frame(frame, silo="site", label="y")
+
+
+def by_table(x: Any, y: Any) -> dpfl.Federation:
+    frame = pandas.DataFrame({"site": ["a", "b"] * (len(x) // 2), "u": x[:, 0], "y": y})
+    column = {"u": {"type": "number", "range": [-3, 3]}}
+    classes = [str(one) for one in sorted(set(y.tolist()))]
+    return dpfl.Federation.from_table(
+        frame, {"silo": "site", "label": {"column": "y", "classes": classes}, "columns": column}
+    )
+
+
+def by_arrays(x: Any, y: Any, **keys: Any) -> dpfl.Federation:
+    return dpfl.Federation.from_arrays({"a": (x[::2], y[::2]), "b": (x[1::2], y[1::2])}, **keys)
+
+
+def by_data_sets(x: Any, y: Any) -> dpfl.Federation:
+    both = TensorDataset(torch.from_numpy(x).float(), torch.from_numpy(y))
+    return dpfl.Federation.from_datasets({"a": Subset(both, range(20)), "b": Subset(both, range(20, 40))})
+
+
+@pytest.mark.parametrize(
+    ("make", "of", "kind"),
+    [
+        (lambda x, y: by_arrays(x, y, classes=[0, 1]), lambda y: y, int),
+        (lambda x, y: by_arrays(x, y, classes=["0", "1"]), lambda y: y, int),
+        (by_arrays, lambda y: y + 7, int),
+        (by_arrays, lambda y: y == 1, bool),
+        (by_arrays, lambda y: y.astype(str), str),
+        (by_data_sets, lambda y: y, int),
+        (by_frame, lambda y: y - 1, int),
+        (by_frame, lambda y: y == 1, bool),
+        (by_frame, lambda y: y * 1.0, float),
+        (by_frame, lambda y: np.array(["no", "yes"])[y], str),
+        (by_table, lambda y: y, int),
+    ],
+)
+def test_labels_are_what_the_program_gave(
+    tmp_path: Path, make: Callable[[Any, Any], dpfl.Federation], of: Callable[[Any], Any], kind: type
+) -> None:
+    """So that they can be compared with the program's own; also where the run is opened again."""
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    y = of((x[:, 0] > 0).astype(int))
+    records = make(x, y)
+    plain = {"clip_norm": math.inf, "noise_multiplier": 0}
+    run = dpfl.train(records, algorithm=dpfl.MBSGD(lr=9.0), privacy=plain, rounds=20, out=tmp_path, progress=False)
+    new: Any = x if make not in (by_frame, by_table) else pandas.DataFrame({"u": x[:, 0], "v": x[:, 1]})
+    for opened in (run, dpfl.Run.open(run.folder), run.folder):
+        found = dpfl.predict(opened, new)
+        assert {type(label) for label in found.labels} == {kind}
+        assert (np.array(found.labels) == y).mean() > 0.8
+        assert found.table.predicted.tolist() == found.labels

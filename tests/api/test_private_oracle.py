@@ -69,6 +69,7 @@ def test_its_epsilon_is_that_of_the_ledger_through_several_oracles(tmp_path, cap
     assert sum(charge.count for charge in dpfl.Ledger.open(path).charges) == 5
     assert len({(charge.round, charge.noise_id) for charge in dpfl.Ledger.open(path).charges}) == 5
     assert f"dpfl account {path.name}" in oracle.statement
+    assert "that the server made" not in oracle.statement and "which is the training loop here" in oracle.statement
 
 
 def test_a_total_with_a_model_of_a_users_own_says_that_it_is_taken_on_trust(tmp_path):

@@ -153,7 +153,13 @@ def test_code_of_a_notebook_is_in_doubt_so_that_its_noise_never_repeats(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "__main__", importlib.import_module("a_script"))
     known = [train(tmp_path, model=net(), out=tmp_path / name).result["model_sha256"] for name in "ab"]
-    assert known[0] == known[1] and "noise is fresh" not in capsys.readouterr().err
+    losses = [nn.CrossEntropyLoss(reduction="none", label_smoothing=smoothing) for smoothing in (0.1, 0.1, 0.2)]
+    known += [
+        train(tmp_path, model=net(), loss=loss, out=tmp_path / f"loss-{number}").result["model_sha256"]
+        for number, loss in enumerate(losses)
+    ]
+    assert known[0] == known[1] and known[2] == known[3] and len(set(known)) == 3
+    assert "noise is fresh" not in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     found = [train(tmp_path, model=net(), out=tmp_path / name) for name in "cd"]
     assert found[0].result["id"] == found[1].result["id"]

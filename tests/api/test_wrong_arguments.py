@@ -174,7 +174,7 @@ def test_records_of_a_program(call: Any, says: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"label": "label"}, "label='label' (did you mean 'ill'?)"),
+        ({"label": "label"}, "label='label': the data frame has no such column. Columns: h, x, ill"),
         ({"silo": "hh"}, "silo='hh' (did you mean 'h'?)"),
         ({"label": 3}, "label=3 must be"),
         ({"silo": 3}, "silo=3 must be"),

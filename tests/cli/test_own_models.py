@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def lstm(shape, num_classes): return Recurrent(DPLSTM, num_classes)
 def gru(shape, num_classes): return Recurrent(DPGRU, num_classes)
 def rnn(shape, num_classes): return Recurrent(DPRNN, num_classes)
 def torchs_gru(shape, num_classes): return Recurrent(nn.GRU, num_classes)
+def torchs_lstm(shape, num_classes): return Recurrent(nn.LSTM, num_classes)
 
 def tied_beside(shape, num_classes):
     model = nn.Sequential(rnn(shape, num_classes), nn.Linear(3, 3))
@@ -168,3 +170,13 @@ def test_a_device_that_is_none(tmp_path: Path) -> None:
     done = dpfl("run", write(tmp_path, {"runtime": {"device": "gpu"}}))
     one_message(done, "runtime.device='gpu' is not a valid device; use cpu, cuda or cuda:N")
     assert "mkldnn" not in done.err  # torch's list of all that there are
+
+
+def test_what_is_faster_than_a_layer_of_torch_is_said_once_and_not_by_torch(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Torch asks users to file an issue."""
+    warnings.simplefilter("always")
+    done = dpfl("run", config(tmp_path, "torchs_lstm", rounds=2), "--out", tmp_path / "runs")
+    assert done.code == 0 and done.err.count("cells: Write opacus.layers.DPLSTM in its place") == 1, done.err
+    assert not [one for one in recwarn if "performance drop" in str(one.message)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -228,3 +229,96 @@ def test_low_rank_adapters_alone_are_trained_released_and_charged(tmp_path: Path
     moved = {key for key, value in before.items() if not torch.equal(value, after[key])}
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert moved == trained
+
+
+class Bag(nn.Module):
+    """Words in, as int64; classes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.words(ids).mean(1))
+        return out
+
+
+BAG = Fields(ids=Field((LENGTH,), below=WORDS))
+SETTING: dict[str, Any] = {
+    "algorithm": dpfl.FedAvg(local_steps=1, local_lr=0.5),
+    "privacy": dpfl.Privacy(noise_multiplier=1.0),
+    "rounds": 1,
+    "progress": False,
+}
+
+
+def words(changed: tuple[int, int, float] | None = None) -> dict[str, tuple[Tensor, Tensor]]:
+    """Arrays of two silos; ``changed``: (row, place, value) of the second's."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(WORDS, (2, 12, LENGTH), generator=rng).float()
+    if changed is not None:
+        x[1, changed[0], changed[1]] = changed[2]
+    return {name: (rows, torch.arange(12) % 2) for name, rows in zip("ab", x, strict=True)}
+
+
+def by_oracle(tmp_path: Path) -> Any:
+    data = torch.utils.data.TensorDataset(*words((3, 2, WORDS + 27))["b"])
+    privacy = dpfl.Privacy(noise_multiplier=1.0, sampler="poisson", record_rate=0.5)
+    return dpfl.PrivateOracle.of(
+        FieldsModel(Bag(), BAG), data, privacy=privacy, steps=1, ledger=tmp_path / "silo.jsonl"
+    )
+
+
+def by_file(tmp_path: Path) -> Any:
+    for name, (x, y) in words((3, 2, WORDS + 27)).items():
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    held = dpfl.Federation.load("npz", files=str(tmp_path / "*.npz"), classes=[0, 1], partition="natural")
+    return dpfl.train(held, model=FieldsModel(Bag(), BAG), out=tmp_path / "out", **SETTING)
+
+
+def trained(tmp_path: Path, silos: Any, model: Any) -> dpfl.Run:
+    return dpfl.train(dpfl.Federation.from_arrays(silos, classes=[0, 1]), model=model, out=tmp_path / "out", **SETTING)
+
+
+WRONG = f"ids has the value {WORDS + 27}, which is not a whole number from 0 to {WORDS - 1}"
+
+
+@pytest.mark.parametrize(
+    ("enter", "where"),
+    [
+        (lambda p: trained(p, words((3, 2, WORDS + 27)), FieldsModel(Bag(), BAG)), "silo b, record 3"),
+        (lambda p: dpfl.Federation.from_arrays(words((3, 2, WORDS + 27)), fields=BAG), "silo b, record 3"),
+        (lambda p: trained(p, words((3, 2, WORDS + 27)), lambda: FieldsModel(Bag(), BAG)), r"silo 1 \(b\), record"),
+        (lambda p: trained(p, words((3, 2, WORDS + 27)), lambda: nn.Sequential(FieldsModel(Bag(), BAG))), "silo 1"),
+        (by_file, r"silo 1 \(b\), record"),
+        (by_oracle, "silo 0, record 3"),
+    ],
+)
+def test_a_word_out_of_range_is_refused_before_anything_is_released(
+    tmp_path: Path, enter: Callable[[Path], Any], where: str
+) -> None:
+    with pytest.raises(DataError, match=f"{where}.*{WRONG}"):
+        enter(tmp_path)
+    assert not list(tmp_path.rglob("ledger.jsonl")) and not (tmp_path / "silo.jsonl").exists()
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.5, float(WORDS)])
+def test_what_is_no_word_is_found_in_rows(value: float) -> None:
+    rows = torch.stack([x for x, _ in words((3, 2, value)).values()])[1]
+    found = BAG.wrong(rows)
+    assert found is not None and found[0] == 3 and f"{value:g}" in found[1]
+    assert BAG.wrong(rows[:3]) is None and BAG.wrong(rows[:0]) is None and BAG.wrong(rows[:3].long()) is None
+    assert "5 numbers" in (BAG.wrong(rows[:, :5]) or (0, ""))[1]
+
+
+def test_a_trained_model_of_words_refuses_others_and_is_exported_for_any_number_of_records(tmp_path: Path) -> None:
+    run = trained(tmp_path, words(), FieldsModel(Bag(), BAG))
+    x = words()["a"][0]
+    other = x.clone()
+    other[5, 1] = WORDS + 27
+    with pytest.raises(DataError, match=rf"record 5 .*{WRONG}"):
+        dpfl.predict(run, other)
+    program = torch.export.load(run.export(tmp_path / "export") / "model.pt2").module()
+    for count in (1, 7, 12):
+        with torch.no_grad():
+            torch.testing.assert_close(program(x[:count]), run.model(x[:count]))

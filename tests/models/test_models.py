@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import dpfl_plugin
 from dpfl_plugin.errors import ConfigError, DpflError, PluginError, UnsupportedError
-from dpfl_plugin.models.build import build_model
+from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.models.cnn import cnn
 from dpfl_plugin.models.linear import logistic, softmax
 from dpfl_plugin.models.mlp import mlp
@@ -214,6 +216,43 @@ def fails(shape: Shape, num_classes: int) -> nn.Module:
 def frozen_batch_norm(shape: Shape, num_classes: int) -> nn.Module:
     norm = nn.BatchNorm1d(4).eval().requires_grad_(False)
     return nn.Sequential(nn.Linear(shape[0], 4), norm, nn.Linear(4, num_classes))
+
+
+class Words(nn.Module):
+    """An Embedding of what ``convert`` makes of the features."""
+
+    def __init__(self, shape: Shape, num_classes: int, *, convert: str = "long") -> None:
+        super().__init__()
+        self.words, self.head, self.convert = nn.Embedding(50, 4), nn.Linear(4, num_classes), convert
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.words(getattr(x, self.convert)()).mean(1))
+        return out
+
+
+class DropoutInTraining(nn.Linear):
+    def __init__(self, shape: Shape, num_classes: int) -> None:
+        super().__init__(shape[0], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5, training=self.training))
+
+
+def test_models_are_tried_in_eval_mode_in_which_they_are_trained() -> None:
+    """So a function of dropout that asks for the mode is off in both."""
+    model = user("DropoutInTraining")
+    x = torch.ones(2, 6)
+    assert not model.training and torch.equal(model(x), model(x))
+
+
+@pytest.mark.parametrize("convert", ["long", "float"])
+def test_a_model_of_words_is_told_what_gives_it_words(convert: str) -> None:
+    with pytest.raises(PluginError, match="standard normal numbers") as refused:
+        user("Words", convert=convert)
+    (wrap,) = re.findall(r"dpfl\.FieldsModel.*positional=True\)", str(refused.value))
+    assert "below=50" in wrap
+    wrapped = eval(wrap, {"dpfl": dpfl_plugin, "model": Words((6,), 3)})
+    check_model(wrapped, (6,))
 
 
 def test_a_users_factory_is_taken_with_its_options() -> None:

@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from dpfl_plugin import loaded
 from dpfl_plugin.errors import ConfigError
@@ -56,6 +58,15 @@ def test_a_class_is_its_source_and_what_it_is_made_of_in_other_packages_is_their
     for plugin in (module.Net, module.Net()):
         found = trace([plugin])
         assert set(found.files) == {"layers", "nets"} and set(found.packages) == {"torch"} and not found.doubts
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(reduction="none"), functional.huber_loss, partial(functional.nll_loss), "torch.nn"]
+)
+def test_a_loss_of_torch_is_torchs_version(loss: object) -> None:
+    """Not its source, as a plugin's own is."""
+    found = trace([loss])
+    assert not found.files and set(found.packages) == {"torch"} and not found.doubts
 
 
 def test_bytecode_that_is_older_than_its_source_is_not_loaded(folder: Path) -> None:
