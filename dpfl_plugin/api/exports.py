@@ -158,8 +158,8 @@ def _program(module: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedError(
             f"the model cannot be exported by torch.export: {what.rstrip('. ')}. Its code must not branch on "
-            "values, nor on how many records there are (as len(x) does, and x.shape[0] does not); the weights alone are "
-            "in the run's folder, model.safetensors."
+            "values, nor on how many records there are (as len(x) does, and x.shape[0] does not); the weights "
+            "alone are in the run's folder, model.safetensors."
         ) from error
     for node in program.graph.nodes:  # with paths and lines of code of this machine, in what is to be given away
         node.meta.pop("stack_trace", None)
