@@ -93,8 +93,10 @@ def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mappi
     if parts.own.of:
         made_of["silos"] = parts.own.facts(parts.rules)
     noise, bits = (noise_name(config, by, parts.noise_multiplier, made_of) for by in (parts.data_sha256, ""))
-    if doubts or parts.rules.secure:  # then not even who takes part comes again
+    if doubts:
         noise = bits = secrets.token_hex(16)
+    elif parts.rules.secure:  # nothing of another run comes again, not even who takes part
+        noise = secrets.token_hex(16)
     if began is not None:
         noise, bits = str(began["noise"]), str(began["bits"])
     facts = {

@@ -2616,8 +2616,8 @@ VIEWING = (
         "a-secure-run-passes-for-an-earlier-one",
         "a secure run that is begun anew has the name of the one before in a shared ledger, which is not counted then",
         "runs/naming.py",
-        "if doubts or parts.rules.secure:",
-        "if doubts:",
+        "elif parts.rules.secure:",
+        "elif False:",
         ("tests/cli/test_shared_ledger.py::test_secure_runs_of_one_configuration_are_two_runs",),
     ),
     Mutant(
@@ -5425,8 +5425,8 @@ NAMING_OF_NOISE = (
         "doubts-forgotten",
         "code that cannot be known has noise that repeats",
         "runs/naming.py",
-        "if doubts or parts.rules.secure:",
-        "if parts.rules.secure:",
+        "    if doubts:\n        noise",
+        "    if False:\n        noise",
         (OWN_CODE + "::test_in_doubt_noise_is_fresh_and_charged",),
     ),
     Mutant(

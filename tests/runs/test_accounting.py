@@ -549,7 +549,13 @@ def test_with_replacement_a_round_may_be_of_one_silo() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"max_participations": 4}, {"early_stopping": {"every": 2, "noise_multiplier": 20.0}}]
+    "config",
+    [
+        {},
+        {"max_participations": 4},
+        {"max_participations": 10},  # which only a silo reaches that was in rounds that were released again
+        {"early_stopping": {"every": 2, "noise_multiplier": 20.0}},
+    ],
 )
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("known", [0, 3, 6])
