@@ -138,7 +138,7 @@ def test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_g
     assert reported.guarantee is not None and reported.guarantee.server == EPSILON == reported.guarantee.third_party
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 4)))
     predicted = dpfl("predict", winner.folder, tmp_path / "new.npz").err
-    assert f"trained at epsilon {EPSILON} (server)" in predicted and "all candidates of its tuning" in predicted
+    assert f"trained at epsilon {EPSILON:g} (server)" in predicted and "all candidates of its tuning" in predicted
     assert np.isnan(reported.curve["epsilon"]).all() and np.isnan(reported.curve["epsilon_third_party"]).all()
 
 

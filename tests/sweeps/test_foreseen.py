@@ -27,7 +27,7 @@ WRONG: list[tuple[dict[str, Any], str, list[Any], str]] = [
     ({}, "algorithm", [{"name": "mr_mtl", "mean_weight": -1}], "algorithm.mean_weight=-1.0 must be"),
     ({}, "privacy.schedule", ["constant", {"name": "geometric", "beta": -1}], "privacy.schedule.beta=-1.0 must be"),
     ({}, "privacy.clip", ["flat", {"name": "adaptive", "quantile": 3}], "privacy.clip.quantile=3.0 must be"),
-    (TABLE, "data.schema.label.range", [[0, 20], [20, 0]], "data.schema.label: range=[20.0, 0.0] must be"),
+    (TABLE, "data.schema.label.range", [[0, 20], [20, 0]], "data.schema.label: range=[20.0, 0.0] must have"),
     (TABLE, "data.schema.columns.age.type", ["integer", "figure"], "data.schema.columns.age.type='figure'"),
     (CSV, "data.dataset.outcome", [None, {"kind": "survival"}], "data.dataset.outcome"),
 ]

@@ -17,7 +17,7 @@ from dpfl_plugin.privacy.events import Charge, Term
 from dpfl_plugin.privacy.participation import Plan
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.pricing import as_proven
-from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.prior import WHOLE, Prior
 from dpfl_plugin.privacy.views import AlikeRounds, ViewEpsilon, third_party_composed, worst_case_view
 
 FROM_THE_SEED = (
@@ -222,23 +222,29 @@ class ThirdParty(Claims):
         drawn = [cost for cost in alike.values() if cost.probability < 1]
         padded = dict(alike)
         if len(alike) != book.spec.rounds:
-            first, limit = max(alike) + 1, self._most_rounds_of_any_draws(drawn[-1])
+            first, limit = max(alike) + 1, book.spec.rounds or MOST_ROUNDS
+            if drawn[-1].share == WHOLE:  # rounds on other records may go on where more on the same would not
+                limit = self._most_rounds_of_any_draws(drawn[-1])
             padded |= dict.fromkeys(range(first, first + limit - len(drawn)), drawn[-1])
         mixture = self.mixture(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
         return self._within_budget(named)
 
     def _known_to_come(self, costs: Mapping[int, RoundCost]) -> bool:
-        """Whether rounds that other draws would have allowed cost what the last one did.
+        """Whether rounds that other draws would have allowed cost no more than if they were the last one again.
 
-        So it is where no more are planned, or where all since the first that was drawn are alike and read all records.
-        Rounds that read a part are followed by those that read another: of fewer records, a batch is a larger part.
+        So it is where no more are planned, or where all since the first that was drawn are alike. Rounds that read a
+        part of the records are followed by those that read another, and of fewer records a batch is a larger part,
+        unless the sampler has one rate for all parts; on one part, more rounds then cost more than on several.
         """
+        sampler = self.book.rules.sampler
         if len(costs) == self.book.spec.rounds:
             return True
         first = min(round for round, cost in costs.items() if cost.probability < 1)
-        since = {cost for round, cost in costs.items() if round >= first}
-        return len(since) == 1 and since.pop().share == (0.0, 1.0)
+        since = [cost for round, cost in costs.items() if round >= first]
+        one_rate = sampler.name in ("full", "poisson")
+        read_alike = one_rate or all(cost.share == WHOLE for cost in since)
+        return read_alike and len({replace(cost, share=WHOLE) for cost in since}) == 1
 
     def _draws_decide(self, costs: Iterable[RoundCost]) -> bool:
         """Whether the draws of participants may decide how long a run of such rounds is."""
