@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -275,7 +276,7 @@ def test_how_to_convert_a_file_to_utf8_leaves_it_and_no_second_silo(
     with pytest.raises(DataError) as caught:
         read_csv(tmp_path, files="*.csv*")
     command = str(caught.value).partition("Convert a copy: ")[2].partition("; or open")[0]
-    subprocess.run(command.replace("python -c", f"{sys.executable} -c"), shell=True, check=True)
+    subprocess.run(command.replace("python -c", f"{shlex.quote(sys.executable)} -c"), shell=True, check=True)
     assert read_csv(tmp_path, files="converted/*.csv*").columns == ("größe",)
     assert path.read_bytes() == content and list(tmp_path.glob("*.csv*")) == [path]
 

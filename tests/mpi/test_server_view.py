@@ -297,7 +297,8 @@ def test_what_labels_a_silo_has_is_told_between_silo_ranks_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network, _, result = recorded(configured(tmp_path, early_stopping=None, personalise=None))
-    assert result["inputs"] == {"shape": [2], "num_classes": 3, "columns": ["a", "b"], "classes": [], "backbones": []}
+    public = {"shape": [2], "num_classes": 3, "columns": ["a", "b"], "classes": [], "backbones": []}
+    assert result["inputs"] == {**public, "label_type": "text"}  # of files, whatever they hold
     surveyed = [json.dumps([header["num_classes"], header["caveats"]]) for header in network.said("surveyed")]
     assert len(set(surveyed)) == 1 and "3 classes" in surveyed[0], "as many as all have, the same from every rank"
     assert "rare" not in json.dumps(network.said())
