@@ -149,7 +149,7 @@ def faster(model: nn.Module, name: str) -> list[str]:
     if name != GENERAL:
         return []
     layers = [(path, layer) for path, layer in model.named_modules() if type(layer) in REPLACEMENTS]
-    return [f"{path}: {replacement(layer)} Others are faster with that" for path, layer in layers]
+    return [f"{path}: {replacement(layer)} Other engines are faster with that" for path, layer in layers]
 
 
 @dataclass(frozen=True, slots=True)

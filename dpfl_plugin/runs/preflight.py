@@ -23,8 +23,8 @@ from dpfl_plugin.runs.rules import cycle_facts
 
 MOST_NAMED = 3
 UNFINISHED = (
-    "not finished beside it: {}, of another configuration (config.yaml there). To go on with that one, give that file, "
-    "or what it was begun with. What it released adds to what this run releases."
+    "not finished beside it, and of another configuration (config.yaml there): {}. Give that file to go on there. What "
+    "was released there adds to what this run releases."
 )
 
 

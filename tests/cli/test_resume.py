@@ -92,7 +92,7 @@ def test_who_changed_the_configuration_is_told_of_the_run_that_does_not_go_on(tm
     config = crash(write(tmp_path, {"rounds": 4, "checkpoint": {"every": 1}}), 3)
     begun, out = folder_of(config), ("--out", tmp_path / "runs", "--resume")
     changed = dpfl("run", config, *out, "--set", "privacy.noise_multiplier=5")
-    assert changed.code == 0 and f"not finished beside it: {begun}, of another configuration" in changed.err
+    assert changed.code == 0 and f"of another configuration (config.yaml there): {begun}. Give" in changed.err
     assert "adds to what this run releases" in changed.err
     assert dpfl("run", config, *out).code == 0
     other = dpfl("run", config, *out, "--set", "privacy.noise_multiplier=6")

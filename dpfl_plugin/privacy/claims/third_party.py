@@ -219,13 +219,13 @@ class ThirdParty(Claims):
             return self._within_budget(replace(given, basis=f"{given.basis}; {GIVEN_WHO}"))
         if book.cap_matters():
             return self._within_budget(self.mixture(costs, charges, prior))
-        drawn = [cost for cost in alike.values() if cost.probability < 1]
+        drawn = [round for round, cost in alike.items() if cost.probability < 1]
         padded = dict(alike)
         if len(alike) != book.spec.rounds:
-            first, limit = max(alike) + 1, book.spec.rounds or MOST_ROUNDS
-            if drawn[-1].share == WHOLE:  # rounds on other records may go on where more on the same would not
-                limit = self._most_rounds_of_any_draws(drawn[-1])
-            padded |= dict.fromkeys(range(first, first + limit - len(drawn)), drawn[-1])
+            first, last, limit = max(alike) + 1, alike[max(drawn)], book.spec.rounds or MOST_ROUNDS
+            if last.share == WHOLE:  # rounds on other records may go on where more on the same would not
+                limit = self._most_rounds_of_any_draws(last)
+            padded |= dict.fromkeys(range(first, first + limit - len(drawn)), last)
         mixture = self.mixture(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
         return self._within_budget(named)
