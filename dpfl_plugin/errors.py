@@ -195,7 +195,7 @@ class MessageError(DpflError, ValueError):
 
 
 class SiloError(DpflError):
-    """Code failed at a silo on another rank; the message says where, a note holds the traceback."""
+    """Code failed at a silo on another rank; the message says where, and that rank's log what was raised."""
 
 
 def require(ok: bool, key: str, value: Any, must: str, mend: str = "") -> None:

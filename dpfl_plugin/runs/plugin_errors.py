@@ -5,21 +5,27 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpfl_plugin.errors import DpflError
 
 OURS = ("dpfl_plugin", "torch")  # where an exception comes from a bug of ours, or from what a plugin called
 
 
-def place(error: Exception, plugins: Iterable[object]) -> str | None:
-    """The plugin whose code an exception came through, with the line, and what was raised; None for no stranger's.
+class Through(NamedTuple):
+    """The plugin whose code an exception came through, and where: package.module:name, file, line."""
+
+    name: str
+    file: str
+    line: int | None
+
+
+def through(error: BaseException, plugins: Iterable[object]) -> Through | None:
+    """None for no stranger's code.
 
     Args:
         plugins: functions, or instances of classes.
     """
-    if isinstance(error, DpflError):
-        return None
     files: dict[str | None, list[Any]] = {}
     for plugin in plugins:
         named = plugin if inspect.isfunction(plugin) else type(plugin)
@@ -30,10 +36,21 @@ def place(error: Exception, plugins: Iterable[object]) -> str | None:
         if frame.filename in files:
             of_file = files[frame.filename]
             named = next((one for one in of_file if one.__name__ == frame.name), of_file[0])
-            what = f"{type(error).__name__}: {error}".rstrip(": ")
-            plugin_name = f"{named.__module__}:{named.__qualname__}"
-            return f"plugin {plugin_name} ({frame.filename}, line {frame.lineno}) raised {what}"
+            return Through(f"{named.__module__}:{named.__qualname__}", frame.filename, frame.lineno)
     return None
+
+
+def place(error: Exception, plugins: Iterable[object]) -> str | None:
+    """The plugin whose code an exception came through, with the line, and what was raised; None for no stranger's.
+
+    Args:
+        plugins: see `through`.
+    """
+    found = None if isinstance(error, DpflError) else through(error, plugins)
+    if found is None:
+        return None
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"plugin {found.name} ({found.file}, line {found.line}) raised {what}"
 
 
 def trace(error: Exception) -> str:

@@ -340,7 +340,8 @@ def _run_rounds(
         folder.append(folder.log, plugin_errors.trace(error))
         evaluated = isinstance(error, ChangedByEvaluationError)
         at = f"after round {progress.rounds}" if evaluated else f"round {progress.rounds + 1}"
-        reason = f"{at}: {fault}; the traceback is in log.txt"
+        elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
+        reason = f"{at}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
         experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
         return Outcome("failed", Cause.ERROR, reason)
     finally:

@@ -226,9 +226,8 @@ def test_an_error_at_a_silo_names_rank_and_place_and_the_ranks_go_on(size: int, 
     network, made = Network(size, random.Random(seed)), lab(algorithm)
     CALLS[0] = 0
     made.runtime = loopback(hosts(size, algorithm=algorithm), Ledger(), network=network)
-    with pytest.raises(SiloError, match=r"rank \d on .*: ZeroDivisionError: by a stranger \(.*test_protocol.py") as met:
+    with pytest.raises(SiloError, match=r"rank \d on .*: ZeroDivisionError \(test_protocol\.py, line \d+\)"):
         made.step()
-    assert "Traceback" in met.value.__notes__[0]
     made.step()
     whole = lab(FedAvg(local_steps=2, local_lr=0.1))
     whole.step()
@@ -396,7 +395,7 @@ def test_a_silo_that_raises_is_left_out_and_the_others_go_on(what: str) -> None:
     algorithm = Raising(local_steps=2, local_lr=0.1)
     made, network = lab(algorithm), Network(4)
     made.runtime = loopback(hosts(4, algorithm=algorithm), Ledger(), network=network, enduring=True)
-    with pytest.raises(SilosLost, match=rf"rank 2 on .* failed: {type(error).__name__}: ") as met:
+    with pytest.raises(SilosLost, match=rf"rank 2 on .* failed: {type(error).__name__} \(") as met:
         made.step()
     assert list(met.value.why) == [1, 4]
     left = [0, 2, 3, 5, 6]

@@ -73,7 +73,7 @@ PUBLIC = {
     "loaded": set[str](),
     "cancelled": set[str](),
     "profiled": {"seconds"},
-    "error": {"kind", "text", "trace", "host"},
+    "error": {"kind", "text", "told", "host"},
     "bye": set[str](),
 }
 SILOS = 5
@@ -146,10 +146,12 @@ def measured() -> Iterator[list[SiloMetrics]]:
         yield found
 
 
-def recorded(path: Path, resume: bool = False, callbacks: Sequence[Callback] = ()) -> tuple[Recorder, Config, Result]:
+def recorded(
+    path: Path, resume: bool = False, callbacks: Sequence[Callback] = (), network: Recorder | None = None
+) -> tuple[Recorder, Config, Result]:
     config = load(path).variants[0].config
     config = config.model_copy(update={"out": str(path.parent / "runs")})
-    network = Recorder(4)
+    network = network or Recorder(4)
     threads = [threading.Thread(target=rank.serve, daemon=True) for rank in network.silo_ranks]
     for thread in threads:
         thread.start()
@@ -303,6 +305,56 @@ def test_what_labels_a_silo_has_is_told_between_silo_ranks_only(
     assert len(set(surveyed)) == 1 and "3 classes" in surveyed[0], "as many as all have, the same from every rank"
     assert "rare" not in json.dumps(network.said())
     assert capsys.readouterr().err.count("rare -> ") == 1, "for who runs the silo ranks"
+
+
+SECRET = "4711.0815"  # a record's
+
+
+def quoting_loader(source: Any) -> Any:
+    """A stranger's loader that meets with a cell that is no number."""
+    raise ValueError(f"could not convert string to float: {SECRET}")
+
+
+def refusing_loader(source: Any) -> Any:
+    """One that knows this package's errors."""
+    raise ConfigError(f"the age of a patient is {SECRET}")
+
+
+class Quoting(FedAvg):
+    def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
+        raise ZeroDivisionError(SECRET)
+
+
+def loaded_by(name: str) -> dict[str, Any]:
+    of_others = dict.fromkeys(("name", "num_features", "num_classes", "records_per_silo"))
+    return {"data": {"dataset": {**of_others, "module": f"{__name__}:{name}"}}}
+
+
+QUOTED: dict[str, tuple[dict[str, Any], str]] = {
+    "a cell": ({}, "DataError (dpfl_plugin/data/"),
+    "a loader": (loaded_by("quoting_loader"), "PluginError (test_server_view.py, line "),
+    "an error of ours": (loaded_by("refusing_loader"), "ConfigError (test_server_view.py, line "),
+    "a plugin": ({"algorithm": {"module": f"{__name__}:Quoting", "name": None}}, "ZeroDivisionError in plugin "),
+}
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+def test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quoted: str
+) -> None:
+    changes, place = QUOTED[quoted]
+    path = configured(tmp_path, early_stopping=None, personalise=None, **changes)
+    if quoted == "a cell":
+        (tmp_path / "silo-2.csv").write_text(f"a,b,label\n0.5,0.5,no\n0.5,p{SECRET},yes")
+    network = Recorder(4)
+    try:
+        reason = recorded(path, network=network)[2]["reason"]
+    except (ConfigError, DataError) as error:
+        reason = str(error)
+    assert place in reason and "rank " in reason and reason.endswith(" alone")
+    assert SECRET in capsys.readouterr().err, "in the silo rank's own log"
+    kept = [file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert SECRET not in json.dumps(network.said()) + reason and SECRET.encode() not in b"".join(kept)
 
 
 def test_dissimilarity_is_refused_where_rank_0_may_not_have_gradients(tmp_path: Path) -> None:

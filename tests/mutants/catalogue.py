@@ -5038,6 +5038,22 @@ SERVERS = (
         (SERVER_VIEW + "::test_what_labels_a_silo_has_is_told_between_silo_ranks_only",),
     ),
     Mutant(
+        "errors-quote-records",
+        "rank 0 is told the text of an error that quotes a cell of a file, or what other code raised",
+        "runtimes/mpi/public_errors.py",
+        "return str(error) if all(map(_quotes_nothing, _chain(error))) else None",
+        "return str(error)",
+        (SERVER_VIEW + "::test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records",),
+    ),
+    Mutant(
+        "errors-quote-loaders",
+        "rank 0 is told what a loader of somebody's own raised, in an error of this package",
+        "runtimes/mpi/public_errors.py",
+        "        current = current.__cause__ or current.__context__\n",
+        "        current = None\n",
+        (SERVER_VIEW + "::test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records",),
+    ),
+    Mutant(
         "loss-published",
         "a statement that may be published has the loss of a run that diverged",
         "runs/result.py",

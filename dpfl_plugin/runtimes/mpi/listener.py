@@ -8,14 +8,16 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DpflError, LimitError, MessageError
-from dpfl_plugin.runs import plugin_errors
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all
+from dpfl_plugin.runtimes.mpi.public_errors import kind_and_place, public_text
 from dpfl_plugin.runtimes.mpi.wire import Header
+
+UNTOLD: Final = "what it says may quote records, and is in the log of rank {rank} alone"
 
 
 class ServerLostError(DpflError):
@@ -146,16 +148,19 @@ class Listener(ABC):
             if not (self.lasts or isinstance(error, Exception)):
                 raise  # which ends all ranks
             self._abandon()
-            known = type(error).__name__ if isinstance(error, DpflError) else None
-            trace = None if known else traceback.format_exc()
-            if isinstance(error, LimitError | MessageError):
-                self._tell(f"error: {error}")
-            if isinstance(error, LimitError):
-                error = LimitError(error.public)
-            text = str(error) if known else _place(error, self._plugins) or _described(error)
-            self._say("error", kind=known, text=text, trace=trace, host=platform.node())
+            self._report(error)
         finally:
             self._heard, self._asked = self._clock(), False  # rank 0 was not the one to wait for
+
+    def _report(self, error: BaseException) -> None:
+        """To rank 0 without what may quote records, which is for this rank's own log."""
+        known = type(error).__name__ if isinstance(error, DpflError) else None
+        public = public_text(error)
+        if public is None or isinstance(error, LimitError | MessageError):
+            self._tell(f"error: {error}" if known else "".join(traceback.format_exception(error)).rstrip())
+        hidden = f"{kind_and_place(error, self._plugins)}; {UNTOLD.format(rank=self._link.rank)}"
+        text = hidden if public is None else public
+        self._say("error", kind=known, text=text, told=public is not None, host=platform.node())
 
     def _tell(self, text: str) -> None:
         """To this rank's own log, not to rank 0."""
@@ -198,13 +203,3 @@ class Listener(ABC):
         self._forget()
         self._asked_to_quit = True
         self._say("bye")
-
-
-def _place(error: BaseException, plugins: Sequence[object]) -> str | None:
-    return plugin_errors.place(error, plugins) if isinstance(error, Exception) else None
-
-
-def _described(error: BaseException) -> str:
-    """An error and where it was raised, in few words."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

@@ -264,9 +264,6 @@ class Watch:
 def _error(rank: int, header: Header) -> DpflError:
     where = f"rank {rank} on {header['host']}"
     kind: type[DpflError] | None = getattr(errors, header["kind"], None) if header["kind"] else None
-    if kind is not None and issubclass(kind, ConfigError):
+    if kind is not None and issubclass(kind, ConfigError) and header["told"]:
         return kind(header["text"])  # the same on every rank
-    error: DpflError = (kind or SiloError)(f"{where}: {header['text']}")
-    if header["trace"]:
-        error.add_note(f"On {where}:\n{header['trace']}")
-    return error
+    return (kind or SiloError)(f"{where}: {header['text']}")
