@@ -134,6 +134,10 @@ class DataError(DpflError, ValueError):
     exit_code = 2
 
 
+class NoFileError(DataError):
+    """There is no such data file. The message quotes settings and paths alone: nothing has been read."""
+
+
 class PluginError(ConfigError):
     """A plugin is unknown, broken or registered twice; the message names it."""
 
@@ -181,7 +185,15 @@ class ChangedByEvaluationError(ChangedError):
 
 
 class MemoryShortError(DpflError):
-    """There is no memory left for what is computed; the message says where. Nothing was released of the round."""
+    """There is no memory left for what is computed; the message says where. Nothing was released of the round.
+
+    Attributes:
+        public: what the other side is told: no size of anything.
+    """
+
+    def __init__(self, message: str, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = message if public is None else public
 
 
 class MessageError(DpflError, ValueError):

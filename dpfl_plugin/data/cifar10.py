@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.data.base import Dataset, Integers
 from dpfl_plugin.data.fetch import DataSource, read_file
-from dpfl_plugin.errors import DataError
+from dpfl_plugin.errors import DataError, NoFileError
 
 NUM_CLASSES: Final = 10
 PIXELS: Final = 3 * 32 * 32
@@ -74,7 +74,8 @@ def _batches(source: DataSource) -> tuple[Images, Images]:
                 continue
             missing = [path.name for path in found.values() if not path.is_file()]
             if missing:
-                raise DataError(f"{source.root / place}: {', '.join(missing)} missing. Unpack the whole archive there.")
+                names = ", ".join(missing)
+                raise NoFileError(f"{source.root / place}: {names} missing. Unpack the whole archive there.")
             images = {name: parse(read_file(path), str(path)) for name, path in found.items()}
             return _joined([images[name] for name in TRAIN]), images[TEST]
     raise DataError(

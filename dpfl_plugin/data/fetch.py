@@ -21,14 +21,14 @@ import pooch
 
 from dpfl_plugin.data.base import Ownership
 from dpfl_plugin.data.memmap_store import Scratch
-from dpfl_plugin.errors import DataError, closest
+from dpfl_plugin.errors import DataError, NoFileError, closest
 
 CONNECT_SECONDS = 4.0  # a machine without a network must say so in seconds
 READ_SECONDS = 30.0
 LONGEST_REASON = 200
 
 
-class NotFetchedError(DataError):
+class NotFetchedError(NoFileError):
     """A file is not there, and could not be fetched.
 
     Attributes:
@@ -90,7 +90,7 @@ class DataSource:
         content = self._local(names, archive)
         if content is None:
             if url is None:
-                raise DataError(f"{relative} (or {relative}.gz) is not in {self.root}. Put it there.")
+                raise NoFileError(f"{relative} (or {relative}.gz) is not in {self.root}. Put it there.")
             self._fetch(relative, url, sha256, download_hash, archive)
             content = self._local(names, archive)
         if content is None:
@@ -108,7 +108,7 @@ class DataSource:
         has none of that name, at the folder of data files.
 
         Raises:
-            DataError: there is no such file; the message names the key and the full paths.
+            NoFileError: there is no such file; the message names the key and the full paths.
         """
         found: list[Path] = []
         for name in [named] if isinstance(named, str) else named:
@@ -117,12 +117,12 @@ class DataSource:
             if not matches:
                 if any(path.is_dir() for path in looked):
                     inside = str(Path(name) / "*.csv")
-                    raise DataError(f"{key}={name!r} is a folder. Name the files in it by a pattern, as {inside!r}.")
+                    raise NoFileError(f"{key}={name!r} is a folder. Name the files in it by a pattern, as {inside!r}.")
                 where = " and ".join(str(path.absolute()) for path in looked)
-                raise DataError(f"{key}={name!r}: there is no such file{_meant(name, looked)}; looked for {where}.")
+                raise NoFileError(f"{key}={name!r}: there is no such file{_meant(name, looked)}; looked for {where}.")
             found += matches
         if not found:
-            raise DataError(f"{key} names no file.")
+            raise NoFileError(f"{key} names no file.")
         return found
 
     def _local(self, names: Sequence[str], archive: str | None) -> tuple[Path, bytes] | None:

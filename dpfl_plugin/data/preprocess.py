@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # s
 from dpfl_plugin import registry
 from dpfl_plugin.data.base import Features, Federation
 from dpfl_plugin.data.files import numeric_features, read_npz
-from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, nearest, require
+from dpfl_plugin.errors import ConfigError, DataError, NoFileError, UnsupportedError, nearest, require
 
 MOST_OF_NORM: Final = 0.9
 Doubles = NDArray[np.float64]
@@ -291,7 +291,7 @@ def _project(x: Features, centre: Doubles, directions: Doubles) -> Features:
 
 def _public_features(path: Path, d: int) -> Features:
     if not path.is_file():
-        raise DataError(f"pca.fit: there is no file {path.absolute()}.")
+        raise NoFileError(f"pca.fit: there is no file {path.absolute()}.")
     arrays = read_npz(path)
     x = arrays.get("x", arrays.get("features"))
     if x is None or x.ndim < 2 or int(np.prod(x.shape[1:])) != d:

@@ -101,7 +101,8 @@ def _told_if_short(where: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_short(error):
             raise
-        raise MemoryShortError(f"out of memory at {where}: {str(error).splitlines()[0].rstrip('.')}") from error
+        public = f"out of memory at {where}"
+        raise MemoryShortError(f"{public}: {str(error).splitlines()[0].rstrip('.')}", public) from error
 
 
 class SiloGroup:

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -32,6 +33,7 @@ from dpfl_plugin.loaded import InDoubtError, Source
 from dpfl_plugin.runs.hidden_imports import unseen
 
 OURS: Final = "dpfl_plugin"  # known by a digest of its own
+_PARSING: Final = threading.Lock()  # CPython 3.11 counts depth for all threads together, and fails where two parse
 TORCH: Final = "torch"  # whoever names one of its losses or functions has not written it: its distribution counts
 
 
@@ -217,7 +219,8 @@ class _Tracer:
     def _follow(self, name: str, source: Source, module: ModuleType | None) -> None:
         self.files[name] = source.sha256
         try:
-            tree = ast.parse(source.data)
+            with _PARSING:
+                tree = ast.parse(source.data)
         except (SyntaxError, ValueError) as error:
             raise InDoubtError(f"{source.path} cannot be read as Python: {error}") from error
         is_package = Path(source.path).stem == "__init__"

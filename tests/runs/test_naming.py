@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -9,6 +10,8 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +40,24 @@ def test_a_digest_is_of_what_was_loaded_and_not_of_the_file(folder: Path) -> Non
     assert trace([module.make]) == before and set(before.files) == {"first"} and not before.doubts
     importlib.reload(module)
     assert trace([module.make]).changes(before.facts) == [f"module first ({folder / 'first.py'}) changed"]
+
+
+def test_sources_are_parsed_by_one_thread_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two silos of a process that begin together: CPython 3.11 fails where two threads parse (gh-106905)."""
+    module = imported(folder / "twice.py", "def make():\n    return 1\n")
+    real, at_once, most = ast.parse, Counter[str](), list[int]()
+
+    def slow(source: bytes) -> ast.Module:
+        at_once["now"] += 1
+        most.append(at_once["now"])
+        time.sleep(0.02)
+        at_once["now"] -= 1
+        return real(source)
+
+    monkeypatch.setattr("dpfl_plugin.runs.foreign_code.ast.parse", slow)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: trace([module.make]), range(4)))
+    assert most == [1] * 4 and all(set(code.files) == {"twice"} for code in found)
 
 
 def test_imports_of_imports_count_whoever_loaded_them_first(folder: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import dpfl_plugin
-from dpfl_plugin.errors import DataError, DpflError, LimitError
+from dpfl_plugin.errors import DataError, DpflError, LimitError, MemoryShortError, NoFileError
 from dpfl_plugin.runs import plugin_errors
 
 _PACKAGE = str(Path(dpfl_plugin.__file__).parent) + os.sep
@@ -17,10 +17,11 @@ _PACKAGE = str(Path(dpfl_plugin.__file__).parent) + os.sep
 def public_text(error: BaseException) -> str | None:
     """What an error says to rank 0, where no record can have a part in it; None where one may.
 
-    An owner's refusal has words for others. What this package raises tells of the configuration, of messages and of
-    what is public of data; unless it is about a data file, or quotes what other code raised.
+    An owner's refusal, and a lack of memory, have words for others. What this package raises tells of the
+    configuration, of messages and of what is public of data; unless it is about what is in a data file, or quotes what
+    other code raised.
     """
-    if isinstance(error, LimitError):
+    if isinstance(error, LimitError | MemoryShortError):
         return error.public
     return str(error) if all(map(_quotes_nothing, _chain(error))) else None
 
@@ -46,7 +47,8 @@ def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:
 def _quotes_nothing(error: BaseException) -> bool:
     frame = _last_frame(error)
     ours = frame is not None and frame.filename.startswith(_PACKAGE)
-    return ours and isinstance(error, DpflError) and not isinstance(error, DataError)
+    of_contents = isinstance(error, DataError) and not isinstance(error, NoFileError)
+    return ours and isinstance(error, DpflError) and not of_contents
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
