@@ -48,7 +48,7 @@ from dpfl_plugin.owners.limits import find_limits
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import earlier_runs
+from dpfl_plugin.privacy.prior import Prior, earlier_runs, follows_draws
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, build
@@ -161,7 +161,7 @@ class PrivateOracle:
                 warnings.warn(said, stacklevel=2)
             key.keep()
             account.shared = shared = stack.enter_context(open_shared(path, None if read is None else read.head))
-            shared.begin_run(_facts(config, parts, token))
+            shared.begin_run(_facts(config, parts, token, account.prior))
             shared.sync()
             found = cls(net, _Opened(config, parts, account, path, token, stack.pop_all()))
         _opened[path.resolve()] = found
@@ -458,17 +458,17 @@ def _fixed(net: nn.Module, layout: Layout) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, id(one), one._version) for name, one in kept.items() if name not in trained)
 
 
-def _facts(config: Config, parts: Parts, token: str) -> dict[str, Any]:
+def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, Any]:
     """What the ledger says of an oracle, as of a run."""
-    rules = parts.rules
+    rules, privacy = parts.rules, config.privacy
     return {
         "noise": token,
         "name": config.name,
         "data_sha256": parts.data_sha256,
         "num_silos": 1,
-        "delta": config.privacy.delta,
+        "delta": privacy.delta,
         "drawn": False,
-        "draws_decided": False,
+        "draws_decided": privacy.epsilon is not None and follows_draws(prior, privacy.budget_view),
         "largest_rate": rules.release(rules.sampler.rate(parts.num_records[0])).rate,
         "attempt": 0,
         "arithmetic": "",

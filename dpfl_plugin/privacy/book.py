@@ -7,6 +7,7 @@ import copy
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpfl_plugin.errors import PluginError
@@ -171,6 +172,8 @@ class Book:
         self.spending.add(in_rounds)  # what it knows it does not count twice
         self._note(batches(made))
         self.found = self.pricing.rounds_in(in_rounds)
+        for round, cost in list(self.costs.items()):
+            self.costs[round] = _dearer(cost, self.found.get(round))
         self._count_rounds()
         self.stretch.forget()
         self._awaited.clear()
@@ -198,9 +201,11 @@ class Book:
                 )
 
     def dearer(self, round: int, cost: RoundCost) -> RoundCost:
-        """A round that is repeated without lost silos, and planned anew, counts as the dearer of its attempts."""
-        before = self.costs.get(round) if self.lost else None
-        return before if before is not None and before.num_releases > cost.num_releases else cost
+        """A round that is repeated and planned anew counts as the dearer of its attempts: silos were lost, or a cap,
+        which attempts count towards, had others drawn, whose warm-up is longer or shorter. An attempt of which nothing
+        was charged is none."""
+        before = self.costs.get(round) if self.lost or self.noise_ids.get(round) else None
+        return _dearer(_dearer(cost, before), self.found.get(round))
 
     def _note(self, made: Iterable[Batch]) -> None:
         """Count charges, of rounds and beside them, for all but the spending."""
@@ -305,7 +310,7 @@ class Book:
         if not tally.only_rounds:
             tally = tally.only(lambda entry: self.ledger.tally.kind(entry) == "round")
         costs = self.pricing.rounds_in(tally)
-        costs.update(self.costs)
+        costs.update({round: _dearer(cost, costs.get(round)) for round, cost in self.costs.items()})
         return tally, costs
 
     def _to_state(self) -> list[Charge]:
@@ -344,6 +349,11 @@ def _first_of_each(book: Book) -> dict[Kind, int]:
         kind = book.kind(silo)
         kinds[kind] = min(silo, kinds.get(kind, silo))
     return kinds
+
+
+def _dearer(cost: RoundCost, other: RoundCost | None) -> RoundCost:
+    """A round's cost, with the releases of another attempt at it where those are more."""
+    return cost if other is None or other.num_releases <= cost.num_releases else replace(cost, levels=other.levels)
 
 
 def of_rounds(charges: Iterable[Charge]) -> list[Charge]:

@@ -8,7 +8,7 @@ round on, so that a run which spends its budget on rounds has what its last rele
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -109,7 +109,8 @@ class BesideMade:
     def prior(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> Prior:
         """What silos released beside the rounds; with ``ahead``, and will have by the end.
 
-        A release that was made again with fresh noise counts again. Every silo counts as the one that made most.
+        Every silo counts as if it had made all of them; one that was made again with fresh noise counts again, whoever
+        made it, since which silos were lost meanwhile may depend on records.
 
         Args:
             following: what all silos are about to release, after which round, and the name of its noise.
@@ -123,13 +124,12 @@ class BesideMade:
         more = {} if following is None else {following[:2]: {following[2]}}
         counts: dict[Kind, int] = {}
         for kind, made in self._made.items():
-            rounds, releases = Counter[int](), Counter[int]()
-            for (silo, round), noise_ids in made.items():
-                rounds[silo] += 1
-                releases[silo] += len(noise_ids | more.get((kind, round), set()))
-            again = max((releases[silo] - rounds[silo] for silo in rounds), default=0)
+            names = defaultdict[int, set[str]](set)
+            for (_, round), noise_ids in made.items():
+                names[round] |= noise_ids | more.get((kind, round), set())
+            releases = sum(map(len, names.values()))
             planned = self.plan.planned(kind, self._rules, min(self._num_records))[1]
-            counts[kind] = planned + again if ahead else max(releases.values(), default=0)
+            counts[kind] = planned + releases - len(names) if ahead else releases
         of_size = {n: self._releases(counts, n) for n in set(self._num_records)}
         everywhere = {silo: of_size[n] for silo, n in enumerate(self._num_records) if of_size[n]}
         return Prior(realised=everywhere, certain=everywhere)

@@ -47,6 +47,8 @@ earlier runs) x (this run's mixture), whatever the earlier draws had to do with 
 of releases in one, that itself depends on draws breaks the argument (a budget in the server's view does that, and a
 warm-up that ends when all silos were drawn): after such a run, `draws_decided` says to count this run's rounds as
 certain too, which holds for each D by itself. So does noise that was solved for what silos that were `drawn` had left.
+A run of all silos that goes on for as long as its budget has room beside what drawn silos released, or whose noise was
+solved for that, has a length, or noise, which depends on draws as well: `follows_draws`.
 
 Taken as given, as within one run: how records are dealt to silos. A partitioner that looks at labels could deal other
 records elsewhere if one were replaced; replacing a record means at the silo where it is. And a silo's whole data set
@@ -65,6 +67,7 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.composition import Earlier, Planned, Share, share_groups
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.spec import BudgetView
 from dpfl_plugin.privacy.tally import Tally, packed
 
 WHOLE: Share = (0.0, 1.0)
@@ -79,6 +82,8 @@ class Prior:
         certain: for each silo, towards a third party: as if it had taken part in every round.
         draws_decided: whether the draws of participants decided how long some earlier run, or a round of it, was.
         drawn: whether participants of some earlier run were drawn, so that ``realised`` depends on the draws.
+        later: whether one of them came in after this run had begun: what a budget of this run allowed until then did
+            not count it.
         runs: facts of the earlier runs, once each, with ``same_records`` and ``num_charges``.
     """
 
@@ -86,6 +91,7 @@ class Prior:
     certain: Earlier = field(default_factory=dict)
     draws_decided: bool = False
     drawn: bool = False
+    later: bool = False
     runs: tuple[Mapping[str, Any], ...] = ()
 
     def terms(self, silo: int, share: Share = WHOLE, *, third_party: bool = False) -> list[Term]:
@@ -104,6 +110,11 @@ class Prior:
             realised=_side_by_side(self.realised, beside.realised),
             certain=_side_by_side(self.certain, beside.certain),
         )
+
+
+def follows_draws(prior: Prior, view: BudgetView) -> bool:
+    """Whether what a budget in this view leaves beside ``prior`` depends on how participants were drawn there."""
+    return prior.draws_decided or (view == "server" and prior.drawn)
 
 
 def _side_by_side(one: Earlier, other: Earlier) -> Earlier:
@@ -155,8 +166,15 @@ def prior_of(ledger: Ledger, *, noise: str, data_sha256: str, num_silos: int, re
         certain=dict.fromkeys(range(num_silos), tuple(_merged(certain))) if runs else {},
         draws_decided=any(run["draws_decided"] for run in runs),
         drawn=any(run["drawn"] for run in runs),
+        later=_others_came_later(ledger, noise),
         runs=tuple(runs),
     )
+
+
+def _others_came_later(ledger: Ledger, noise: str) -> bool:
+    """Whether a session of another run began after the first one of this run."""
+    sessions = [facts["noise"] for facts in ledger.runs]
+    return noise in sessions and any(other != noise for other in sessions[sessions.index(noise) :])
 
 
 def runs_in(ledger: Ledger) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, prior_of
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, follows_draws, prior_of
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment
@@ -214,6 +214,7 @@ def shared_facts(job: Job) -> dict[str, Any]:
     # Silos that fail may decide how often a round is released, and who is drawn whether they do.
     lasting = job.config.runtime.on_silo_failure == "continue"
     ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
+    follows = privacy.epsilon is not None and follows_draws(job.prior, privacy.budget_view)
     return {
         "noise": job.naming.noise,
         "name": job.config.name,
@@ -222,7 +223,7 @@ def shared_facts(job: Job) -> dict[str, Any]:
         "num_silos": setting.num_silos,
         "delta": privacy.delta,
         "drawn": drawn,
-        "draws_decided": drawn and (bool(ended) or lasting or plan.most_gradients is not None),
+        "draws_decided": (drawn and (bool(ended) or lasting or plan.most_gradients is not None)) or follows,
         "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
     }
 

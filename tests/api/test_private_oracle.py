@@ -19,6 +19,7 @@ from dpfl_plugin.cli.account import account_file
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, LedgerError, UnsupportedError
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.ledger import Ledger
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.randn(50, 3, generator=RNG)
@@ -101,6 +102,19 @@ def test_it_refuses_at_the_budget_whoever_spent_it(tmp_path):
     with pytest.raises(BudgetError, match=r"holds .* does not cover one release"):
         made(path, privacy=spent)
     assert len(dpfl.Ledger.open(path).charges) == charged
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_an_oracle_with_what_drawn_silos_left_of_a_budget_says_so(tmp_path, drawn):
+    """How long it lasts follows from the draws, and a later run may draw the same silos."""
+    path = tmp_path / "silo.jsonl"
+    with Ledger(path, facts={"shared": 1}) as shared:
+        facts = {"noise": "run", "name": "run", "data_sha256": "0" * 64, "num_silos": 3, "delta": 1e-5}
+        shared.begin_run({**facts, "drawn": drawn, "draws_decided": False, "largest_rate": 0.2})
+    for privacy in (GIVEN, {**GIVEN, "epsilon": 3.0}):
+        made(path, privacy=privacy).close()
+    with Ledger.open(path, append=False) as shared:
+        assert [run["draws_decided"] for run in shared.runs] == [False, False, drawn]
 
 
 SECOND = """

@@ -166,6 +166,37 @@ def test_rounds_whose_length_draws_decide_leave_no_mixture(tmp_path: Path, algor
     assert [facts["draws_decided"] for facts in Ledger.open(ledger, append=False).runs] == [decided]
 
 
+def test_a_run_of_all_silos_that_lasts_as_drawn_ones_left_room_leaves_no_mixture(tmp_path: Path) -> None:
+    """Its length follows from who was drawn before, so that a later run's mixture would count one length for all draws.
+
+    What earlier runs are to a third party does not depend on draws: its budget leaves the same, whoever was drawn.
+    """
+    config, ledger = write(tmp_path, {"silo_rate": 0.5}), tmp_path / "all.jsonl"
+    everyone = ["--ledger", ledger, "--set", "silo_rate=1.0", "--set", "rounds=2"]
+    run(config, "--ledger", ledger)
+    run(config, *everyone, "--set", "privacy.epsilon=20", "--set", "privacy.budget_view=third_party")
+    with Ledger.open(ledger, append=False) as shared:
+        assert [facts["draws_decided"] for facts in shared.runs] == [False, False]
+    run(config, *everyone, "--set", "privacy.epsilon=20", "--set", "algorithm.local_lr=0.1")
+    views = run(config, "--ledger", ledger, "--set", "rounds=30", "--set", "algorithm.local_lr=0.2")["epsilon"]
+    with Ledger.open(ledger, append=False) as shared:
+        assert [facts["draws_decided"] for facts in shared.runs] == [False, False, True, False]
+    assert views["third_party"]["epsilon"] < 0.9 * views["server"]["worst_case_epsilon"]
+    assert views["total"]["third_party"]["epsilon"] == views["total"]["server"]["worst_case_epsilon"]
+
+
+def test_what_came_in_while_a_run_was_stopped_is_not_within_its_budget(tmp_path: Path) -> None:
+    """The budget let the run's first rounds pass before the other run was there: together they are above it, and so is
+    what a third party saw, of a silo that was in all of them."""
+    changes = {"rounds": None, "silo_rate": 0.75, "seed": 7, "privacy": {"epsilon": 3.0, "noise_multiplier": 4.0}}
+    config, ledger = write(tmp_path, {**changes, "checkpoint": {"every": 1}}), tmp_path / "all.jsonl"
+    crash(config, 6, "--ledger", ledger)
+    run(config, "--ledger", ledger, *("--set", "privacy.epsilon=null", "--set", "rounds=13", "--set", "silo_rate=1.0"))
+    total = run(config, "--ledger", ledger, "--resume")["epsilon"]["total"]
+    assert total["server"]["epsilon"] > 3.4
+    assert total["third_party"]["epsilon"] >= 3.234, "of the silo that every round drew; the privacy loss, by FFT"
+
+
 @pytest.mark.parametrize("view", ["server", "third_party"])
 def test_noise_is_solved_for_what_is_left(tmp_path: Path, view: str) -> None:
     changes = {"silo_rate": 0.5, "rounds": 10, "privacy": {"epsilon": 3.0, "budget_view": view}}

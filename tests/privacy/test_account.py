@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP, Accountant
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.events import SampledGaussian, Term, Unit
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term, Unit
 from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
@@ -22,6 +23,7 @@ from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.schedules import Constant, Geometric
+from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.spec import BudgetSpec, BudgetView
 
 SIGMA, RATE, DELTA, K = 8.0, 0.5, 1e-5, 2
@@ -202,6 +204,44 @@ def test_a_second_opinion_and_another_ledger_leave_the_account_as_it_is() -> Non
         assert doubled.views()[view]["epsilon"] == 2 * before[view]["epsilon"]
     assert held.views()["server"]["epsilon"] == pytest.approx(epsilon(7), rel=1e-12)
     assert one.views() == before and len(one.ledger) < len(ahead)
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 2), (2, 3)])
+def test_a_round_that_is_planned_anew_counts_as_the_dearer_of_its_attempts(first: int, second: int) -> None:
+    """Attempts count towards a cap, so that the second draws others, to whom a warm-up may be longer or shorter."""
+    one = account(max_participations=4, rounds=8)
+    plan = Round((0, 1), first, most_gradients=3)
+    one.begin_round(0, plan)
+    one.append(one.charges(0, plan, "a"))
+    again, plan = account(max_participations=4, rounds=8, ledger=one.ledger), Round((2, 3), second, most_gradients=3)
+    again.begin_round(0, plan)
+    again.append(again.charges(0, plan, "b"))
+    event = {"noise_multiplier": SIGMA, "sampler": "fixed", "rate": RATE, "neighbouring": "replace_one"}
+    dearer = Term(release=SampledGaussian(**event), count=3, rounds=2)  # type: ignore[arg-type]
+    expected = pytest.approx(RDP().epsilon([dearer], DELTA), rel=1e-12)
+    for made in (again, account(max_participations=4, rounds=8, ledger=one.ledger, stating=True)):
+        try:
+            views = made.views()
+        except LedgerError as error:
+            raise AssertionError("no statement can be made") from error
+        assert views["server"]["worst_case_epsilon"] == expected == views["third_party"]["epsilon"]
+
+
+def test_after_a_loss_attempts_at_a_score_count_whoever_was_in_them() -> None:
+    def worst(*attempts: tuple[int, ...]) -> float:
+        scores = Scores((0.8, 1.0), 3.0)
+        one = account(beside=Beside(200, scores=scores, num_scores=1), rounds=3)
+        run(one, 2, Round((0, 1, 2, 3), participation="all", share=(0.0, 0.8)))
+        one.lose()
+        release = scores.release("replace_one")
+        for name, silos in zip("xy", attempts, strict=False):
+            more = {"release": release, "count": 1, "share": scores.share, "noise_id": name, "kind": "score"}
+            one.append([Charge(round=2, silo=silo, **more) for silo in silos])  # type: ignore[arg-type]
+        views = one.views()
+        assert views["server"]["worst_case_epsilon"] == views["third_party"]["epsilon"]
+        return float(views["third_party"]["epsilon"])
+
+    assert worst((0,), (1, 2, 3)) == worst((0, 1, 2, 3), (0, 1, 2, 3)) > 1.4 * worst((0, 1, 2, 3))
 
 
 def test_after_a_loss_a_third_party_is_told_the_worst_case_in_every_number() -> None:

@@ -216,9 +216,9 @@ class ThirdParty(Claims):
             return self._named(self.mixture(alike, charges, prior), alike)
         if book.rules.varies or any(cost.most for cost in alike.values()) or not self._known_to_come(alike):
             given = self.mixture(made_certain(costs), charges, prior)
-            return self._within_budget(replace(given, basis=f"{given.basis}; {GIVEN_WHO}"))
+            return self._within_budget(replace(given, basis=f"{given.basis}; {GIVEN_WHO}"), prior)
         if book.cap_matters():
-            return self._within_budget(self.mixture(costs, charges, prior))
+            return self._within_budget(self.mixture(costs, charges, prior), prior)
         drawn = [round for round, cost in alike.items() if cost.probability < 1]
         padded = dict(alike)
         if len(alike) != book.spec.rounds:
@@ -228,7 +228,7 @@ class ThirdParty(Claims):
             padded |= dict.fromkeys(range(first, first + limit - len(drawn)), last)
         mixture = self.mixture(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
-        return self._within_budget(named)
+        return self._within_budget(named, prior)
 
     def _known_to_come(self, costs: Mapping[int, RoundCost]) -> bool:
         """Whether rounds that other draws would have allowed cost no more than if they were the last one again.
@@ -265,8 +265,10 @@ class ThirdParty(Claims):
         why = "rounds for which no mixture is proven, by their noise schedule, count as the server's worst case"
         return replace(view, basis=f"{view.basis}; {why}")
 
-    def _within_budget(self, view: ViewEpsilon) -> ViewEpsilon:
+    def _within_budget(self, view: ViewEpsilon, prior: Prior) -> ViewEpsilon:
         assert self.budget is not None
+        if prior.later:
+            return view  # rounds were allowed before all that is in ``prior`` was there
         if view.epsilon <= self.budget.most or self.budget.accountant != self.accountant:
             return view  # a second opinion does not lean on what another accountant allowed
         basis = "the budget, which no silo's releases pass, whoever is drawn"
