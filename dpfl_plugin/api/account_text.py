@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dpfl_plugin.api import fitting
 from dpfl_plugin.api.spent import RECIPE, TUNED, Row, without_papers
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
 
 RECIPE_IN_SHORT: Final = (
@@ -90,7 +90,7 @@ def show(console: Console, rows: Mapping[str, Sequence[Row]], *, of_papers: bool
             if name == RECIPE:
                 continue
             values = [_number(of[accountant]) if accountant in of else "-" for accountant in accountants]
-            table.add_row(label, name, *values, f"{next(iter(of.values()))['delta']:g}")
+            table.add_row(label, name, *values, digits(next(iter(of.values()))["delta"], 6))
     fitting.show(console, table)
     for title, lines in (
         ("views", _bases(rows)),

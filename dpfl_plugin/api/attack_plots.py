@@ -13,7 +13,7 @@ from torch import Tensor
 from dpfl_plugin.api.plots import shown
 from dpfl_plugin.attacks import roc
 from dpfl_plugin.attacks.demonstration import FPR, Inversion, Membership
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def membership(measured: Mapping[str, Membership], title: str, delta: float) -> 
         if private is not None:
             limit = private.bound.tpr(grid)
             spent = places(private.epsilon, 2) if math.isfinite(private.epsilon) else "∞"
-            guarantee = f"ε = {spent}, δ = {delta:g}"
+            guarantee = f"ε = {spent}, δ = {digits(delta, 6)}"
             label = f"on average no attack exceeds this at {guarantee}: AUC {places(private.bound.auc(), 2)}"
             axis.plot(grid, limit, "--", color=BOUND, linewidth=1.4, label=label)
             axis.fill_between(grid, limit, 1, color=BOUND, alpha=0.06, linewidth=0)

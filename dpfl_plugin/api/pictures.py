@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.runs.folder import RunFolder, write_atomic
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def detailed(runs: Mapping[str, Lines], title: str, delta: float | None) -> Figu
     for label, lines in _one_of_each(private).items():
         _epsilon(axes[1, 0], label, lines, colours.get(label, "black"))
     if private:
-        axes[1, 0].set_ylabel("epsilon" if delta is None else f"epsilon at delta = {delta:g}")
+        axes[1, 0].set_ylabel("epsilon" if delta is None else f"epsilon at delta = {digits(delta, 6)}")
         axes[1, 0].set_ylim(bottom=0)
         axes[1, 0].legend(fontsize=8, frameon=False, loc="lower right")
     axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

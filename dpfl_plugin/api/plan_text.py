@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dpfl_plugin.api import fitting
 from dpfl_plugin.api.rates import NEAR
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
 
 Answer = dict[str, Any]
@@ -74,7 +74,7 @@ def show(console: Console, answers: Mapping[str, Answer]) -> None:
         epsilons = [places(answer["epsilon"][view], 4) for view in ("server", "third_party")]
         more = " or more" if answer["at_limit"] else ""
         found = [value + more, str(answer["rounds"])][: len(columns)]
-        table.add_row(label, *found, *epsilons, f"{answer['asked']['delta']:g}")
+        table.add_row(label, *found, *epsilons, digits(answer["asked"]["delta"], 6))
         lines.append(f"{label}: {_how(answer)}")
         lines += [
             f"{label}: record_rate {one['rate']:g}: noise_multiplier {one['noise_multiplier']:.4g}, and noise of "

@@ -233,7 +233,7 @@ def _statement(trained: Trained) -> list[str]:
     shared = ", with all candidates of its tuning" if "tuning" in trained.result else shared
     lines = [
         f"{where} was trained at epsilon {_number(server)} (server), {_number(outside)} (third party), delta "
-        f"{epsilon['server']['delta']:g}, {level} level{shared}.",
+        f"{digits(epsilon['server']['delta'], 6)}, {level} level{shared}.",
         COVERED,
         NOT_COVERED,
     ]

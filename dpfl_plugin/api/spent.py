@@ -18,6 +18,7 @@ from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.api.shared_ledgers import is_ledger, say_notes, shared_rows
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import DataError, UnsupportedError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
@@ -162,10 +163,11 @@ def _of_tuning(config: Config, tuning: Mapping[str, Any], neighbouring: str | No
 
 
 def _alone(tuning: Mapping[str, Any]) -> str:
+    together = digits(tuning["epsilon"], 6)
     return (
         f"This run is one of {tuning['num_candidates']} candidates of a tuning, and what all of them released decided "
-        f"which is kept: its guarantee is epsilon {tuning['epsilon']:g} of all together. The other numbers are of what "
-        "it released alone, and guarantee nothing."
+        f"which is kept: its guarantee is epsilon {together} of all together. The other numbers are of what it "
+        "released alone, and guarantee nothing."
     )
 
 

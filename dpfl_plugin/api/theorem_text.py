@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin.api import fitting
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.theorems import Prescribed
@@ -115,7 +115,7 @@ def _proofs(proofs: Sequence[Proof]) -> Table:
             _number(proof["claimed_epsilon"]),
             _bound(epsilon["server"]),
             _bound(epsilon["third_party"]),
-            f"{proof['delta']:g}",
+            digits(proof["delta"], 6),
         )
     return table
 

@@ -20,6 +20,7 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.training import check_path, stopping, values_of
 from dpfl_plugin.config.load import base_of, joined, merged, parse_setting, read_yaml
 from dpfl_plugin.config.tune import TuneFile, has_tune, tune_of
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, TrainingError, require
 from dpfl_plugin.runs.folder import RunFolder, to_json
@@ -126,8 +127,8 @@ class Tuning(Mapping[str, Run]):
 
     def _summary(self) -> str:
         return (
-            f"{self.result['winner']['label']} of {len(self)} candidates, epsilon {self.epsilon:g} at delta "
-            f"{self.delta:g} in all"
+            f"{self.result['winner']['label']} of {len(self)} candidates, epsilon {digits(self.epsilon, 6)} at "
+            f"delta {digits(self.delta, 6)} in all"
         )
 
     def _repr_html_(self) -> str:

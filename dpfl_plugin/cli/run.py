@@ -35,7 +35,7 @@ from dpfl_plugin.cli import profiles, starting
 from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.config.load import Plan, Variant
 from dpfl_plugin.core.outcomes import ACCURACY, score_key
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runs.folder import RunFolder, to_json
@@ -225,7 +225,7 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
             str(result["rounds"]),
             *("-" if value is None else f"{value:.4f}" for value in (last, mean, worst)),
             *(_epsilon(view) for view in (server, third_party)),
-            f"{server['delta']:g}",
+            digits(server["delta"], 6),
             f"{result['seconds']:.1f}",
         )
     for warning in dict.fromkeys(text for result in results.values() for text in result.get("warnings", ())):

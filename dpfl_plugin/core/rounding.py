@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
+_EVERY_DIGIT = Context(prec=400)  # of the largest float
+
 
 def places(bound: float, count: int) -> str:
     """``bound`` with ``count`` decimal places; with two significant digits where it is so small that these hide it."""
@@ -15,8 +17,8 @@ def places(bound: float, count: int) -> str:
         return digits(bound, 2)
     if not math.isfinite(bound):
         return f"{bound}"
-    exact = Decimal(repr(bound))  # what a person would take the float for, and not its 53 bits
-    return str(exact.quantize(Decimal(1).scaleb(-count), rounding=ROUND_CEILING))
+    exact = Decimal(repr(float(bound)))  # what a person would take the float for, and not its 53 bits
+    return f"{exact.quantize(Decimal(1).scaleb(-count), ROUND_CEILING, _EVERY_DIGIT):f}"
 
 
 def digits(bound: float, count: int) -> str:
@@ -32,7 +34,7 @@ def digits_down(bound: float, count: int) -> str:
 def _rounded(bound: float, count: int, how: str) -> str:
     if not math.isfinite(bound):
         return f"{bound}"
-    rounded = Context(prec=count, rounding=how).create_decimal(repr(bound))
+    rounded = Context(prec=count, rounding=how).create_decimal(repr(float(bound)))
     text = f"{float(rounded):.{count}g}"  # 3 for 3.0, and 1e-05
     return text if Decimal(text) == rounded else f"{rounded:g}"
 

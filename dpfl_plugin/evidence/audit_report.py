@@ -185,9 +185,10 @@ def _violations(report: Report, missing: int) -> list[str]:
 def _rows(report: Report) -> list[tuple[str, str, str]]:
     """(what, found, claimed) for a table."""
     claimed, strict = _epsilon(report.epsilon, report), _epsilon(report.strict_epsilon, report)
+    proven, surely = digits_down(report.epsilon_bound, 3), digits_down(report.strict_bound, 3)
     lines = [
-        (f"epsilon that the canaries prove (delta {report.delta:g}, 95 %)", f"{report.epsilon_bound:.2f}", claimed),
-        (f"the same at delta {report.strict_delta:g}, sure to {_strict()}", f"{report.strict_bound:.2f}", strict),
+        (f"epsilon that the canaries prove (delta {report.delta:g}, 95 %)", proven, claimed),
+        (f"the same at delta {report.strict_delta:g}, sure to {_strict()}", surely, strict),
     ]
     if report.gaussian is not None:
         lines.append(("epsilon estimated, if noise is Gaussian", _interval(report.gaussian, 2), claimed))

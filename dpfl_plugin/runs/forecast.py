@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.data.base import Federation, survey
 from dpfl_plugin.errors import BudgetError, ConfigError
 from dpfl_plugin.federation.planning import Planner
@@ -205,10 +205,10 @@ class Forecast:
         epsilon = self.config.privacy.epsilon
         assert epsilon is not None
         if self.prior.runs and held > (1 - RESOLUTION) * epsilon:
-            left = f"only {epsilon - held:.2g} of it is left" if held < epsilon else "nothing of it is left"
+            left = f"only {digits_down(epsilon - held, 2)} of it is left" if held < epsilon else "nothing of it is left"
             raise BudgetError(
                 f"privacy.epsilon={epsilon!r} is out of reach: the ledger holds {earlier_runs(self.prior)}, at epsilon "
-                f"{held:.6g}, so that {left}: the budget is used up (up to {RESOLUTION:.1%} of one may stay, as "
+                f"{digits(held, 6)}, so that {left}: the budget is used up (up to {RESOLUTION:.1%} of one may stay, as "
                 "noise is not solved for more exactly). Raise privacy.epsilon, or use other data. Next time give the "
                 "first run a smaller privacy.epsilon than the later ones."
             )

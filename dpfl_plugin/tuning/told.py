@@ -78,14 +78,15 @@ def statement(told: Mapping[str, Any], name: str) -> str:
     """`tuning.md`: the guarantee of a tuning and of its winner, and what it came to."""
     guarantee, winner = told["guarantee"], told["winner"]
     epsilon, delta = guarantee["epsilon"], guarantee["delta"]
+    most = digits(epsilon, 6)
     parts = [
         f"# Tuning: {name}",
         f"In short: one record changes the probability of whatever the server may see, of all {told['num_candidates']} "
-        f"candidates and of the winner's whole training, by a factor of at most e^{epsilon:g} ({odds(epsilon)}), up to "
-        f"an additional {delta:g} (delta). **This is the guarantee of the winner, too**: it was chosen by what all "
-        "candidates released. The epsilon of its run alone guarantees nothing.",
+        f"candidates and of the winner's whole training, by a factor of at most e^{most} ({odds(epsilon)}), up to an "
+        f"additional {digits(delta, 6)} (delta). **This is the guarantee of the winner, too**: it was chosen by what "
+        "all candidates released. The epsilon of its run alone guarantees nothing.",
         f"The ledger holds releases of epsilon {digits(guarantee['in_ledger'], 6)} in all; the plan, fixed before the "
-        f"first of them, comes to {digits(told['epsilon'], 6)}, and no candidate can pass {epsilon:g}.",
+        f"first of them, comes to {digits(told['epsilon'], 6)}, and no candidate can pass {most}.",
         "What is protected, from whom and on what assumptions is in the winner's `privacy.md`.",
         "## What it cost",
         "\n".join(f"* {line}" for line in price_lines(told, epsilon)),
