@@ -43,7 +43,11 @@ FEW: Final = 10  # records of a silo, below which a fixed share of those to trai
 
 @dataclass(frozen=True, slots=True)
 class OwnData:
-    """Tables that are there: a file, a folder with one for each silo, or a pattern; and which columns are what."""
+    """Tables that are there: a file, a folder with one for each silo, or a pattern; and which columns are what.
+
+    Attributes:
+        encoding, sheet: see `TextFormat`.
+    """
 
     path: Path
     label: str | None = None
@@ -52,6 +56,8 @@ class OwnData:
     person: str | None = None
     time: str | None = None
     event: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
 
     @property
     def roles(self) -> dict[str, str | None]:
@@ -158,6 +164,7 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     told.append(f"features: {column_list(features)}.")
     if words:
         told.append(f"not used, as they hold words: {column_list(words)}. Encode them as numbers to use them.")
+        told.append("A schema reads words, dates, gaps and marks of thousands: `dpfl init --from` drafts one.")
     told += _scales(features, read.features[:, [read.columns.index(name) for name in features]])
     told += _told_of_numbers(numbers, identifier_columns(read.columns, [read.features]))
     mend = f"If so, name it as person_column, {KEEPS}; or leave it out: ignore_columns."
@@ -175,9 +182,11 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
         DataError: a file cannot be read, or they have different columns.
     """
     paths, patterns = _paths(own.path, folder, TABLES)
-    found = tables.drafted(paths, own.roles)
+    form = {"encoding": own.encoding, "sheet": own.sheet}
+    found = tables.drafted(paths, own.roles, form)
     lines = ["dataset:", "  name: table", f"  files: {_yaml(patterns[0] if len(patterns) == 1 else patterns)}"]
     lines += [f"  decimal: {_yaml(found.form.decimal)}"] * (found.form.decimal != ".")
+    lines += [f"  {key}: {_yaml(value)}" for key, value in form.items() if value is not None]
     lines += [
         "schema:",
         "  # Drafted by looking at the values, which is not private: put the categories and ranges that",

@@ -53,6 +53,8 @@ def init_project(
     time: str | None = None,
     event: str | None = None,
     schema: bool = False,
+    encoding: str | None = None,
+    sheet: str | None = None,
 ) -> Project:
     """Write a project to ``folder``: a configuration that runs, data (made up, or yours), a notebook, a .gitignore.
 
@@ -62,6 +64,7 @@ def init_project(
         time, event: of survival, instead of a label: a time, and whether the event was then.
         guess_label: choose the label by its name, or take the last column.
         schema: draft one by looking at the values, which is not private; else the tables are CSV files of numbers.
+        encoding, sheet: with a schema, of text that is not UTF-8; of workbooks, where it is not the first.
 
     Raises:
         ConfigError: a file is there already, the folder cannot be written, or no column has such a name; nothing is
@@ -76,7 +79,7 @@ def init_project(
     except OSError as error:
         raise ArgumentError(f"{{FOLDER}}={str(folder)!r} cannot be written: {error.strerror}. Use another.") from error
     roles = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
-    block = _block(folder, data, roles, guess_label=guess_label, schema=schema)
+    block = _block(folder, data, roles, {"encoding": encoding, "sheet": sheet}, guess_label=guess_label, schema=schema)
     files = rendered(_name(folder), block, with_records=data is None)
     kept = (folder / GITIGNORE).exists()
     ignore = files.pop(GITIGNORE) if kept else ""
@@ -94,12 +97,13 @@ def _block(
     folder: Path,
     data: str | Path | None,
     roles: Mapping[str, str | None],
+    form: Mapping[str, str | None],
     *,
     guess_label: bool,
     schema: bool,
 ) -> DataBlock:
     """What the configuration says of the data."""
-    given = {**roles, "guess_label": guess_label or None}
+    given = {**roles, **form, "guess_label": guess_label or None}
     if data is None:
         for name, value in given.items():
             if value is not None:
@@ -111,10 +115,10 @@ def _block(
         raise ArgumentError(
             "{guess_label} is for CSV files of numbers; with a schema, {label} says which column it is."
         )
-    for name in ("person", "time", "event"):
-        if roles[name] is not None and not schema:
+    for name in ("person", "time", "event", *form):
+        if given[name] is not None and not schema:
             raise ArgumentError(f"{{{name}}} has no meaning without a schema, which says what it holds.")
-    own = OwnData(Path(data), guess_label=guess_label, **roles)
+    own = OwnData(Path(data), guess_label=guess_label, **roles, **form)
     return drafted(own, folder) if schema else found(own, folder)
 
 

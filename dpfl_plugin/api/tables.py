@@ -162,6 +162,8 @@ def draft_schema(
     person: str | None = None,
     time: str | None = None,
     event: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
 ) -> dict[str, Any]:
     """A first schema for files, or a data frame, as plain values, to be corrected.
 
@@ -173,6 +175,7 @@ def draft_schema(
         data: a file, several, or a data frame; or {silo's name: data frame or file}, all with the same columns.
         label, silo, person: columns: what to predict, whose silo and whose record it is.
         time, event: of survival, instead of a label: a time, and whether the event was then.
+        encoding, sheet: of files, as `check_tables` takes them.
 
     Raises:
         DataError: a file cannot be read, or silos have different columns. ConfigError: there is no such column, or
@@ -180,6 +183,7 @@ def draft_schema(
     """
     check_installed()
     from dpfl_plugin.data import draft
+    from dpfl_plugin.data.pieces import TextFormat
 
     columns = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
     if isinstance(data, str | Path):
@@ -197,7 +201,7 @@ def draft_schema(
         if not isinstance(one, str | Path) and not is_frame(one):
             raise ConfigError(f"{where} is of type {type(one).__name__}: data must {WHAT}.")
     require(len(named) > 0, "data", data, WHAT)
-    made = draft.of_tables(named, draft.Roles(**columns))
+    made = draft.of_tables(named, draft.Roles(**columns), TextFormat(encoding=encoding, sheet=sheet))
     warnings.warn(f"this schema was {NOT_PRIVATE}.", stacklevel=2)
     for line in made.told:
         say(Worded(line).in_python)
@@ -206,12 +210,22 @@ def draft_schema(
     return made.schema
 
 
-def drafted(files: Sequence[str | Path], columns: Mapping[str, str | None]) -> draft.Draft:
-    """A first schema for files, with how they are written, and what to look at; errors as `draft_schema`."""
+def drafted(
+    files: Sequence[str | Path], columns: Mapping[str, str | None], form: Mapping[str, str | None]
+) -> draft.Draft:
+    """A first schema for files, with how they are written, and what to look at; errors as `draft_schema`.
+
+    Args:
+        form: their encoding and sheet, see `TextFormat`.
+    """
     check_installed()
     from dpfl_plugin.data import draft
     from dpfl_plugin.data.pieces import TextFormat
 
     if not files:
         raise ConfigError("data names no file.")
-    return draft.of_files([Path(one).expanduser() for one in files], TextFormat(), draft.Roles(**columns))
+    return draft.of_files(
+        [Path(one).expanduser() for one in files],
+        TextFormat(encoding=form["encoding"], sheet=form["sheet"]),
+        draft.Roles(**columns),
+    )

@@ -84,6 +84,12 @@ def init(
     event: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="With --time: whether the event was at this time.")
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --from: of text that is not UTF-8, e.g. windows-1252.")
+    ] = None,
+    sheet: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --from: of workbooks, where it is not the first.")
+    ] = None,
 ) -> None:
     """Make a project: a configuration that runs, data (made up, --data or --from), a notebook, a .gitignore.
 
@@ -98,12 +104,13 @@ def init(
         )
     drafted = source is not None
     columns = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
-    for name in ("person", "time", "event"):
-        if columns[name] is not None and not drafted:
+    form = {"encoding": encoding, "sheet": sheet}
+    for name in ("person", "time", "event", *form):
+        if (columns | form)[name] is not None and not drafted:
             raise ConfigError(f"--{name} has no meaning without --from.")
     if guess_label and drafted:
         raise ConfigError("--guess-label has no meaning without --data.")
-    project = init_project(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
+    project = init_project(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns, **form)
     show(project, schema=drafted)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.data.flaws import Flaws, is_decimal_comma
 from dpfl_plugin.data.schema import WHERE, Column
-from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
+from dpfl_plugin.data.thousands import Mark, Points, decimal_beside, grouped, has_mark, ungrouped, without_marks
 
 Doubles = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -56,7 +56,8 @@ class Cells:
         name: of the column. key: of the schema, that says what it holds. array: [n]. first: the number of the first
             record. missing: words that are no value. decimal: "." or ",". asked: of a record that a
             model is asked about; another schema would be another model, so that only the file can be mended.
-        empty: records [n] of which no cell is filled, which are told of by themselves.
+        empty: records [n] of which no cell is filled, which are told of by themselves. thousands: the mark of thousands
+            that the schema names.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Cells:
     decimal: str | None = None
     asked: bool = False
     empty: Mask | None = None
+    thousands: Mark | None = None
 
     def mend(self, by_schema: str, asked: str = NOT_KNOWN) -> str:
         """How to mend a cell: of training records also by the configuration."""
@@ -140,9 +142,12 @@ class Cells:
     def _parsed(self) -> tuple[Doubles, Mask]:
         text, nothing = self.words()
         text = pc.if_else(pa.array(nothing), pa.scalar(None, text.type), text)
-        if self.decimal == ",":
+        decimal = self.decimal
+        if self.thousands is not None:
+            text, decimal = self._without_thousands(text, self.thousands), decimal_beside(self.thousands) or decimal
+        if decimal == ",":
             text = self._without_points(text)
-        elif self.decimal is None and not self.asked:
+        elif decimal is None and not self.asked:
             points = self.found.points.setdefault(self.name, Points())
             if not points.are_decimals and pc.any(pc.match_substring(text, ".")).as_py():
                 points.add(pc.unique(text.drop_null()).to_pylist())
@@ -152,6 +157,27 @@ class Cells:
             values = self._one_by_one(text)
         # "nan" that is no missing value is an infinite one here: flagged by the caller, never taken for missing.
         return np.where(np.isnan(values) & ~nothing, np.inf, values), nothing
+
+    def _without_thousands(self, text: pa.Array, mark: Mark) -> pa.Array:
+        """Cells without marks of thousands; 0 where one is not before three digits, which is flagged here."""
+        different = pc.unique(text.drop_null()).to_pylist()
+        marked = [word for word in different if has_mark(word, mark)]
+        if not marked:
+            return text
+        good = [word for word in marked if (found := grouped(word)) is not None and found.mark == mark]
+        odd = _mask(pc.is_in(text, value_set=pa.array(sorted({*marked} - {*good}), pa.string())))
+        self.flag(
+            odd,
+            f": {{}} has {mark!r} elsewhere than before three digits, and it is the mark of thousands.",
+            f"have {mark!r}, the mark of thousands, elsewhere than before three digits",
+            self.mend(
+                "Write all numbers of the column alike; if it is their decimal mark, leave out "
+                f"{WHERE}.{self.key}.thousands."
+            ),
+        )
+        plainly = pa.array([ungrouped(word, mark) for word in good], pa.string())
+        at = pc.index_in(text, value_set=pa.array(good, pa.string()))
+        return pc.if_else(pa.array(odd), "0", pc.coalesce(plainly.take(at), text))
 
     def _without_points(self, text: pa.Array) -> pa.Array:
         """Cells with a decimal comma as Python has them; 0 where a number has a point, which is flagged here."""
@@ -212,7 +238,7 @@ class Cells:
             decimals = "if they are decimals, pandas.read_csv(..., decimal=',')."
         as_trained = "Write it with a point, as the training records have it."
         plainly = f"Write it without marks of thousands, {whole}"
-        by_pandas = f"{plainly}, as {PANDAS.format(mark=mark)} makes it"
+        reads = f"{WHERE}.{self.key}.thousands: {mark!r} reads it as {whole}" if self.is_column else plainly
         no_number = f"Correct the file, or name them: {WHERE}.{self.key}: {{type: category, values: [...]}}"
         no_number += f"; if it is no value, {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
         return {
@@ -220,12 +246,12 @@ class Cells:
             "thousands": (
                 ": {} has marks of thousands.",
                 "have marks of thousands",
-                self.mend(f"{by_pandas}.", f"{plainly}."),
+                self.mend(f"{reads}.", f"{plainly}."),
             ),
             "either": (
                 ": {} has a comma, of thousands or of decimals.",
                 "have a comma, of thousands or of decimals",
-                self.mend(f"{by_pandas}; {decimals}", f"{plainly}, or with a point if they are decimals."),
+                self.mend(f"{reads}; {decimals}", f"{plainly}, or with a point if they are decimals."),
             ),
             "word": (": {} is not a number.", "are not numbers", self.mend(no_number)),
         }

@@ -18,21 +18,22 @@ import numpy as np
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import empty_records
-from dpfl_plugin.data.draft_marks import NOT_USED, marks_of
+from dpfl_plugin.data.draft_dates import DAY_FIRST, MONTH_FIRST, in_doubt
+from dpfl_plugin.data.draft_marks import NOT_USED, Marks, marks_of
 from dpfl_plugin.data.draft_notes import MOST_VALUES, Places, kinds_of, notes
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws
 from dpfl_plugin.data.identifiers import are_identifiers
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
-from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
+from dpfl_plugin.data.pieces import NotUtf8Error, Pieces, TextFormat, frame_pieces, open_table, sentence
 from dpfl_plugin.data.schema import Column
-from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, numbers_of
-from dpfl_plugin.errors import ArgumentError, DataError, nearest
+from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, numbers_of, outwards
+from dpfl_plugin.errors import ArgumentError, DataError, Worded, nearest
 
 MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
 MOST_CLASSES: Final = 20
-DATES: Final = (None, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+DATES: Final = (None, "%d.%m.%Y", DAY_FIRST, MONTH_FIRST)
 KINDS: Final = (is_number, *map(is_date, DATES))
 LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a category with more than MOST_LEVELS
 EMPTY: Final = "is empty: its first line must name the columns, and records follow it."
@@ -88,18 +89,25 @@ def of_files(paths: Sequence[Path], form: TextFormat, roles: Roles) -> Draft:
     Raises:
         DataError: one cannot be read, or they have other columns than the first. ConfigError: there is no such column.
     """
-    return _drafted([open_table(path, form) for path in paths], [str(path) for path in paths], form, roles)
+    return _drafted([_opened(path, form) for path in paths], [str(path) for path in paths], form, roles)
 
 
-def of_tables(named: Mapping[str, Any], roles: Roles) -> Draft:
+def of_tables(named: Mapping[str, Any], roles: Roles, form: TextFormat) -> Draft:
     """Of data frames of pandas, and files, by the names that messages give to frames; errors as `of_files`."""
-    form = TextFormat()
     files = {name: Path(one).expanduser() for name, one in named.items() if isinstance(one, str | Path)}
-    tables = [open_table(files[name], form) if name in files else frame_pieces(one) for name, one in named.items()]
+    tables = [_opened(files[name], form) if name in files else frame_pieces(one) for name, one in named.items()]
     return _drafted(tables, [str(files.get(name, name)) for name in named], form, roles)
 
 
-def _check_header(header: Sequence[str], name: str, roles: Roles) -> None:
+def _opened(path: Path, form: TextFormat) -> Pieces:
+    try:
+        return open_table(path, form)
+    except NotUtf8Error as error:
+        raise DataError(Worded(f"{error} Or read it as it is: {{encoding='windows-1252'}}.")) from error
+
+
+def _check_header(header: Sequence[str], name: str, roles: Roles, note: str) -> None:
+    """``note``: what to say of how the table was opened."""
     if not header:
         raise DataError(f"{name} {EMPTY}")
     wanted = " and ".join(map(repr, roles.columns.values()))
@@ -110,6 +118,7 @@ def _check_header(header: Sequence[str], name: str, roles: Roles) -> None:
             shown = column_list(header[:30])
             raise ArgumentError(
                 f"{{{key}}}={column!r}{nearest(column, header)}: {name} has no such column. Columns: {shown}."
+                + (f" {sentence(note)}, and {{sheet}} here." if note else "")
             )
     if "" in header:
         raise DataError(f"{name}, header: column {header.index('') + 1} has no name. {NAMELESS} Name or remove it.")
@@ -152,15 +161,18 @@ def _other_columns(name: str, header: Sequence[str], first: str, of_first: Seque
 
 def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
     header = tables[0].header
-    _check_header(header, names[0], roles)
+    _check_header(header, names[0], roles, tables[0].note)
     seen = _read(tables, names)
-    written = marks_of({name: one for name, one in seen.items() if name not in (roles.silo, roles.person)})
+    measured = {name: one for name, one in seen.items() if name not in (roles.silo, roles.person)}
+    written = marks_of(measured, [name for name in (roles.label, roles.time, roles.event) if name is not None])
+    seen |= written.plain
+    written = replace(written, left_out={**written.left_out, **in_doubt(measured, written.left_out)})
     for name in (roles.label, roles.time, roles.event):
         if name is not None and name in written.left_out:
             raise DataError(written.left_out[name].replace(NOT_USED, "cannot be predicted"))
     form = replace(form, decimal=written.decimal)
     columns = {
-        name: {"type": "ignored"} if name in written.left_out else _column(one, written.decimal)
+        name: {"type": "ignored"} if name in written.left_out else _column(one, written)
         for name, one in seen.items()
         if name not in roles.columns.values()
     }
@@ -169,7 +181,7 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
         why = "".join(f" It has columns {told}" for told in kinds_of(columns, seen, written))
         why += "".join(f" {told}" for told in written.left_out.values())
         raise DataError(f"{names[0]}: no column is left to learn from besides {used}.{why}")
-    label, told = _outcome(seen, roles, written.decimal)
+    label, told = _outcome(seen, roles, written)
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
     schema = {"drafted": True, "label": label, **named, "columns": columns}
     silos = _silos(seen, roles, names)
@@ -198,8 +210,9 @@ def _silos(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list
     return [silos[place] for place, part in any_column.parts for _ in range(len(part))]
 
 
-def _outcome(seen: Mapping[str, Seen], roles: Roles, decimal: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _outcome(seen: Mapping[str, Seen], roles: Roles, written: Marks) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(the schema's label, what to say of it)"""
+    decimal = written.decimal
     if roles.label is not None:
         found = _label(seen[roles.label], decimal)
         listed = found["classes"] if "classes" in found else found["range"]
@@ -216,7 +229,7 @@ def _outcome(seen: Mapping[str, Seen], roles: Roles, decimal: str) -> tuple[dict
                 f"classes: [{positive}, {other}] would make it {other}."
             )
         low = found.get("range", [-1])[0]
-        if low >= 0 and _column(seen[roles.label], decimal)["type"] == "integer":
+        if low >= 0 and _column(seen[roles.label], written)["type"] == "integer":
             told.append(f"If {roles.label} counts something: outcome: counts, with a range that begins at 0.")
         return found, tuple(told)
     assert roles.time is not None and roles.event is not None
@@ -237,7 +250,7 @@ def _outcome(seen: Mapping[str, Seen], roles: Roles, decimal: str) -> tuple[dict
     if len(words) != 2:
         shown = ", ".join(map(repr, words[:10])) or "no value"
         raise DataError(f"column {roles.event!r} holds {shown}: it must have two words, for no event and for one.")
-    last = _outwards(np.append(numbers, 0.0))[1]
+    last = outwards(np.append(numbers, 0.0))[1]
     found = {"outcome": "survival", "time": roles.time, "event": roles.event, "range": [0, last]}
     found |= {} if words == ["0", "1"] else {"event_values": [_plain(word) for word in words]}
     no, yes = words
@@ -254,8 +267,8 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _column(column: Seen, decimal: str) -> dict[str, Any]:
-    words = column.words
+def _column(column: Seen, written: Marks) -> dict[str, Any]:
+    words, decimal = column.words, written.decimal
     different = sorted(pc.unique(words).to_pylist())
     lacking = len(words) < column.count
     if len(different) < 2:
@@ -263,9 +276,10 @@ def _column(column: Seen, decimal: str) -> dict[str, Any]:
     if column.is_time:
         return _date(different, None, lacking=lacking)
     found = best(words, KINDS)
-    entry = None if found is None else _of_kind(column.name, *found, decimal, lacking=lacking)
+    mark = written.thousands.get(column.name)
+    entry = None if found is None else _of_kind(column.name, *found, decimal, lacking=lacking, listed=mark is None)
     if entry is not None:
-        return entry
+        return entry | ({} if mark is None or entry["type"] == "identifier" else {"thousands": mark})
     if len(different) == len(words) >= LEAST_RECORDS:
         return {"type": "identifier"}
     if len(different) > MOST_VALUES or _names_somebody(len(different), len(words)):
@@ -273,8 +287,11 @@ def _column(column: Seen, decimal: str) -> dict[str, Any]:
     return _category(different, lacking=lacking)
 
 
-def _of_kind(name: str, place: int, found: Sorted, decimal: str, *, lacking: bool) -> dict[str, Any] | None:
-    """Of a column nearly all of whose words are numbers or dates; None where all of its words are better listed."""
+def _of_kind(
+    name: str, place: int, found: Sorted, decimal: str, *, lacking: bool, listed: bool
+) -> dict[str, Any] | None:
+    """Of a column nearly all of whose words are numbers or dates; None where all of its words are better listed, which
+    ``listed`` says that they may be."""
     lacking = lacking or bool(found.nothing)
     named: dict[str, Any] = {"missing_values": found.nothing} if found.nothing else {}
     if place:
@@ -285,11 +302,12 @@ def _of_kind(name: str, place: int, found: Sorted, decimal: str, *, lacking: boo
     whole = bool((different == np.floor(different)).all())
     if whole and len(found.fit) == found.count and are_identifiers(name, different):
         return {"type": "identifier"}
-    if len(different) < 2 or (whole and len(different) <= MOST_LEVELS and (found.strays or found.recurring)):
+    few = listed and whole and len(different) <= MOST_LEVELS
+    if len(different) < 2 or (few and (found.strays or found.recurring)):
         return None
-    if whole and len(different) <= MOST_LEVELS:
+    if few:
         return _category([f"{number:g}" for number in different], lacking=lacking) | named
-    entry = {"type": "integer" if whole else "number", "range": list(_outwards(numbers))}
+    entry = {"type": "integer" if whole else "number", "range": list(outwards(numbers))}
     return entry | ({"missing": "indicator"} if lacking else {}) | named
 
 
@@ -317,18 +335,6 @@ def _date(words: Sequence[str], form: str | None, *, lacking: bool) -> dict[str,
     return entry | ({"missing": "indicator"} if lacking else {})
 
 
-def _outwards(numbers: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """A range of round numbers that holds all."""
-    low, high = float(numbers.min()), float(numbers.max())
-    step = 10.0 ** math.floor(math.log10(high - low))
-    return tuple(_round(end(bound / step) * step) for end, bound in ((math.floor, low), (math.ceil, high)))  # type: ignore[return-value]
-
-
-def _round(value: float) -> float:
-    short = float(f"{value:.12g}")
-    return int(short) if short.is_integer() else short
-
-
 def _label(column: Seen, decimal: str) -> dict[str, Any]:
     different = sorted(pc.unique(column.words).to_pylist())
     if len(different) < 2:
@@ -348,4 +354,4 @@ def _label(column: Seen, decimal: str) -> dict[str, Any]:
             )
         classes = different if numbers is None else [f"{number:g}" for number in np.unique(numbers)]
         return {"column": column.name, "outcome": "classes", "classes": [_plain(name) for name in classes]}
-    return {"column": column.name, "outcome": "regression", "range": list(_outwards(numbers))}
+    return {"column": column.name, "outcome": "regression", "range": list(outwards(numbers))}

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.seen import Seen, is_number, marks, nearly_all
-from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
+from dpfl_plugin.data.seen import Seen, is_number, is_text, marks, nearly_all, outwards
+from dpfl_plugin.data.thousands import Mark, Points, decimal_beside, grouped, ungrouped, without_marks
 
-_LIKE: Final = r"^[-+]?[1-9][0-9]{0,2}[,.'’ \x{a0}\x{202f}][0-9]{3}"  # how a word with marks of thousands begins
+_LIKE: Final = (
+    r"^[-+]?[1-9][0-9]{0,2}[,.'’ \x{a0}\x{2009}\x{202f}][0-9]{3}"  # how a word with marks of thousands begins
+)
+_WHOLE: Final = re.compile(r"[-+]?\d+")
 NOT_USED: Final = "is not used (type: ignored)"
 
 
@@ -25,30 +29,40 @@ class Marks:
 
     Attributes:
         decimal: "." or ",". left_out: {column: why no number is read from it}. told: what to look at, of the others.
+        thousands: {column: its mark of thousands}, of those whose numbers have some for certain. plain: these without.
     """
 
     decimal: str
     left_out: Mapping[str, str]
     told: tuple[str, ...]
+    thousands: Mapping[str, Mark]
+    plain: Mapping[str, Seen]
 
 
 @dataclass(frozen=True, slots=True)
 class _Thousands:
     """Of a column that may have marks of thousands: which, whether it can be nothing else, a cell that has some."""
 
-    mark: str
+    mark: Mark
     sure: bool
     shown: str
 
 
-def marks_of(columns: Mapping[str, Seen]) -> Marks:
+def marks_of(columns: Mapping[str, Seen], labels: Collection[str]) -> Marks:
     """Of all columns that may hold numbers, together.
 
     A file has one decimal mark: that of most cells of which it is certain. A column that may have marks of thousands
-    (57,435 beside 950) says nothing of it, and is not read by a guess.
+    (57,435 beside 950) says nothing of it, and is not read by a guess; one that has some for certain (1,234,567) is
+    read with them, unless it is one of ``labels``, which have no such option.
     """
     thousands = {name: found for name, one in columns.items() if (found := _thousands(one)) is not None}
-    certain = {name: marks(one) for name, one in columns.items() if name not in thousands}
+    grouped_by = {name: found.mark for name, found in thousands.items() if found.sure and name not in labels}
+    columns = {name: _without(one, grouped_by[name]) if name in grouped_by else one for name, one in columns.items()}
+    certain = {
+        name: marks(one)
+        for name, one in columns.items()
+        if name not in thousands or (name in grouped_by and decimal_beside(grouped_by[name]) is None)
+    }
     commas = [name for name, (found, _) in certain.items() if found]
     if commas:
         certain = {name: (found, points or _points(columns[name])) for name, (found, points) in certain.items()}
@@ -60,8 +74,10 @@ def marks_of(columns: Mapping[str, Seen]) -> Marks:
             f"decimal: ',', as the cells of {column_list(commas)} have it, such as {certain[commas[0]][0][0]!r}."
         )
     for name, found in thousands.items():
+        if name in grouped_by:
+            continue
         if found.sure or found.mark != decimal:
-            left_out[name] = _told_of_thousands(name, found)
+            left_out[name] = _told_of_thousands(columns[name], found, name in labels)
         elif decimal == ",":
             told.append(
                 f"{name}: {found.shown!r} is read as a decimal, since other columns have decimal commas. If it is "
@@ -76,7 +92,30 @@ def marks_of(columns: Mapping[str, Seen]) -> Marks:
             )
     if decimal == ".":
         told += [line for name, one in columns.items() if name not in left_out for line in _told_of_points(one)]
-    return Marks(decimal, left_out, tuple(told))
+    for name in [name for name in grouped_by if name not in left_out]:
+        found = thousands[name]
+        told.append(f"{name}: thousands: {found.mark!r}, as in {found.shown!r}, which is {without_marks(found.shown)}.")
+    return Marks(decimal, left_out, tuple(told), grouped_by, {name: columns[name] for name in grouped_by})
+
+
+def _without(column: Seen, mark: Mark) -> Seen:
+    """A column whose cells of text have no marks of thousands, and a point where these say the decimal mark."""
+    decimal = decimal_beside(mark)
+
+    def plain(part: pa.Array) -> pa.Array:
+        if not is_text(part.type):
+            return part
+        words = pc.unique(part).drop_null().cast(pa.string()).to_pylist()
+        by_word = {word: ungrouped(word, mark) for word in words if (one := grouped(word)) and one.mark == mark}
+        if decimal == ",":
+            by_word |= {word: by_word.get(word, word).replace(",", ".") for word in words if "," in word}
+        if not by_word:
+            return part
+        text = part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
+        at = pc.index_in(text.cast(pa.string()), value_set=pa.array(list(by_word), pa.string()))
+        return pc.coalesce(pa.array(list(by_word.values()), pa.string()).take(at), text.cast(pa.string()))
+
+    return Seen(column.name, [(place, plain(part)) for place, part in column.parts])
 
 
 def _points(column: Seen) -> list[str]:
@@ -110,19 +149,24 @@ def _thousands(column: Seen) -> _Thousands | None:
     return _Thousands(mark, sure, next(word for word, found in by_word.items() if found.mark == mark))
 
 
-def _told_of_thousands(name: str, found: _Thousands) -> str:
-    whole = without_marks(found.shown)
-    write = (
-        f"Write {whole}, without marks: {PANDAS.format(mark=found.mark)} reads such numbers, and to_csv writes them so"
-    )
+def _told_of_thousands(column: Seen, found: _Thousands, is_label: bool) -> str:
+    """Of one whose cells may be something else; or of what is to be predicted."""
+    name, whole = column.name, without_marks(found.shown)
     if found.sure or found.mark not in ",.":
-        return f"{name} {NOT_USED}: its numbers have marks of thousands, as {found.shown!r}. {write}."
+        return (
+            f"{name} {NOT_USED}: its numbers have marks of thousands, as {found.shown!r}. Write {whole}, without marks."
+        )
     decimal = found.shown.replace(",", ".")
+    mend = f"Write {whole}, without marks"
+    if not is_label:
+        wholes = [without_marks(word) for word in pc.unique(column.texts).to_pylist()]
+        low, high = outwards(np.array([float(word) for word in wholes if _WHOLE.fullmatch(word)]))
+        mend = f"If it is {whole}: {{type: integer, range: [{low}, {high}], thousands: {found.mark!r}}}"
     mends = "write them with a comma, as the other numbers"
     if found.mark == ",":
         mends = "write them with a point; or data.dataset.decimal: ',', with the column's type: number and range"
     return (
-        f"{name} {NOT_USED}: is {found.shown!r} {whole}, with a mark of thousands, or {decimal}? {write}. If they are "
+        f"{name} {NOT_USED}: is {found.shown!r} {whole}, with a mark of thousands, or {decimal}? {mend}. If they are "
         f"decimals, {mends}."
     )
 

@@ -17,6 +17,7 @@ from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.pieces import Pieces
 from dpfl_plugin.data.seen import Seen, is_date, is_number, marks, nearly_all, numbers_of, told_of
+from dpfl_plugin.data.thousands import unit_of
 
 MOST_VALUES: Final = 50  # of a category
 CODES: Final = frozenset(sign * int(digit * count) for digit in "89" for count in range(1, 6) for sign in (-1, 1))
@@ -63,6 +64,14 @@ def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], wr
             continue
         kinds.setdefault(entry["type"], []).append(name)
     told = [f"{kind}: {column_list(names)}." for kind, names in kinds.items() if kind not in ("identifier", "ignored")]
+    for kind in ("identifier", "ignored"):
+        for name in list(kinds.get(kind, ())):
+            if (shown := _number_and_more(seen[name])) is not None:
+                kinds[kind].remove(name)
+                told.append(
+                    f"not used, as its cells, such as {shown!r}, are no plain numbers: {name}. If they are meant as "
+                    "numbers, write digits, a sign and a decimal mark alone."
+                )
     if names := kinds.get("identifier"):
         told.append(f"not used, as every record has another value, as identifiers do: {column_list(names)}.")
     ignored = kinds.get("ignored", [])
@@ -78,6 +87,24 @@ def kinds_of(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, Seen], wr
     if names := [name for name, words in unique.items() if len(words) > MOST_VALUES]:
         told.append(f"not used, as they hold more than {MOST_VALUES} different words: {column_list(names)}.")
     return tuple(told)
+
+
+def _number_and_more(column: Seen) -> str | None:
+    """A cell of a column of numbers that are written with something beside them, the same unit, if any, in all."""
+    units = set[str]()
+    shown: list[str] = []
+
+    def fits(word: str) -> bool:
+        if is_number(word):
+            return True
+        if (unit := unit_of(word)) is None:
+            return False
+        units.add(unit)
+        shown.append(word)
+        return len(units - {""}) <= 1
+
+    found = nearly_all(column.words, fits)
+    return shown[0] if found is not None and shown else None
 
 
 def _counts(columns: Mapping[str, dict[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.cells import NOTHING, UNKNOWN, Cells, Codes, Doubles, Found, Mask, empty_records
 from dpfl_plugin.data.labels import unlabelled
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
+from dpfl_plugin.data.thousands import Mark
 from dpfl_plugin.errors import DataError
 
 CORRECT: Final = "Correct the file, or leave the record out."
@@ -104,14 +105,16 @@ class Encoder:
             self._empty = empty_records(columns.values(), size)
             self.found.flaws.add_empty((np.flatnonzero(self._empty) + self.count).tolist(), IN_ALL)
 
-    def _cells(self, name: str, key: str, array: pa.Array, extra: tuple[str, ...] = ()) -> Cells:
+    def _cells(
+        self, name: str, key: str, array: pa.Array, extra: tuple[str, ...] = (), thousands: Mark | None = None
+    ) -> Cells:
         missing = frozenset((*self.schema.missing_values, *extra))
         asked = not self.with_labels
-        return Cells(name, key, array, self.count, self.found, missing, self.decimal, asked, self._empty)
+        return Cells(name, key, array, self.count, self.found, missing, self.decimal, asked, self._empty, thousands)
 
     def _column(self, name: str, column: Column, array: pa.Array) -> Doubles:
         """[n, features]"""
-        cells = self._cells(name, f"columns.{name}", array, tuple(column.missing_values))
+        cells = self._cells(name, f"columns.{name}", array, tuple(column.missing_values), column.thousands)
         if column.type == "category":
             return self._category(cells, column)
         if column.type == "ordinal":

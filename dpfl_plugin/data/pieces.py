@@ -92,6 +92,11 @@ class Pieces:
     note: str = ""
 
 
+def sentence(note: str) -> str:
+    """A `Pieces.note` where a sentence begins."""
+    return note[:1].upper() + note[1:]
+
+
 def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Pieces:
     """The table in a file, by its first bytes.
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from dpfl_plugin.data.cells import Found
 from dpfl_plugin.data.encode import Encoded, Encoder
 from dpfl_plugin.data.flaws import NAMELESS, Flaws, rename
-from dpfl_plugin.data.pieces import NotUtf8Error, Pieces, TextFormat, open_table
+from dpfl_plugin.data.pieces import NotUtf8Error, Pieces, TextFormat, open_table, sentence
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
@@ -167,6 +167,7 @@ def _wrong_header(
             else "If the file has no line of names, give them: data.dataset.header: [...]; if it is divided otherwise, "
             "data.dataset.delimiter."
         )
+        mend = f"{sentence(pieces.note)}." if pieces.note else mend
         return [f"names none of the schema's columns ({_shown(list(wanted))}), but {_shown(header)}. {mend}"]
     for name, key in missing.items():
         if may_be_empty is not None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from dpfl_plugin.core.outcomes import Outcome, bins_of
 from dpfl_plugin.core.scaling import Measured
+from dpfl_plugin.data.thousands import Mark
 from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.registry import describe
 
@@ -73,12 +74,15 @@ class Column(_Strict):
             most_frequent: the category that most records have, by noisy counts (``private_statistics``).
         missing_values: cells that hold no value, besides the schema's.
         other: a category of its own for values that are not listed; else they are refused.
+        thousands: the mark of thousands of numbers that are written with one, as 76,600; the decimal mark of a column
+            with "." is ",", of one with "," it is ".".
     """
 
     type: Literal["number", "integer", "category", "ordinal", "date", "identifier", "ignored"]
     range: tuple[Bound, Bound] | None = None
     outside: Literal["clip", "refuse"] = "clip"
     unit: str | None = None
+    thousands: Mark | None = None
     scale: Literal["range", "mean", "quantiles"] = "range"
     values: Words | None = None
     other: bool = False
@@ -190,8 +194,8 @@ _SCALED: Final = ("number", "integer", "date")
 _LISTED: Final = ("category", "ordinal")
 _MISSING_KEYS: Final = {"missing", "default", "missing_values"}
 _COLUMN_KEYS: Final = {
-    "number": {"range", "outside", "scale"} | _MISSING_KEYS,
-    "integer": {"range", "outside", "scale"} | _MISSING_KEYS,
+    "number": {"range", "outside", "scale", "thousands"} | _MISSING_KEYS,
+    "integer": {"range", "outside", "scale", "thousands"} | _MISSING_KEYS,
     "date": {"range", "outside", "scale", "format"} | _MISSING_KEYS,
     "category": {"values", "other"} | _MISSING_KEYS,
     "ordinal": {"values"} | _MISSING_KEYS,

@@ -40,7 +40,7 @@ class Seen:
     @property
     def texts(self) -> pa.Array:
         """Those of ``words`` that were written as text; numbers of Parquet files or frames have no marks."""
-        return _values(self.name, [part for _, part in self.parts if _is_text(part.type)])
+        return _values(self.name, [part for _, part in self.parts if is_text(part.type)])
 
     @property
     def count(self) -> int:
@@ -67,7 +67,7 @@ class Seen:
         return found
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     return any(one(kind) for one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary))
 
 
@@ -154,6 +154,8 @@ def best(words: pa.Array, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, 
 
 def is_number(word: str) -> bool:
     """Whether it is a finite number, with whichever mark."""
+    if "_" in word:  # which Python takes for a mark of thousands
+        return False
     try:
         return math.isfinite(float(word))
     except ValueError:
@@ -191,6 +193,18 @@ def is_date(form: str | None) -> Callable[[str], bool]:
         return True
 
     return fits
+
+
+def outwards(numbers: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """A range of round numbers that holds all."""
+    low, high = float(numbers.min()), float(numbers.max())
+    step = 10.0 ** math.floor(math.log10(high - low))
+    return tuple(_round(end(bound / step) * step) for end, bound in ((math.floor, low), (math.ceil, high)))  # type: ignore[return-value]
+
+
+def _round(value: float) -> float:
+    short = float(f"{value:.12g}")
+    return int(short) if short.is_integer() else short
 
 
 def told_of(name: str, found: Sorted, what: str, where: Sequence[str]) -> tuple[str, ...]:

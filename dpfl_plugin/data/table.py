@@ -24,7 +24,7 @@ from dpfl_plugin.data.flaws import (
     rename,
     with_point,
 )
-from dpfl_plugin.data.thousands import PANDAS, Points, grouped, without_marks
+from dpfl_plugin.data.thousands import Points, grouped, without_marks
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
@@ -301,7 +301,7 @@ def _no_number(text: str, encode: str) -> tuple[str, str, str]:
         return f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}", ""
     marks = grouped(text)
     if marks is not None and marks.sure and not is_decimal_comma(text):
-        mend = f"Write it without, {without_marks(text)}, in all of the file, as {PANDAS.format(mark=marks.mark)} does."
+        mend = f"Write it without, {without_marks(text)}, in all of the file."
         return f": {text!r} has marks of thousands.", "have marks of thousands", mend
     if marks is not None and not marks.sure:
         mend = f"Write {without_marks(text)}, without marks of thousands, or {with_point(text)}, if it is a decimal."
@@ -315,6 +315,8 @@ def _no_number(text: str, encode: str) -> tuple[str, str, str]:
 
 def is_number(text: str) -> bool:
     """Whether a cell would be read as a number."""
+    if "_" in text:  # which Python takes for a mark of thousands
+        return False
     try:
         float(text)
     except ValueError:

@@ -1,24 +1,26 @@
-"""Numbers with marks of thousands: 57,435 may be one, or a decimal of three digits."""
+"""Numbers with marks of thousands: 57,435 may be one, or a decimal of three digits. Read where a schema says so."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 _GROUPED: Final = re.compile(
-    r"[-+]?[1-9]\d{0,2}(?P<mark>[,.'’ \u00a0\u202f])\d{3}(?P<more>(?:(?P=mark)\d{3})*)(?P<rest>[,.]\d+)?"
+    r"[-+]?[1-9]\d{0,2}(?P<mark>[,.'’ \u00a0\u2009\u202f])\d{3}(?P<more>(?:(?P=mark)\d{3})*)(?P<rest>[,.]\d+)?"
 )
 _THREE: Final = re.compile(r"[-+]?[1-9]\d{0,2}\.\d{3}")
 _ALONE: Final = re.compile(r"[-+]?[1-9]\d{2}")
 _LONG: Final = re.compile(r"[-+]?\d{4,}")
-PANDAS: Final = "pandas.read_csv(..., thousands={mark!r})"
+Mark = Literal[",", ".", "'", " "]
+"""As a schema names them; a blank stands for those that do not break a line, too."""
+_SAME: Final = {"’": "'", "\u00a0": " ", "\u2009": " ", "\u202f": " "}
 
 
 class Grouped(NamedTuple):
     """How a word may have marks of thousands: which; and whether it can be nothing else, as 1,234,567 and 1,234.5."""
 
-    mark: str
+    mark: Mark
     sure: bool
 
 
@@ -27,14 +29,42 @@ def grouped(word: str) -> Grouped | None:
     found = _GROUPED.fullmatch(word.strip())
     if found is None or (found["rest"] or "")[:1] == found["mark"]:
         return None
-    mark = str(found["mark"])
+    mark = cast(Mark, _SAME.get(found["mark"], found["mark"]))
     return Grouped(mark, bool(found["more"] or found["rest"]) or mark not in ",.")
+
+
+def has_mark(word: str, mark: Mark) -> bool:
+    """Whether it is somewhere in a word, before three digits or not."""
+    return any(_SAME.get(one, one) == mark for one in word)
+
+
+def decimal_beside(mark: Mark) -> str | None:
+    """The decimal mark of numbers with this mark of thousands; None for that of the file."""
+    return {".": ",", ",": "."}.get(mark)
 
 
 def without_marks(word: str) -> str:
     """The number that a word is if its marks are those of thousands."""
     found = grouped(word)
-    return word if found is None else word.strip().replace(found.mark, "").replace(",", ".")
+    return word if found is None else ungrouped(word.strip(), found.mark).replace(",", ".")
+
+
+def ungrouped(word: str, mark: Mark) -> str:
+    """A word without any of these marks."""
+    return "".join(one for one in word if _SAME.get(one, one) != mark)
+
+
+_BESIDE: Final = re.compile(
+    r"[(<>≤≥~]?\s*[-+−]?\s*[€$£¥₹]?\s*[-+−]?\d[\d.,'’_ \u00a0\u2009\u202f]*"
+    r"(?P<unit>[^\W\d_]{0,4}(/[^\W\d_]{1,3})?|[%‰€$£¥₹])\s*\)?-?"
+)
+
+
+def unit_of(word: str) -> str | None:
+    """What is behind a number that is written with something beside it ("" for nothing): €33932, (71), 33 kg, 34_932,
+    43,29,348. None of other words."""
+    found = _BESIDE.fullmatch(word.strip())
+    return None if found is None else str(found["unit"])
 
 
 class Points:

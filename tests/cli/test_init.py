@@ -5,6 +5,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
+import pandas
 import pytest
 import yaml
 
@@ -80,6 +81,26 @@ def test_a_project_around_files_that_are_there(tmp_path, given, options, silos):
     assert "made up" not in done.out and not (tmp_path / "project" / "data").exists()
     changes = [f"--set={key}" for key in ("rounds=2", "algorithm.local_steps=1", "privacy.record_rate=0.5")]
     assert run(tmp_path / "project" / "run.yaml", *changes)["num_silos"] == silos
+
+
+@pytest.mark.parametrize(("option", "name"), [("--sheet", "records"), ("--encoding", "latin-1")])
+def test_tables_that_are_not_read_as_they_are_say_which_option_reads_them(tmp_path, option, name):
+    frame = pandas.DataFrame(
+        {"gr\N{LATIN SMALL LETTER O WITH DIAERESIS}sse": [150 + row % 37 for row in range(60)], "ill": [0, 1] * 30}
+    )
+    path = tmp_path / ("a.xlsx" if option == "--sheet" else "a.csv")
+    if option == "--sheet":
+        with pandas.ExcelWriter(path) as book:
+            pandas.DataFrame({"Read this": ["first"]}).to_excel(book, sheet_name="notes", index=False)
+            frame.to_excel(book, sheet_name=name, index=False)
+    else:
+        frame.to_csv(path, index=False, encoding=name)
+    options = ["--from", path, "--label", "ill"]
+    one_message(dpfl("init", tmp_path / "new", *options), option)
+    assert not (tmp_path / "new").exists()
+    assert dpfl("init", tmp_path / "new", *options, option, name).code == 0
+    assert dpfl("check", tmp_path / "new" / "run.yaml").code == 0
+    one_message(dpfl("init", tmp_path / "other", "--data", path, "--label", "ill", option, name), option, "--from")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Marks of thousands are never read as decimals in silence: not by a draft, a table, or a CSV file of numbers."""
+"""Marks of thousands are read where a schema says so, and never as decimals in silence: not by a draft, a table, or a
+CSV file of numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import csv
 from dpfl_plugin.data.pieces import TextFormat
 from dpfl_plugin.data.table import Columns
+from dpfl_plugin.data.tables import table as read
 from dpfl_plugin.data.thousands import grouped, without_marks
 from dpfl_plugin.errors import DataError
 
@@ -29,6 +31,7 @@ def written(mark: str, numbers: Sequence[float] = WHOLE, form: str = ",") -> lis
     ]
 
 
+HALVES = [number + 0.5 for number in WHOLE]
 DECIMALS = [f"{36 + row % 50 / 10}" for row in range(60)]
 MILLI = [f"{36 + row % 50 / 1000:.3f}" for row in range(60)]
 
@@ -49,7 +52,13 @@ def drafted(path: Path) -> Draft:
 
 DRAFTS: dict[str, tuple[dict[str, Sequence[str]], str, dict[str, str], str]] = {
     # columns, the decimal mark, {column: type}, what is said
-    "alone": ({"u": written(",")}, ".", {"u": "ignored"}, "is '1,297' 1297, with a mark of thousands, or 1.297?"),
+    "alone": (
+        {"u": written(",")},
+        ".",
+        {"u": "ignored"},
+        "is '1,297' 1297, with a mark of thousands, or 1.297? If it is 1297: {type: integer, range: [0, 60000], "
+        "thousands: ','}.",
+    ),
     "all of them": ({"u": written(",", WHOLE[1:] * 2)[:60]}, ".", {"u": "ignored"}, "or data.dataset.decimal: ','"),
     "beside decimals": ({"u": written(","), "v": DECIMALS}, ".", {"u": "ignored", "v": "number"}, "u is not used"),
     "beside commas": (
@@ -68,11 +77,25 @@ DRAFTS: dict[str, tuple[dict[str, Sequence[str]], str, dict[str, str], str]] = {
     "millions": (
         {"u": written(",", [number * 999 for number in WHOLE]), "v": commas(DECIMALS)},
         ",",
-        {"u": "ignored", "v": "number"},
-        "u is not used (type: ignored): its numbers have marks of thousands, as '299,700'. Write 299700",
+        {"u": "integer", "v": "number"},
+        "u: thousands: ',', as in '299,700', which is 299700.",
     ),
-    "with decimals": ({"u": written(",", WHOLE, ",.2f")}, ".", {"u": "ignored"}, "Write 1297.00, without marks"),
-    "Swiss": ({"u": written("'")}, ".", {"u": "ignored"}, 'as "1\'297"'),
+    "with decimals": ({"u": written(",", HALVES, ",.2f")}, ".", {"u": "number"}, "as in '1,297.50', which is 1297.50."),
+    "German": (
+        {"u": written(".", HALVES, ",.1f"), "v": DECIMALS},
+        ".",
+        {"u": "number", "v": "number"},
+        "u: thousands: '.', as in '1.297,5', which is 1297.5.",
+    ),
+    "Swiss": ({"u": written("'")}, ".", {"u": "integer"}, 'u: thousands: "\'", as in "1\'297", which is 1297.'),
+    "blanks": ({"u": commas(written("\u202f", HALVES, ",.1f"))}, ",", {"u": "number"}, "u: thousands: ' '"),
+    "blanks and commas beside points": (
+        {"u": commas(written("\u00a0", HALVES, ",.1f")), "v": DECIMALS, "w": DECIMALS},
+        ".",
+        {"u": "ignored", "v": "number", "w": "number"},
+        "u is not used (type: ignored): most of its numbers, such as '300,5'",
+    ),
+    "few of them": ({"u": ["1,234,000", "2,000,000"] * 30}, ".", {"u": "integer"}, "u: thousands: ','"),
     "with a few words": ({"u": [*written(",")[:58], "x", "n/a"]}, ".", {"u": "ignored"}, "u is not used"),
     "decimal commas": ({"v": commas(DECIMALS)}, ",", {"v": "number"}, "decimal: ',', as the cells of v have it"),
     "a column of commas": (
@@ -109,6 +132,55 @@ def test_decimals_are_none(tmp_path: Path, cells: list[str]) -> None:
     )
 
 
+DATES: dict[str, tuple[list[str], str | None, str]] = {
+    # dates, the format that is drafted, what is said
+    "either": (["07/01/2015", "12/11/2015"], None, "in '07/01/2015' either number may be the day. Write {type: date"),
+    "day first": (["07/01/2015", "25/11/2015"], "%d/%m/%Y", "date: u."),
+    "month first": (["07/01/2015", "11/25/2015"], "%m/%d/%Y", "date: u."),
+    "both alike": (["07/07/2015", "11/11/2015"], "%d/%m/%Y", "date: u."),
+    "points": (["07.01.2015", "12.11.2015"], "%d.%m.%Y", "date: u."),
+}
+
+
+@pytest.mark.parametrize(("cells", "form", "said"), DATES.values(), ids=DATES)
+def test_a_draft_does_not_guess_which_number_of_a_date_is_the_day(
+    tmp_path: Path, cells: list[str], form: str | None, said: str
+) -> None:
+    path = table(tmp_path, u=cells * 30, v=DECIMALS)
+    found = drafted(path)
+    assert found.schema["columns"]["u"].get("format") == form
+    assert (found.schema["columns"]["u"]["type"] == "ignored") == (form is None)
+    assert sum(said in one for one in found.told) == 1, found.told
+    check_tables(path, found.schema)
+
+
+BESIDE: dict[str, tuple[Callable[[int], str], bool]] = {
+    # how a number is written, whether it is told of as one with something beside it
+    "currency": (lambda number: f"€{number}", True),
+    "unit": (lambda number: f"{number} kg", True),
+    "percent": (lambda number: f"{number / 1000:.1f}%", True),
+    "in brackets": (lambda number: f"({number})", True),
+    "another minus": (lambda number: f"\N{MINUS SIGN}{number}", True),
+    "underscore": (lambda number: f"{number:_}", True),
+    "lakh": (lambda number: f"{1 + number // 1000},{10 + number % 89},{number % 1000:03d}", True),
+    "below": (lambda number: f"<{number}" if number % 2 else f"{number}", True),
+    "postcode": (lambda number: f"{number} {chr(65 + number % 26)}{chr(65 + number % 7)}", False),
+    "code": (lambda number: f"A{number}", False),
+}
+
+
+@pytest.mark.parametrize(("write", "is_number"), BESIDE.values(), ids=BESIDE)
+def test_numbers_with_something_beside_them_are_left_out_as_what_they_are(
+    tmp_path: Path, write: Callable[[int], str], is_number: bool
+) -> None:
+    path = table(tmp_path, u=list(map(write, WHOLE)), v=DECIMALS)
+    found = drafted(path)
+    assert not found.schema["columns"]["u"].keys() - {"type"}
+    told = [one for one in found.told if "not used" in one]
+    assert len(told) == 1 and ("are no plain numbers: u" in told[0]) == is_number, told
+    check_tables(path, found.schema)
+
+
 def test_a_label_with_marks_of_thousands_is_refused(tmp_path: Path) -> None:
     path = table(tmp_path, u=written(","), v=DECIMALS)
     with pytest.raises(DataError, match="u cannot be predicted: is '1,297' 1297, with a mark of thousands"):
@@ -121,8 +193,14 @@ def test_a_table_says_what_is_wrong_and_believes_who_states_the_mark(tmp_path: P
         "columns": {"u": {"type": "number", "range": [0, 1000]}},
     }
     for cells, message in (
-        (written(","), r"have a comma, of thousands or of decimals .*1297, as .*thousands=','.*decimal: ','"),
-        (written(",", WHOLE, ",.2f"), r"have marks of thousands .*Write it without marks of thousands, 1297\.00"),
+        (
+            written(","),
+            r"have a comma, of thousands or of decimals .*u\.thousands: ',' reads it as 1297; .*decimal: ','",
+        ),
+        (
+            written(",", WHOLE, ",.2f"),
+            r"have marks of thousands .*data\.schema\.columns\.u\.thousands: ',' reads it as",
+        ),
         (commas(DECIMALS), r"have a decimal comma .*data\.dataset\.decimal: ','"),
         ([*commas(MILLI)[:59], "1,5"], r"60 cells have a decimal comma"),
     ):
@@ -134,11 +212,35 @@ def test_a_table_says_what_is_wrong_and_believes_who_states_the_mark(tmp_path: P
     assert not any("beside" in note for note in check_tables(path, schema, decimal=".").notes)
     assert not any("beside" in note for note in check_tables(table(tmp_path, u=MILLI), schema).notes)
     frame = pandas.DataFrame({"u": written(","), "ill": [0, 1] * 30})
-    with pytest.raises(DataError, match=r"thousands=','.*pandas\.read_csv\(\.\.\., decimal=','\)") as caught:
+    with pytest.raises(DataError, match=r"thousands: ','.*pandas\.read_csv\(\.\.\., decimal=','\)") as caught:
         dpfl.Federation.from_table(frame, schema)
     assert "data.dataset" not in str(caught.value)
     with pytest.raises(DataError, match=r"Write 1297, without marks of thousands, or 1\.297, if it is a decimal"):
         dpfl.Federation.from_frame(frame[1:2], label="ill")
+
+
+@pytest.mark.parametrize("mark", [",", ".", "'", " ", "’", "\u00a0", "\u2009", "\u202f"])
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_a_schema_reads_the_marks_that_it_names_and_refuses_them_elsewhere(
+    tmp_path: Path, mark: str, decimal: str
+) -> None:
+    """The same features as of numbers without marks; of the column beside it, too."""
+    numbers = [1234567.5 * row for row in range(-30, 30)]
+    own = {",": ".", ".": ","}.get(mark, decimal)
+    cells = [f"{number:,.1f}".replace(",", "x").replace(".", own).replace("x", mark) for number in numbers]
+    named = {"’": "'", ",": ",", ".": ".", "'": "'"}.get(mark, " ")
+
+    def features(cells: Sequence[str], **more: str) -> Any:
+        columns = {"u": {"type": "number", "range": [-4e7, 4e7], **more}, "v": {"type": "number", "range": [36, 41]}}
+        schema = {"label": {"column": "ill", "classes": ["0", "1"]}, "columns": columns}
+        path = table(tmp_path, u=cells, v=[cell.replace(".", decimal) for cell in DECIMALS])
+        return read(DataSource(base=path.parent), schema=schema, files=path.name, decimal=decimal).features
+
+    plain = features([f"{number:.1f}".replace(".", decimal) for number in numbers])
+    assert (features(cells, thousands=named) == plain).all() and len(set(plain[:, 1])) > 40
+    for odd in (f"12{mark}5", f"1{mark}2345", f"0{mark}123", f"1{mark}x"):
+        with pytest.raises(DataError, match=r"line 2.*elsewhere than before three digits"):
+            features([odd, *cells[1:]], thousands=named)
 
 
 def test_a_csv_file_of_numbers_refuses_marks_of_thousands(tmp_path: Path) -> None:
