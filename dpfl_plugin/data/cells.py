@@ -215,8 +215,10 @@ class Cells:
             marks = grouped(word)
             if _NUMBER.fullmatch(word):
                 found.append("number")
+            elif marks is not None and marks.sure:
+                found.append("thousands")
             elif self.decimal != "," and is_decimal_comma(word):
-                found.append("comma" if marks is None or marks.sure else "either")
+                found.append("comma" if marks is None else "either")
             elif marks is not None:
                 found.append("thousands")
             else:

@@ -201,6 +201,7 @@ def test_a_table_says_what_is_wrong_and_believes_who_states_the_mark(tmp_path: P
             written(",", WHOLE, ",.2f"),
             r"have marks of thousands .*data\.schema\.columns\.u\.thousands: ',' reads it as",
         ),
+        (written(".", HALVES, ",.1f")[1:31] * 2, r"thousands: '\.' reads it as 1297\.5"),
         (commas(DECIMALS), r"have a decimal comma .*data\.dataset\.decimal: ','"),
         ([*commas(MILLI)[:59], "1,5"], r"60 cells have a decimal comma"),
     ):
