@@ -30,7 +30,7 @@ from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.data.tables import check_installed
 from dpfl_plugin.errors import ConfigError, DataError, require
-from dpfl_plugin.models.fields import MEND, Fields
+from dpfl_plugin.models.fields import Fields
 from dpfl_plugin.runs.backbone import backbone
 from dpfl_plugin.synonyms import meant
 
@@ -94,7 +94,7 @@ class Given:
             if (found := fields.wrong(torch.from_numpy(table.features))) is not None:
                 number, wrong = found
                 row = f"record {number}" if table.lines is None else f"{table.unit} {table.lines[number]}"
-                raise DataError(f"{table.path}, {row}: {wrong}. {MEND}")
+                raise DataError(f"{table.path}, {row}: {wrong}")
 
     @property
     def digest(self) -> str:
