@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
 from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
-from dpfl_plugin.data.labels import LabelType, type_of
+from dpfl_plugin.data.labels import BYTES, LabelType, holds_bytes, is_mixed, type_of, whole
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
@@ -189,7 +190,7 @@ class Federation(Asked):
         silo: str | None = None,
         label: str = "label",
         ignore_columns: list[str] | None = None,
-        classes: list[int | str] | None = None,
+        classes: list[int | float | str] | None = None,
         person: str | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         **keys: Any,
@@ -224,10 +225,12 @@ class Federation(Asked):
             for key in ("label", "silo", "person"):
                 said = said.replace(f"{key}_column=", f"{key}=")
             raise type(error)(said) from error
+        if holds_bytes(frame[label]):
+            raise DataError(f"{FRAME}: the labels in column {label!r} {BYTES}.")
         columns = {"silo_column": silo, "person_column": person, "ignore_columns": list(ignore_columns or ()) or None}
         columns |= {"label_column": None if label == "label" else label}
         read = {key: value for key, value in columns.items() if value is not None}
-        held = Given({str(FRAME): table}, type_of([frame[label].dtype.kind]))
+        held = Given({str(FRAME): table}, type_of([frame[label]]))
         return cls._of(held, classes, keys, natural=silo is not None, outcome=outcome, read=read)
 
     @classmethod
@@ -235,7 +238,7 @@ class Federation(Asked):
         cls,
         silos: Mapping[str, tuple[Any, ...]],
         *,
-        classes: list[int | str] | None = None,
+        classes: list[int | float | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         fields: Fields | None = None,
         **keys: Any,
@@ -273,9 +276,10 @@ class Federation(Asked):
                 raise DataError(f"{where} holds no records: leave it out.")
             if str(where) in tables:
                 raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
+            y = np.array(pair[1], dtype=object) if is_mixed(pair[1]) else y
             of_silo = np.full(len(x) if x.ndim else 0, str(name))
             tables[str(where)] = table_of_arrays(where, x, y, of_silo, persons[0] if persons else None, known)
-        held = Given(tables, type_of(table.labels.dtype.kind for table in tables.values()))
+        held = Given(tables, type_of(table.labels for table in tables.values()))
         if fields is not None:
             _check_fields(fields, keys)
             held.check_rows(fields)
@@ -286,7 +290,7 @@ class Federation(Asked):
         cls,
         silos: Mapping[str, Any],
         *,
-        classes: list[int | str] | None = None,
+        classes: list[int | float | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         fields: Fields | None = None,
         **keys: Any,
@@ -363,7 +367,7 @@ class Federation(Asked):
     def _of(
         cls,
         held: Given,
-        classes: list[int | str] | None,
+        classes: list[int | float | str] | None,
         keys: Mapping[str, Any],
         *,
         natural: bool,
@@ -371,8 +375,7 @@ class Federation(Asked):
         read: Mapping[str, Any] | None = None,
     ) -> Federation:
         """``read``: by which columns of a data frame, as the options of a CSV file say it."""
-        _check_list("classes", classes)
-        options: dict[str, Any] = {} if classes is None else {"classes": plain(classes)}
+        options: dict[str, Any] = {} if classes is None else {"classes": _plain_classes(classes)}
         options |= {} if outcome is None else {"outcome": _plain_outcome(outcome)}
         options |= plain(dict(read or {}))
         return cls._named(held, options, keys, natural=natural)
@@ -419,6 +422,24 @@ def _check_keys(keys: Mapping[str, Any], own: Sequence[str] = ()) -> None:
 
 def _check_list(key: str, value: object) -> None:
     require(value is None or isinstance(value, list | tuple), key, value, "be a list")
+
+
+def _plain_classes(classes: object) -> list[int | str]:
+    """As a file would hold them: a float by its whole number or its text, a truth value by its text.
+
+    Raises:
+        ConfigError: it is not a list of words, numbers and truth values.
+    """
+    require(isinstance(classes, list | tuple), "classes", classes, "be a list")
+    assert isinstance(classes, list | tuple)
+    found: list[int | str] = []
+    for name in (item.item() if isinstance(item, np.generic) else item for item in classes):
+        fine = isinstance(name, str | int) or (isinstance(name, float) and math.isfinite(name))
+        require(fine, "classes", classes, f"be whole numbers, finite floats, truth values or words; {name!r} is none")
+        by_text = str(name) if isinstance(name, bool | float) else name
+        number = whole(by_text) if isinstance(name, float) else None
+        found.append(by_text if number is None else number)
+    return found
 
 
 def _plain_outcome(outcome: object) -> Any:

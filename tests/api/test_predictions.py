@@ -206,3 +206,28 @@ def test_labels_are_what_the_program_gave(
         assert {type(label) for label in found.labels} == {kind}
         assert found.labels == [sorted(set(y.tolist()))[number] for number in found.found.predicted]
         assert found.table.predicted.tolist() == found.labels
+
+
+@pytest.mark.parametrize(
+    ("of", "classes"),
+    [
+        (lambda y: y + 1.0, [1, 2]),
+        (lambda y: y + 1.0, [1.0, 2.0]),
+        (lambda y: y * 1.5 + 1, [1.0, 2.5]),
+        (lambda y: y == 1, [False, True]),
+        (lambda y: pandas.Series(y == 1, dtype=object), [False, True]),
+    ],
+)
+def test_named_classes_are_compared_with_labels_of_the_columns_type(
+    tmp_path: Path, of: Any, classes: list[Any]
+) -> None:
+    """In training and where the model is measured; predictions are what the column holds."""
+    frame = pandas.DataFrame({"u": np.random.default_rng(0).normal(size=40)})
+    frame["label"] = of((frame.u > 0).astype(int).to_numpy())
+    run = dpfl.train(
+        dpfl.Federation.from_frame(frame, classes=classes, partition="iid", num_silos=2), out=tmp_path, **SETTING
+    )
+    found = dpfl.predict(run, frame)
+    assert {type(label) for label in found.labels} == {type(frame.label.tolist()[0])}
+    right = [one == other for one, other in zip(found.labels, frame.label, strict=True)]
+    assert found.accuracy == pytest.approx(np.mean(right))
