@@ -50,6 +50,13 @@ class Field:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def told(self) -> str:
+        """Which numbers it holds."""
+        many = "s" * (self.size != 1)
+        what = f"number{many}" if self.below is None else f"whole number{many} from 0 to {self.below - 1}"
+        return f"{self.size} {what}"
+
 
 class Fields:
     """The inputs of a model, in the order of their columns: ``Fields(input_ids=Field((16,), below=1000), ...)``."""
@@ -78,6 +85,14 @@ class Fields:
         return (
             f"a record has {numbers} number{'s' * (numbers != 1)}, and the fields have {self.width} ({each}). {WIDTH}"
         )
+
+    @property
+    def told(self) -> str:
+        """What the columns of a row are, in order, and what a model makes of other numbers (`unpack`)."""
+        each = [f"{name} ({field.told})" for name, field in self.fields.items()]
+        whole = any(field.below is not None for field in self.fields.values())
+        others = " Any other number counts as the nearest of these." if whole else ""
+        return f"The {self.width} numbers of a record, in order: {'; '.join(each)}.{others}"
 
     def unpack(self, x: Tensor) -> dict[str, Tensor]:
         """The inputs (n, *shape) of rows ``x`` (n, width) by name; whole numbers are int64.

@@ -339,6 +339,14 @@ def test_a_model_with_fewer_words_than_its_fields_is_refused_by_name(model: nn.M
         check_model(FieldsModel(model, fields), (5,))
 
 
+def test_fields_say_what_their_columns_are() -> None:
+    assert (
+        Fields(age=Field(), row=Field((2,))).told
+        == "The 3 numbers of a record, in order: age (1 number); row (2 numbers)."
+    )
+    assert "mask (1 whole number from 0 to 1). Any other" in Fields(mask=Field((1,), below=2)).told
+
+
 @pytest.mark.parametrize("width", [LENGTH - 1, LENGTH + 1])
 def test_records_of_another_width_than_the_fields_are_told(width: int) -> None:
     with pytest.raises(PluginError, match=rf"a record has {width} numbers, and the fields have {LENGTH}.*{WIDTH}"):
@@ -365,6 +373,12 @@ def test_a_trained_model_of_words_refuses_others_and_is_exported_for_any_number_
     with pytest.raises(DataError, match=rf"record 5 .*{WRONG}"):
         dpfl.predict(run, other)
     program = torch.export.load(run.export(tmp_path / "export") / "model.pt2").module()
+    said = (tmp_path / "export" / "README.md").read_text()
+    whole = f"in order: ids ({LENGTH} whole numbers from 0 to {WORDS - 1}). Any other number counts as the nearest of"
+    assert whole in said and "1 round, 2 silos" in said
+    beyond = torch.tensor([[0.0, WORDS + 27, -3.0, 0.4, 1.6, 2.0]])
+    with torch.no_grad():
+        torch.testing.assert_close(program(beyond), run.model(torch.tensor([[0.0, WORDS - 1, 0, 0, 2, 2]])))
     for count in (1, 7, 12):
         with torch.no_grad():
             torch.testing.assert_close(program(x[:count]), run.model(x[:count]))
