@@ -21,6 +21,7 @@ from dpfl_plugin.api.asked import Asked
 from dpfl_plugin.api.objects import backbone_factory, digest, plain
 from dpfl_plugin.config.load import refusal
 from dpfl_plugin.config.schema import DataConfig
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
@@ -86,8 +87,10 @@ class Given:
         silos = list(dict.fromkeys(name for some in names for name in some))
         shown = ", ".join([*silos[:SHOWN], *(["..."] if len(silos) > SHOWN else [])])
         where = f" at {len(silos)} silo{'' if len(silos) == 1 else 's'} ({shown})" if silos else ""
-        shape = "x".join(map(str, tables[0].features.shape[1:]))
-        return f"{sum(len(one.features) for one in tables):,} records of {shape} features{where}"
+        shape = tables[0].features.shape[1:]
+        features = counted(shape[0], "feature") if len(shape) == 1 else f"{'x'.join(map(str, shape))} features"
+        count = sum(len(one.features) for one in tables)
+        return f"{count:,} record{'s' * (count != 1)} of {features}{where}"
 
     def check_rows(self, fields: Fields) -> None:
         """Raise DataError where a record, as it was given, is none of these fields; the message names silo and row."""

@@ -255,6 +255,6 @@ def test_a_federation_says_what_it_is_when_it_is_printed():
     assert repr(dpfl.Federation.from_arrays(two, classes=[0, 1])) == said
     two_rows = pandas.DataFrame({"age": [50.0, 60.0], "ill": [0, 1]})
     dealt = dpfl.Federation.from_frame(two_rows, label="ill", classes=[0, 1], num_silos=2)
-    assert repr(dealt) == "Federation(2 records of 1 features, num_silos=2)"
+    assert repr(dealt) == "Federation(2 records of 1 feature, num_silos=2)"
     loaded = dpfl.Federation.load("digits", partition={"name": "dirichlet", "alpha": 0.3})
     assert repr(loaded) == "Federation('digits', partition={'name': 'dirichlet', 'alpha': 0.3})"

@@ -78,7 +78,7 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     ):
         assert line in str(told) and html.escape(line) in told._repr_html_(), line
     found = dpfl.predict(run, FRAME.assign(unknown=1))
-    noted = "note: not used, as the model was not trained on them: columns 'unknown'."
+    noted = "note: not used, as the model was not trained on it: column 'unknown'."
     for line in (noted, *found.statement, f"of {N} records with a label", "... and 50 more"):
         assert line in str(found) and html.escape(line) in found._repr_html_(), line
     written = dataclasses.replace(found, notes=("--set privacy.secure=true",))
