@@ -205,7 +205,8 @@ class Federation(Asked):
                 ``ignore_columns`` is a feature and must be numeric or True and False; its index is not looked at.
             silo: the column that names the silo; None to deal records out by ``partition``.
             person: the column that says whose record it is, for ``Privacy(unit="person")``.
-            classes: the labels in order, which then are not read from private records.
+            classes: the labels in order, which then are not read from private records. 1 names the label 1.0, too, but
+                no other number or word that is not written alike.
             outcome: what labels are, if not classes: {"kind": "regression", "range": (0, 100)}, ... (docs/outcomes.md);
                 of several columns: `from_table`.
 
@@ -247,7 +248,8 @@ class Federation(Asked):
         **keys: Any,
     ) -> Federation:
         """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied; or
-        (features, labels, persons [n]), with whose records they are as words or whole numbers.
+        (features, labels, persons [n]), with whose records they are as words or whole numbers. Labels are whole
+        numbers, truth values or words, persons, too; arrays of objects hold one of these kinds.
 
         Silos are numbered in the order of their names, numbers by value and before words. outcome: what labels are, if
         not classes; then they are numbers, [n] or [n, k] (docs/outcomes.md). fields: of features, which are then rows

@@ -17,7 +17,7 @@ from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC, Dataset, Features, Intege
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import quantity
 from dpfl_plugin.data.identifiers import identifiers
-from dpfl_plugin.data.labels import Labels, no_labels, numbers_of, plain_names
+from dpfl_plugin.data.labels import Labels, found_names, no_labels, numbers_of, plain_names
 from dpfl_plugin.data.names import of_files
 from dpfl_plugin.data.outcome_option import Option, labels_of, parse
 from dpfl_plugin.data.persons import numbers
@@ -204,7 +204,7 @@ def _found(said: Sequence[Mapping[str, Any]], classes: Sequence[int | str] | Non
     Raises:
         DataError: they look like a quantity, and nobody named the classes.
     """
-    found = sorted({name for one in said for name in one["labels"]}, key=_order)
+    found = sorted(found_names({name for one in said for name in one["labels"]}), key=_order)
     if classes is None and train and train[0].label_column:
         doubt = quantity(train[0].path, train[0].label_column, found)
         if doubt is not None:
@@ -414,7 +414,11 @@ def table_of_arrays(
     if not x.ndim:
         raise DataError(f"{path}: features must be numbers of shape [records, ...], got one number alone.")
     words = {"silo": silo, "person": person} | ({"labels": y} if outcome.has_classes else {})
-    named = {name: plain_names(array, len(x), f"{path}: {name}") for name, array in words.items() if array is not None}
+    named = {
+        name: plain_names(array, len(x), f"{path}: {name}", classes=name == "labels")
+        for name, array in words.items()
+        if array is not None
+    }
     for name, array in named.items():
         if array.dtype.kind == "U" and not array.astype(bool).all():
             record = int(np.flatnonzero(~array.astype(bool))[0])

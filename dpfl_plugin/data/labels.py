@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -22,15 +22,13 @@ LabelType = Literal["bool", "float", "int", "text"]
 
 
 _KINDS: Final[dict[str, LabelType]] = {"b": "bool", "f": "float", "i": "int", "u": "int"}  # of numpy's types
-_WHOLE: Final = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
+_WHOLE: Final = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.0+)?")
 _EXACT: Final = 2**53  # below it each whole number is a float of its own
 BYTES: Final = (
     "are bytes. Decode them to words: .astype(str) where they are ASCII, numpy.char.decode(..., 'utf-8') else"
 )
-NO_FLOATS: Final = (
-    "are floats. If they are classes, make them whole numbers by .astype(int), or words by .astype(str); a quantity is "
-    "another outcome, e.g. regression with a public range (docs/outcomes.md)"
-)
+NO_FLOATS: Final = "are floats. Make them whole numbers by .astype(int), or words by .astype(str)"
+QUANTITY: Final = ", if they are classes; a quantity is another outcome, such as regression (docs/outcomes.md)"
 
 
 def type_of(columns: Iterable[Any]) -> LabelType:
@@ -74,8 +72,8 @@ def of_objects(array: NDArray[Any]) -> NDArray[Any]:
     return made if made.shape == array.shape and made.dtype.kind in "biuU" else array
 
 
-def plain_names(array: NDArray[Any], count: int, what: str) -> NDArray[Any]:
-    """Labels, or other names: as they are, or of objects as `of_objects` makes them.
+def plain_names(array: NDArray[Any], count: int, what: str, *, classes: bool = True) -> NDArray[Any]:
+    """Names of ``classes``, or other ones: as they are, or of objects as `of_objects` makes them.
 
     Raises:
         DataError: they are not one word, whole number or truth value for each of ``count`` records.
@@ -90,7 +88,7 @@ def plain_names(array: NDArray[Any], count: int, what: str) -> NDArray[Any]:
     if kinds == {"S"}:
         wrong = BYTES
     elif kinds == {"f"}:
-        wrong = NO_FLOATS
+        wrong = NO_FLOATS + QUANTITY * classes
     else:
         named = sorted({type(item).__name__ for item in array.tolist()})
         are = f"are of several types ({', '.join(named)})" if len(named) > 1 else f"are of type {named[0]}"
@@ -103,6 +101,12 @@ def whole(name: str) -> int | None:
     found = _WHOLE.fullmatch(name)
     number = int(found[1]) if found else _EXACT
     return number if abs(number) < _EXACT else None
+
+
+def found_names(written: Collection[str]) -> set[str]:
+    """What classes are called that are read from the records: of a whole number that is also written as a float, 1."""
+    numbers = {name: whole(name) for name in set(written)}
+    return {name for name, value in numbers.items() if value is None or name == str(value) or str(value) not in numbers}
 
 
 def numbers_of(classes: Sequence[str], written: Iterable[str]) -> dict[str, int]:

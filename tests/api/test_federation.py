@@ -70,6 +70,13 @@ def test_a_whole_number_is_the_same_class_as_a_float_and_nothing_else_is(column,
         assert dataset(dpfl.Federation.from_frame(records, classes=classes)).labels.tolist() == numbers
 
 
+def test_a_number_that_two_hospitals_write_differently_is_one_class():
+    """Also where the classes are read from the records: "01" is another one, and "1.0" alone keeps its name."""
+    records = pandas.DataFrame({"x": RNG.normal(size=6), "label": ["1", "1.0", "3.0", "2", "01", "3.0"]})
+    found = dataset(dpfl.Federation.from_frame(records))
+    assert [found.class_names[number] for number in found.labels] == ["1", "1", "3.0", "2", "01", "3.0"]
+
+
 @pytest.mark.parametrize("classes", [[1.0, float("nan")], [None, 1], [b"a", b"b"], "ab"])
 def test_what_is_no_class_is_refused_with_the_argument(classes):
     with pytest.raises(ConfigError, match=r"^classes=.* must be"):
@@ -125,6 +132,14 @@ def test_labels_are_of_the_type_of_their_items(labels, kind):
 def test_arrays_of_what_is_no_label_are_told_what_to_do(labels, says):
     with pytest.raises(DataError, match=f"^silo a: labels must be one whole number, truth value or word for.*{says}"):
         dpfl.Federation.from_arrays({"a": (GOOD[0], labels), "b": (OTHER[0], labels)})
+
+
+def test_persons_are_told_like_labels_but_are_no_quantity():
+    persons = np.array([1.0, 1.0, 2.0, 2.0])
+    with pytest.raises(DataError, match=r"silo a: person must be .*\.astype\(int\), or words by \.astype\(str\)\.$"):
+        dpfl.Federation.from_arrays({"a": (*GOOD, persons), "b": (*OTHER, persons)})
+    named = {"a": (*GOOD, persons.astype(int).astype(object)), "b": (*OTHER, objects("p", "q"))}
+    assert dataset(dpfl.Federation.from_arrays(named)).persons is not None
 
 
 def test_bytes_are_no_words_in_a_frame_either():
