@@ -27,7 +27,9 @@ _EXACT: Final = 2**53  # below it each whole number is a float of its own
 BYTES: Final = (
     "are bytes. Decode them to words: .astype(str) where they are ASCII, numpy.char.decode(..., 'utf-8') else"
 )
-NO_FLOATS: Final = "are floats. Make them whole numbers by .astype(int), or words by .astype(str)"
+NO_FLOATS: Final = (
+    "are floats. Make them whole numbers by .astype(int), where that cuts nothing off, or words by .astype(str)"
+)
 QUANTITY: Final = ", if they are classes; a quantity is another outcome, such as regression (docs/outcomes.md)"
 
 

@@ -77,14 +77,12 @@ class Fields:
         """Columns of a row."""
         return sum(field.size for field in self.fields.values())
 
-    def wrong_width(self, numbers: int) -> str | None:
+    def wrong_width(self, numbers: int, who: str = "a record") -> str | None:
         """What is wrong with records of so many numbers, and how to mend it; None if the fields have as many."""
         if numbers == self.width:
             return None
         each = ", ".join(f"{name} {field.size}" for name, field in self.fields.items())
-        return (
-            f"a record has {numbers} number{'s' * (numbers != 1)}, and the fields have {self.width} ({each}). {WIDTH}"
-        )
+        return f"{who} has {numbers} number{'s' * (numbers != 1)}, and the fields have {self.width} ({each}). {WIDTH}"
 
     @property
     def told(self) -> str:
@@ -113,7 +111,7 @@ class Fields:
         Args:
             mend: for a number that the field does not have.
         """
-        if (wrong := self.wrong_width(math.prod(rows.shape[1:]))) is not None:
+        if (wrong := self.wrong_width(math.prod(rows.shape[1:]), "it")) is not None:
             return 0, wrong
         for (name, field), part in zip(self.fields.items(), self._split(rows), strict=True):
             if field.below is None:

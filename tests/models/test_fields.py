@@ -308,7 +308,7 @@ def test_what_is_no_word_is_found_in_rows(value: float) -> None:
     found = BAG.wrong(rows)
     assert found is not None and found[0] == 3 and f"{value:g}" in found[1]
     assert BAG.wrong(rows[:3]) is None and BAG.wrong(rows[:0]) is None and BAG.wrong(rows[:3].long()) is None
-    assert (BAG.wrong(rows[:, :5]) or (0, ""))[1] == f"a record has 5 numbers, and the fields have 6 (ids 6). {WIDTH}"
+    assert (BAG.wrong(rows[:, :5]) or (0, ""))[1] == f"it has 5 numbers, and the fields have 6 (ids 6). {WIDTH}"
 
 
 class Two(nn.Module):
