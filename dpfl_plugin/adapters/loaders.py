@@ -203,11 +203,26 @@ def _of_dataset(dataset: Any, indices: Sequence[int]) -> Source:
 
 def _of_batches(batches: Sequence[Any]) -> Source:
     identities: list[Hashable] | None = []
-    for batch in batches:
+    for place, batch in enumerate(batches):
         batch = _pair_in(batch) if isinstance(batch, Mapping) else batch
+        if isinstance(batch, list | tuple) and len(batch) == 2 and (wrong := _no_batch(*batch)):
+            raise DataError(
+                f"a list, or a loader with batch_size=None, is read as batches, and item {place} of the silo's data "
+                f"{wrong}. If its items are records, give a torch Dataset of them, or a pair of arrays (features, "
+                "labels); in a batch of one record, labels have the shape (1,)."
+            )
         rows = _addresses(batch[0]) if isinstance(batch, list | tuple) and batch else None
         identities = None if rows is None or identities is None else [*identities, *rows]
     return Source(batches, False, identities)
+
+
+def _no_batch(features: Any, labels: Any) -> str:
+    """Why this is no batch but one record, as far as that shows; empty otherwise."""
+    if not isinstance(labels, list | tuple) and getattr(labels, "ndim", 0) == 0:
+        return "has one label, not an array of them"
+    if getattr(features, "ndim", 0) == 1 and len(features) != len(labels):
+        return f"has {len(features)} features in one row, and labels of length {len(labels)}"
+    return ""
 
 
 def _root(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int] | slice]:
@@ -323,7 +338,7 @@ def pair_of(item: Any) -> tuple[Tensor, Tensor]:
         kinds = " and ".join(type(part).__name__ for part in item)
         raise DataError(
             f"training data are pairs of {kinds}, which are not tensors ({told(error)}). Give them as tensors or "
-            "arrays of numbers."
+            "arrays of numbers, and classes that are words by their numbers from 0."
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError, UnsupportedError, printable
 
 LOG: Final = logging.getLogger("dpfl_plugin.platforms")
@@ -56,8 +57,9 @@ def over_before(folder: Path, summary: Mapping[str, Any]) -> str:
     reason = f" ({summary['reason']})" if summary["reason"] else ""
     again = "for another run" if summary["status"] != "refused" else "once the owners allow it,"
     return (
-        f"dpfl: the run in {folder} was over before: {summary['status']} after {summary['rounds']} rounds{reason}. "
-        f"Nothing is trained; {again} give another folder: its epsilon adds to this one's"
+        f"dpfl: the run in {folder} was over before: {summary['status']} after "
+        f"{counted(summary['rounds'], 'round')}{reason}. Nothing is trained; {again} give another folder: its epsilon "
+        "adds to this one's"
     )
 
 
@@ -92,7 +94,7 @@ def is_over(folder: Path, summary: Mapping[str, Any]) -> str:
     if not summary["silos"]:
         said = "no upload was taken, so none is known here"
     return (
-        f"dpfl: the run is over: {summary['status']} after {summary['rounds']} rounds. "
+        f"dpfl: the run is over: {summary['status']} after {counted(summary['rounds'], 'round')}. "
         f"{summary['reason'] + '. ' if summary['reason'] else ''}Epsilon: {said}; see privacy.md in each "
         f"silo's folder; the server's is {folder}"
     )

@@ -21,6 +21,7 @@ from dpfl_plugin.api.spent import (
     spent,
 )
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
@@ -142,4 +143,4 @@ def _rounds_ahead(config: Config, account: PrivacyAccount) -> str:
         limits = [] if config.privacy.epsilon is None else [f"epsilon {config.privacy.epsilon:g}"]
         limits += [] if config.max_participations is None else [f"max_participations {config.max_participations}"]
         fit = f" of the {asked} asked for fit {' and '.join(limits)}"
-    return f"{ran} rounds{fit}, {releases} releases"
+    return f"{counted(ran, 'round')}{fit}, {counted(releases, 'release')}"

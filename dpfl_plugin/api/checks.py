@@ -12,7 +12,7 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.text import Printed
+from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.errors import ConfigError, DataError, in_python
 from dpfl_plugin.runs.build import build
@@ -60,8 +60,8 @@ class Checked(Printed):
         counts = self.num_records
         each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         return [
-            f"{len(counts)} silos with {each} training {self.unit} each, {sum(counts)} in all",
-            f"{self.rounds} rounds, noise multiplier {self.noise_multiplier:.4g}",
+            f"{counted(len(counts), 'silo')} with {each} training {self.unit} each, {sum(counts)} in all",
+            f"{counted(self.rounds, 'round')}, noise multiplier {self.noise_multiplier:.4g}",
             *self.silos,
             f"engine: {self.engine}",
             f"memory: {self.memory}",

@@ -125,14 +125,18 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
     config = trained.config
     module = Exported(source.model.float(), config.data.preprocess, trained.inputs.shape, trained.scaling).eval()
     x = torch.from_numpy(np.random.default_rng(0).random((RECORDS, *trained.inputs.shape), dtype=np.float32))
-    if (fields := fields_of(module.model)) is not None and not config.data.preprocess:
+    fields = None if config.data.preprocess or trained.scaling is not None else fields_of(module.model)
+    if fields is not None:
         x = fields.stretched(x)
     said, shape = _compare(module, x, trained)
     program = _program(module, x)
     with torch.no_grad():
         for rows in (x[:1], x.repeat(2, *[1] * (x.ndim - 1))):  # not as many as it was traced with
             _same(program.module()(rows), module(rows), FILES["torch"])
-    made = {CARD: card(trained, said, shape, onnx=onnx).encode(), "privacy.md": source.statement.encode()}
+    made = {
+        CARD: card(trained, said, shape, onnx=onnx, fields=fields).encode(),
+        "privacy.md": source.statement.encode(),
+    }
     if onnx:
         made[FILES["onnx"]] = _onnx(program, x, module)
     target.mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,17 +21,18 @@ from dpfl_plugin.api.asked import Asked
 from dpfl_plugin.api.objects import backbone_factory, digest, plain
 from dpfl_plugin.config.load import refusal
 from dpfl_plugin.config.schema import DataConfig
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
 from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
-from dpfl_plugin.data.labels import LabelType, type_of
+from dpfl_plugin.data.labels import BYTES, LabelType, holds_bytes, is_mixed, type_of, whole
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.data.tables import check_installed
 from dpfl_plugin.errors import ConfigError, DataError, require
-from dpfl_plugin.models.fields import MEND, Fields
+from dpfl_plugin.models.fields import Fields
 from dpfl_plugin.runs.backbone import backbone
 from dpfl_plugin.synonyms import meant
 
@@ -85,8 +87,10 @@ class Given:
         silos = list(dict.fromkeys(name for some in names for name in some))
         shown = ", ".join([*silos[:SHOWN], *(["..."] if len(silos) > SHOWN else [])])
         where = f" at {len(silos)} silo{'' if len(silos) == 1 else 's'} ({shown})" if silos else ""
-        shape = "x".join(map(str, tables[0].features.shape[1:]))
-        return f"{sum(len(one.features) for one in tables):,} records of {shape} features{where}"
+        shape = tables[0].features.shape[1:]
+        features = counted(shape[0], "feature") if len(shape) == 1 else f"{'x'.join(map(str, shape))} features"
+        count = sum(len(one.features) for one in tables)
+        return f"{count:,} record{'s' * (count != 1)} of {features}{where}"
 
     def check_rows(self, fields: Fields) -> None:
         """Raise DataError where a record, as it was given, is none of these fields; the message names silo and row."""
@@ -94,7 +98,7 @@ class Given:
             if (found := fields.wrong(torch.from_numpy(table.features))) is not None:
                 number, wrong = found
                 row = f"record {number}" if table.lines is None else f"{table.unit} {table.lines[number]}"
-                raise DataError(f"{table.path}, {row}: {wrong}. {MEND}")
+                raise DataError(f"{table.path}, {row}: {wrong}")
 
     @property
     def digest(self) -> str:
@@ -189,7 +193,7 @@ class Federation(Asked):
         silo: str | None = None,
         label: str = "label",
         ignore_columns: list[str] | None = None,
-        classes: list[int | str] | None = None,
+        classes: list[int | float | str] | None = None,
         person: str | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         **keys: Any,
@@ -201,7 +205,8 @@ class Federation(Asked):
                 ``ignore_columns`` is a feature and must be numeric or True and False; its index is not looked at.
             silo: the column that names the silo; None to deal records out by ``partition``.
             person: the column that says whose record it is, for ``Privacy(unit="person")``.
-            classes: the labels in order, which then are not read from private records.
+            classes: the labels in order, which then are not read from private records. 1 names the label 1.0, too, but
+                no other number or word that is not written alike.
             outcome: what labels are, if not classes: {"kind": "regression", "range": (0, 100)}, ... (docs/outcomes.md);
                 of several columns: `from_table`.
 
@@ -224,10 +229,12 @@ class Federation(Asked):
             for key in ("label", "silo", "person"):
                 said = said.replace(f"{key}_column=", f"{key}=")
             raise type(error)(said) from error
+        if holds_bytes(frame[label]):
+            raise DataError(f"{FRAME}: the labels in column {label!r} {BYTES}.")
         columns = {"silo_column": silo, "person_column": person, "ignore_columns": list(ignore_columns or ()) or None}
         columns |= {"label_column": None if label == "label" else label}
         read = {key: value for key, value in columns.items() if value is not None}
-        held = Given({str(FRAME): table}, type_of([frame[label].dtype.kind]))
+        held = Given({str(FRAME): table}, type_of([frame[label]]))
         return cls._of(held, classes, keys, natural=silo is not None, outcome=outcome, read=read)
 
     @classmethod
@@ -235,13 +242,14 @@ class Federation(Asked):
         cls,
         silos: Mapping[str, tuple[Any, ...]],
         *,
-        classes: list[int | str] | None = None,
+        classes: list[int | float | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         fields: Fields | None = None,
         **keys: Any,
     ) -> Federation:
         """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied; or
-        (features, labels, persons [n]), with whose records they are as words or whole numbers.
+        (features, labels, persons [n]), with whose records they are as words or whole numbers. Labels are whole
+        numbers, truth values or words, persons, too; arrays of objects hold one of these kinds.
 
         Silos are numbered in the order of their names, numbers by value and before words. outcome: what labels are, if
         not classes; then they are numbers, [n] or [n, k] (docs/outcomes.md). fields: of features, which are then rows
@@ -273,9 +281,10 @@ class Federation(Asked):
                 raise DataError(f"{where} holds no records: leave it out.")
             if str(where) in tables:
                 raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
+            y = np.array(pair[1], dtype=object) if is_mixed(pair[1]) else y
             of_silo = np.full(len(x) if x.ndim else 0, str(name))
             tables[str(where)] = table_of_arrays(where, x, y, of_silo, persons[0] if persons else None, known)
-        held = Given(tables, type_of(table.labels.dtype.kind for table in tables.values()))
+        held = Given(tables, type_of(table.labels for table in tables.values()))
         if fields is not None:
             _check_fields(fields, keys)
             held.check_rows(fields)
@@ -286,7 +295,7 @@ class Federation(Asked):
         cls,
         silos: Mapping[str, Any],
         *,
-        classes: list[int | str] | None = None,
+        classes: list[int | float | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         fields: Fields | None = None,
         **keys: Any,
@@ -363,7 +372,7 @@ class Federation(Asked):
     def _of(
         cls,
         held: Given,
-        classes: list[int | str] | None,
+        classes: list[int | float | str] | None,
         keys: Mapping[str, Any],
         *,
         natural: bool,
@@ -371,8 +380,7 @@ class Federation(Asked):
         read: Mapping[str, Any] | None = None,
     ) -> Federation:
         """``read``: by which columns of a data frame, as the options of a CSV file say it."""
-        _check_list("classes", classes)
-        options: dict[str, Any] = {} if classes is None else {"classes": plain(classes)}
+        options: dict[str, Any] = {} if classes is None else {"classes": _plain_classes(classes)}
         options |= {} if outcome is None else {"outcome": _plain_outcome(outcome)}
         options |= plain(dict(read or {}))
         return cls._named(held, options, keys, natural=natural)
@@ -419,6 +427,24 @@ def _check_keys(keys: Mapping[str, Any], own: Sequence[str] = ()) -> None:
 
 def _check_list(key: str, value: object) -> None:
     require(value is None or isinstance(value, list | tuple), key, value, "be a list")
+
+
+def _plain_classes(classes: object) -> list[int | str]:
+    """As a file would hold them: a float by its whole number or its text, a truth value by its text.
+
+    Raises:
+        ConfigError: it is not a list of words, numbers and truth values.
+    """
+    require(isinstance(classes, list | tuple), "classes", classes, "be a list")
+    assert isinstance(classes, list | tuple)
+    found: list[int | str] = []
+    for name in (item.item() if isinstance(item, np.generic) else item for item in classes):
+        fine = isinstance(name, str | int) or (isinstance(name, float) and math.isfinite(name))
+        require(fine, "classes", classes, f"be whole numbers, finite floats, truth values or words; {name!r} is none")
+        by_text = str(name) if isinstance(name, bool | float) else name
+        number = whole(by_text) if isinstance(name, float) else None
+        found.append(by_text if number is None else number)
+    return found
 
 
 def _plain_outcome(outcome: object) -> Any:

@@ -76,7 +76,7 @@ def _label_type(frames: Sequence[Any], schema: TableSchema) -> LabelType:
     """Classes that the schema makes of cells are called by its words; others are the cells."""
     label = schema.label
     cells = label.column if label.known.has_classes and label.class_values is None else None
-    return "text" if cells is None else type_of(frame[cells].dtype.kind for frame in frames)
+    return "text" if cells is None else type_of(frame[cells] for frame in frames)
 
 
 def _is_mapping(data: Any) -> bool:

@@ -9,7 +9,9 @@ import yaml
 from dpfl_plugin import given
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.schema import Column, TableSchema
+from dpfl_plugin.models.fields import Fields
 from dpfl_plugin.runs.predictions import Predictions
 from dpfl_plugin.runs.publishable import names_its_classes
 from dpfl_plugin.runs.result import views_of_all
@@ -72,11 +74,14 @@ def _how(column: Column) -> str:
     return f"{says}; {fill:g} for a cell without value" + ", and 1 then, else 0" * (column.missing == "indicator")
 
 
-def card(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: bool) -> str:
+def card(
+    trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: bool, fields: Fields | None = None
+) -> str:
     """The card of a finished run's model, in Markdown with a YAML head; nothing in it was computed from records.
 
     Args:
-        said: what the model says of made-up records. shape: of its outputs for one record.
+        said: what the model says of made-up records. shape: of its outputs for one record. fields: of its inputs, where
+            it gets the records as they are.
     """
     config, result = trained.config, trained.result
     views = views_of_all(result)
@@ -88,10 +93,10 @@ def card(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: b
         lines += [UNPROTECTED, ""]
     elif not config.privacy.secure:
         lines += [SIMULATED, ""]
-    lines += ["## Use", "", _use(trained, said, shape, onnx=onnx), "", "## Training", ""]
+    lines += ["## Use", "", _use(trained, said, shape, fields, onnx=onnx), "", "## Training", ""]
     lines += [
-        f"* algorithm: {config.algorithm.name or config.algorithm.module}, {result['rounds']} rounds, "
-        f"{result['num_silos']} silos",
+        f"* algorithm: {config.algorithm.name or config.algorithm.module}, {counted(result['rounds'], 'round')}, "
+        f"{counted(result['num_silos'], 'silo')}",
         f"* data: {_data(config)}",
         f"* run: `{result['id']}`, made by dpfl",
         "",
@@ -122,7 +127,7 @@ def _epsilon(view: dict[str, Any]) -> str:
     return f"epsilon {digits(view['epsilon'], 4)} at delta {view['delta']:.15g}"
 
 
-def _use(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: bool) -> str:
+def _use(trained: Trained, said: Predictions, shape: tuple[int, ...], fields: Fields | None, *, onnx: bool) -> str:
     record, output = (", ".join(map(str, ("n", *each))) for each in (trained.inputs.shape, shape))
     lines = [
         "```python",
@@ -134,6 +139,8 @@ def _use(trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: b
         "",
         "Preprocessing is part of the model." + (" `model.onnx` is the same for ONNX." if onnx else ""),
     ]
+    if fields is not None:
+        lines += ["", fields.told]
     if trained.inputs.columns:
         lines += ["", f"Columns, in order: {', '.join(trained.inputs.columns)}."]
     if (schema := trained.config.data.dataset.options.get("schema")) is not None:

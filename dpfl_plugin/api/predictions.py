@@ -194,7 +194,8 @@ def predict(
         rows = [{id_column: one, **row} for one, row in zip(ids, rows, strict=True)]
     notes = [*trained.notes, *asked.notes]
     if unused := [f"'{column}'" for column in asked.unused if column != id_column]:
-        notes.append(f"not used, as the model was not trained on them: columns {', '.join(unused)}.")
+        which = "it: column" if len(unused) == 1 else "them: columns"
+        notes.append(f"not used, as the model was not trained on {which} {', '.join(unused)}.")
     notes += written_otherwise(trained, asked)
     notes += [*doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
     if found.probabilities is None and found.outcome.has_classes:

@@ -13,17 +13,19 @@ from typing import Final
 
 from dpfl_plugin.access import try_folder
 from dpfl_plugin.api.project_data import DataBlock, OwnData, drafted, found, made_up
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ArgumentError, ConfigError, Worded
 
 CONFIG: Final = "run.yaml"
 NOTEBOOK: Final = "notebook.ipynb"
 GITIGNORE: Final = ".gitignore"
+KEPT: Final = "{path} existed and was not changed. To keep records and runs out of git, add these lines:"
 RECORDS: Final = 250  # of a made-up silo: enough for a guarantee and a model, quick to train on
 SILOS: Final = {"north": -0.4, "south": -0.1, "east": 0.2, "west": 0.4}  # by how much their patients differ
 
 
-@dataclass(frozen=True, slots=True)
-class Project:
+@dataclass(frozen=True, slots=True, repr=False)
+class Project(Printed):
     """A project that was written.
 
     Attributes:
@@ -40,6 +42,15 @@ class Project:
     def notes(self) -> tuple[str, ...]:
         """What is to be known of its data."""
         return tuple(line.in_python for line in self.told)
+
+    def __str__(self) -> str:
+        lines = [f"{self.folder}:", *(f"  {path}" for path in self.files), *self.notes]
+        if self.unignored:
+            lines.append(KEPT.format(path=self.folder / GITIGNORE))
+            lines += [f"  {line}" for line in self.unignored]
+        return "\n".join([*lines, f"Next: dpfl.load({str(self.folder / CONFIG)!r}).run()"])
+
+    __repr__ = __str__
 
 
 def init_project(

@@ -21,7 +21,7 @@ from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome, higher_is_better, score_key
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.core.text import aligned
+from dpfl_plugin.core.text import aligned, counted
 from dpfl_plugin.errors import ConfigError, DataError, in_python, require
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.said_twice import UNCHECKED, check_agrees, check_words
@@ -214,7 +214,8 @@ class Run:
         score = "not measured" if self.score is None else f"{self.score:.4f}{MEAN * (self.result['num_silos'] > 1)}"
         epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:.15g}"
         more = f", {said}" if (said := two_classes(self.result)) else ""
-        return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}{more}, epsilon {epsilon}"
+        done = counted(self.result["rounds"], "round")
+        return f"{self.status} after {done}, {self.score_name} {score}{more}, epsilon {epsilon}"
 
     def _lines(self) -> list[str]:
         return [in_python(line) for line in run_lines(self.result, self.config.algorithm.options, self.folder)]

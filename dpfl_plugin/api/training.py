@@ -28,6 +28,7 @@ from dpfl_plugin.config.load import base_of, configure, load
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError, DataError, TrainingError, require
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
@@ -216,9 +217,8 @@ def run_config(
             torch.set_num_threads(threads)
     folder = Path(result["folder"])
     if result["status"] == "interrupted":
-        teller.note(
-            f"interrupted: {result['rounds']} rounds are done and saved; continue with resume=True, out={config.out!r}."
-        )
+        done = counted(result["rounds"], "round")
+        teller.note(f"interrupted: {done} done and saved; continue with resume=True, out={config.out!r}.")
         raise KeyboardInterrupt
     if result["status"] == "failed":
         raise TrainingError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dpfl_plugin.api.projects import CONFIG, GITIGNORE, Project
+from dpfl_plugin.api.projects import CONFIG, GITIGNORE, KEPT, Project
 
 
 def show(project: Project, *, schema: bool) -> None:
@@ -17,9 +17,7 @@ def show(project: Project, *, schema: bool) -> None:
     for line in project.told:
         print(line.as_options)
     if project.unignored:
-        print(
-            f"{folder / GITIGNORE} existed and was not changed. To keep records and runs out of git, add these lines:"
-        )
+        print(KEPT.format(path=folder / GITIGNORE))
         print("".join(f"  {line}\n" for line in project.unignored), end="")
     inside = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     check = f"  dpfl check {CONFIG}       # what is wrong with the records, by the schema\n"

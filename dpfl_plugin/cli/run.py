@@ -36,6 +36,7 @@ from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.config.load import Plan, Variant
 from dpfl_plugin.core.outcomes import ACCURACY, score_key
 from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runs.folder import RunFolder, to_json
@@ -188,13 +189,13 @@ def stopping() -> Iterator[_Stop]:
 
 
 def _ending(result: Result, resume: str) -> str:
-    done = f"{result['rounds']} rounds are done"
+    done = f"{counted(result['rounds'], 'round')} done"
     match result["status"]:
         case "interrupted":
             return f"interrupted; {done} and saved. Go on with: {resume}"
         case "budget_exhausted":
             by = "max_participations" if cause_of(result) == Cause.MAX_PARTICIPATIONS else "the budget"
-            return f"stopped by {by} after {result['rounds']} rounds: {result['reason']}."
+            return f"stopped by {by} after {counted(result['rounds'], 'round')}: {result['reason']}."
         case _:
             return f"failed: {result['reason']}. The last good state is in {result['folder']}/checkpoint."
 

@@ -13,6 +13,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows)
 
 
+def counted(count: int, what: str) -> str:
+    """E.g. "1 round", "20 rounds"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 class Printed:
     """Shows in a notebook what ``print`` would."""
 

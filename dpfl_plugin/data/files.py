@@ -17,7 +17,7 @@ from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC, Dataset, Features, Intege
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import quantity
 from dpfl_plugin.data.identifiers import identifiers
-from dpfl_plugin.data.labels import Labels, no_labels
+from dpfl_plugin.data.labels import Labels, found_names, no_labels, numbers_of, plain_names
 from dpfl_plugin.data.names import of_files
 from dpfl_plugin.data.outcome_option import Option, labels_of, parse
 from dpfl_plugin.data.persons import numbers
@@ -204,7 +204,7 @@ def _found(said: Sequence[Mapping[str, Any]], classes: Sequence[int | str] | Non
     Raises:
         DataError: they look like a quantity, and nobody named the classes.
     """
-    found = sorted({name for one in said for name in one["labels"]}, key=_order)
+    found = sorted(found_names({name for one in said for name in one["labels"]}), key=_order)
     if classes is None and train and train[0].label_column:
         doubt = quantity(train[0].path, train[0].label_column, found)
         if doubt is not None:
@@ -368,7 +368,7 @@ def _class_names(found: list[str], classes: list[int | str] | None, path: Path) 
 def _label_numbers(tables: list[Table], order: list[str]) -> Integers:
     """Labels as numbers over all tables."""
     written = [_plain(table.labels) for table in tables]
-    number = {name: index for index, name in enumerate(order)}
+    number = numbers_of(order, (name for names in written for name in names))
     for table, names in zip(tables, written, strict=True):
         unknown = next((row for row, name in enumerate(names) if name not in number), None)
         if unknown is not None:
@@ -414,17 +414,17 @@ def table_of_arrays(
     if not x.ndim:
         raise DataError(f"{path}: features must be numbers of shape [records, ...], got one number alone.")
     words = {"silo": silo, "person": person} | ({"labels": y} if outcome.has_classes else {})
-    for name, array in words.items():
-        if array is not None and (array.shape != (len(x),) or array.dtype.kind not in "iubUS"):
-            raise DataError(
-                f"{path}: {name} must be one integer or string for each of the {len(x)} rows of features, "
-                f"got {array.dtype} {array.shape}."
-            )
-    for name, array in words.items():
-        if array is not None and array.dtype.kind in "US" and not array.astype(bool).all():
+    named = {
+        name: plain_names(array, len(x), f"{path}: {name}", classes=name == "labels")
+        for name, array in words.items()
+        if array is not None
+    }
+    for name, array in named.items():
+        if array.dtype.kind == "U" and not array.astype(bool).all():
             record = int(np.flatnonzero(~array.astype(bool))[0])
             raise DataError(f"{path}, record {record}: its {name.removesuffix('s')} is empty: {FILL_IN}.")
-    return Table(path, numeric_features(x, path), y, silo, (), persons=person)
+    silo, person = named.get("silo"), named.get("person")
+    return Table(path, numeric_features(x, path), named.get("labels", y), silo, (), persons=person)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:

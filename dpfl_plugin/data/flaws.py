@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from dpfl_plugin.data.frame_rows import FRAME
 from dpfl_plugin.errors import DataError, closest
 
 MOST_TOLD: Final = 20
@@ -208,10 +209,15 @@ def quantity(path: Path, column: str, labels: list[str]) -> str | None:
     whole = all(number.is_integer() for number in numbers)
     if len(numbers) <= MOST_NUMBERS and whole:
         return None
-    shown = ", ".join([*labels[:3], "...", labels[-1]])
+    shown = ", ".join(labels if len(labels) <= 4 else [*labels[:3], "...", labels[-1]])
+    if path == FRAME:
+        outcome, key, quoted = "outcome={'kind': 'regression', 'range': (LOW, HIGH)}", "classes=[{}]", labels
+    else:  # where YAML has words and whole numbers for classes
+        outcome, key = "outcome: {kind: regression, range: [LOW, HIGH]}", "classes: [{}]"
+        quoted = [label if label.isdecimal() else f'"{label}"' for label in labels]
+    named = ", ".join(quoted if len(quoted) <= 4 else [*quoted[:3], "..."])
     return (
         f"{path}: the labels in column {column!r} are {'' if whole else 'fractional '}numbers, {len(labels)} different "
-        f"ones ({shown}): a quantity, or classes? If classes, name them all: classes: [{', '.join(labels[:3])}, ...]. "
-        "A quantity cannot be predicted here, only classes: write such a column into the file, e.g. low and high, and "
-        "name it in label_column."
+        f"ones ({shown}): a quantity, or classes? To predict a quantity, give its public range: {outcome}, or kind "
+        f"counts for counts (docs/outcomes.md). If they are classes, name all of them: {key.format(named)}."
     )

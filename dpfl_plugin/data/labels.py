@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,109 @@ LabelType = Literal["bool", "float", "int", "text"]
 """What a class is in Python; where classes have names, and in files, it is their text."""
 
 
-def type_of(kinds: Iterable[str]) -> LabelType:
-    """What labels are, by the kinds of numpy's or pandas' types of all columns that hold some."""
-    of: dict[str, LabelType] = {"b": "bool", "f": "float", "i": "int", "u": "int"}
-    found = {of.get(kind, "text") for kind in kinds}
+_KINDS: Final[dict[str, LabelType]] = {"b": "bool", "f": "float", "i": "int", "u": "int"}  # of numpy's types
+_WHOLE: Final = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.0+)?")
+_EXACT: Final = 2**53  # below it each whole number is a float of its own
+BYTES: Final = (
+    "are bytes. Decode them to words: .astype(str) where they are ASCII, numpy.char.decode(..., 'utf-8') else"
+)
+NO_FLOATS: Final = (
+    "are floats. Make them whole numbers by .astype(int), where that cuts nothing off, or words by .astype(str)"
+)
+QUANTITY: Final = ", if they are classes; a quantity is another outcome, such as regression (docs/outcomes.md)"
+
+
+def type_of(columns: Iterable[Any]) -> LabelType:
+    """What labels are, by numpy's or pandas' types of all columns [n] that hold some, or by the items of objects."""
+    found = {_type_of(column) for column in columns}
     return found.pop() if len(found) == 1 else "text"
+
+
+def _type_of(column: Any) -> LabelType:
+    if column.dtype.kind != "O":
+        return _KINDS.get(column.dtype.kind, "text")
+    found = {_kind_of(item) for item in column.tolist()}
+    return _KINDS.get(found.pop(), "text") if len(found) == 1 else "text"
+
+
+def _kind_of(item: object) -> str:
+    """As numpy's types have it: b, i, f, U, S, and O for anything else."""
+    kinds = {"b": bool | np.bool_, "i": int | np.integer, "f": float | np.floating, "U": str, "S": bytes}
+    return next((kind for kind, one in kinds.items() if isinstance(item, one)), "O")
+
+
+def holds_bytes(column: Any) -> bool:
+    """Whether a label in a column of pandas is bytes, whose text would be "b'...'"."""
+    return column.dtype.kind in "OS" and any(isinstance(item, bytes) for item in column.tolist())
+
+
+def is_mixed(given: object) -> bool:
+    """Whether it is a list of words and of others, which numpy would make words in silence."""
+    return isinstance(given, list | tuple) and len({isinstance(item, str | bytes) for item in given}) == 2
+
+
+def of_objects(array: NDArray[Any]) -> NDArray[Any]:
+    """An array of objects that are all words, all whole numbers or all truth values as an array of these; any other
+    array, and one of other or mixed objects, as it is."""
+    if array.dtype.kind != "O":
+        return array
+    kinds = {_kind_of(item) for item in array.reshape(-1).tolist()}
+    if len(kinds) != 1 or not kinds <= set("biU"):
+        return array
+    made = np.array(array.tolist())
+    return made if made.shape == array.shape and made.dtype.kind in "biuU" else array
+
+
+def plain_names(array: NDArray[Any], count: int, what: str, *, classes: bool = True) -> NDArray[Any]:
+    """Names of ``classes``, or other ones: as they are, or of objects as `of_objects` makes them.
+
+    Raises:
+        DataError: they are not one word, whole number or truth value for each of ``count`` records.
+    """
+    array = of_objects(array)
+    must = f"{what} must be one whole number, truth value or word for each of the {count} rows of features"
+    if array.shape != (count,):
+        raise DataError(f"{must}, got {array.dtype} {array.shape}.")
+    if array.dtype.kind in "iubU":
+        return array
+    kinds = {_kind_of(item) for item in array.tolist()}
+    if kinds == {"S"}:
+        wrong = BYTES
+    elif kinds == {"f"}:
+        wrong = NO_FLOATS + QUANTITY * classes
+    else:
+        named = sorted({type(item).__name__ for item in array.tolist()})
+        are = f"are of several types ({', '.join(named)})" if len(named) > 1 else f"are of type {named[0]}"
+        wrong = f"{are}. Make all of them words, or all of them whole numbers; leave out records without one"
+    raise DataError(f"{must}, and these, {array.dtype}, {wrong}.")
+
+
+def whole(name: str) -> int | None:
+    """The whole number that a label is written for, as 1 or 1.0; None of any other, and of one beyond 2^53."""
+    found = _WHOLE.fullmatch(name)
+    number = int(found[1]) if found else _EXACT
+    return number if abs(number) < _EXACT else None
+
+
+def found_names(written: Collection[str]) -> set[str]:
+    """What classes are called that are read from the records: of a whole number that is also written as a float, 1."""
+    numbers = {name: whole(name) for name in set(written)}
+    return {name for name, value in numbers.items() if value is None or name == str(value) or str(value) not in numbers}
+
+
+def numbers_of(classes: Sequence[str], written: Iterable[str]) -> dict[str, int]:
+    """{label: number of its class}, of all classes and of those of ``written`` that are one.
+
+    A name is that class; besides, 1.0 is 1, as pandas writes whole numbers where some value of a column is missing.
+    """
+    number = {name: index for index, name in enumerate(classes)}
+    wholes = [whole(name) for name in classes]
+    by_value = {value: index for index, value in enumerate(wholes) if value is not None and wholes.count(value) == 1}
+    for name in set(written) - number.keys():
+        value = whole(name)
+        if value is not None and value in by_value:
+            number[name] = by_value[value]
+    return number
 
 
 def typed(name: str, label_type: LabelType) -> bool | float | int | str:

@@ -26,7 +26,7 @@ _COLUMNS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def parse(given: Option, classes: Sequence[int | str] | None) -> tuple[Outcome, tuple[str, ...]]:
+def parse(given: Option, classes: Sequence[object] | None) -> tuple[Outcome, tuple[str, ...]]:
     """(the outcome, names of the labels of multi_label) of the option: a kind, or {kind: ..., range: ..., ...}.
 
     Raises:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import AS_READ, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
@@ -239,7 +240,7 @@ def _said(schema: TableSchema) -> str:
     outcome = schema.label.outcome
     listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(schema.class_names[:20]))
     classes = f" ({listed}{', ...' if len(schema.class_names) > 20 else ''})" if listed else ""
-    return f"{AS_READ}{len(names)} features by the schema: {shown}; {outcome}{classes}"
+    return f"{AS_READ}{counted(len(names), 'feature')} by the schema: {shown}; {outcome}{classes}"
 
 
 def _check_contents(tables: Sequence[Read]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.streams import stream_key
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, told
+from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.models.fixed import FREEZE, frozen_norm
 from dpfl_plugin.models.ordinal import Thresholds
 
@@ -125,14 +127,18 @@ def _check_trial(
     if num_classes is None:
         like = next(model.parameters(), x)
         x = x.to(like.device, x.dtype if words else like.dtype)
+    fields = fields_of(model)
+    if fields is not None and (wrong := fields.wrong_width(math.prod(feature_shape))):
+        raise PluginError(f"model {name!r}: {wrong}")
     try:
         with torch.no_grad():
             first, again, alone = model(x), model(x), model(x[:1])
     except Exception as error:
+        _check_words(model, name, torch.zeros_like(x))  # which names the field, where one alone is why
         tried = "zeros and ones" if words else "standard normal numbers"
         raise PluginError(
             f"model {name!r} fails on features of shape {tuple(x.shape)}, made-up {tried}: {told(error)}."
-            f"{'' if words else _how_to_wrap(model, feature_shape, error)}"
+            f"{'' if words or fields is not None else _how_to_wrap(model, feature_shape, error)}"
         ) from error
     if not isinstance(first, Tensor):
         raise PluginError(f"model {name!r} maps features {tuple(x.shape)} to a {type(first).__name__}. {WRAP}")
@@ -166,6 +172,36 @@ def _check_trial(
             f"model {name!r}: the output for a record depends on the other records of the batch, and then no gradient "
             "belongs to one record. Normalise each record by itself, e.g. with nn.GroupNorm."
         )
+    _check_words(model, name, x)
+
+
+def _check_words(model: nn.Module, name: str, x: Tensor) -> None:
+    """Refuse a model that knows fewer words or categories than its fields have: both are public, and whether it would
+    fail in a round, once that is charged, depends on the records. Says nothing where it fails on ``x`` itself.
+    """
+    fields = fields_of(model)
+    if fields is None or _failure(model, x) is not None:
+        return
+    for field, value, rows in fields.at_ends(x):
+        if (failure := _failure(model, rows)) is not None:
+            below = fields.fields[field].below
+            raise PluginError(
+                f"model {name!r} fails on a made-up record with {value} in {field}, a number that records may have "
+                f"there as the Field has below={below}: {failure}. Give the model that many words or categories, e.g. "
+                f"nn.Embedding({below}, ...), or the Field a smaller below."
+            )
+
+
+def _failure(model: nn.Module, rows: Tensor) -> str | None:
+    """What a model raises for rows; None where it raises nothing."""
+    try:
+        with torch.no_grad():
+            found = model(rows)
+            if isinstance(found, Tensor):
+                found.cpu()  # a GPU says only then that an index was out of range
+    except Exception as error:  # a stranger's model may fail in any way
+        return told(error)
+    return None
 
 
 def _how_to_wrap(model: nn.Module, feature_shape: tuple[int, ...], error: Exception) -> str:

@@ -20,6 +20,7 @@ from dpfl_plugin.errors import ConfigError, DataError, PluginError, require, tol
 EXACT: Final = 2**24
 """float32, in which rows are kept, holds all whole numbers up to it."""
 MEND: Final = "Correct the record, or give the Field a larger below, and the model as many words or categories."
+WIDTH: Final = "Give each record one number for each of the fields' places, or declare the shapes that records have."
 LABELS: Final = ("label", "labels", "target", "targets", "y")  # keys of mappings
 
 
@@ -49,6 +50,13 @@ class Field:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def told(self) -> str:
+        """Which numbers it holds."""
+        many = "s" * (self.size != 1)
+        what = f"number{many}" if self.below is None else f"whole number{many} from 0 to {self.below - 1}"
+        return f"{self.size} {what}"
+
 
 class Fields:
     """The inputs of a model, in the order of their columns: ``Fields(input_ids=Field((16,), below=1000), ...)``."""
@@ -69,6 +77,21 @@ class Fields:
         """Columns of a row."""
         return sum(field.size for field in self.fields.values())
 
+    def wrong_width(self, numbers: int, who: str = "a record") -> str | None:
+        """What is wrong with records of so many numbers, and how to mend it; None if the fields have as many."""
+        if numbers == self.width:
+            return None
+        each = ", ".join(f"{name} {field.size}" for name, field in self.fields.items())
+        return f"{who} has {numbers} number{'s' * (numbers != 1)}, and the fields have {self.width} ({each}). {WIDTH}"
+
+    @property
+    def told(self) -> str:
+        """What the columns of a row are, in order, and what a model makes of other numbers (`unpack`)."""
+        each = [f"{name} ({field.told})" for name, field in self.fields.items()]
+        whole = any(field.below is not None for field in self.fields.values())
+        others = " Any other number counts as the nearest of these." if whole else ""
+        return f"The {self.width} numbers of a record, in order: {'; '.join(each)}.{others}"
+
     def unpack(self, x: Tensor) -> dict[str, Tensor]:
         """The inputs (n, *shape) of rows ``x`` (n, width) by name; whole numbers are int64.
 
@@ -81,20 +104,34 @@ class Fields:
             found[name] = values.reshape(x.shape[0], *field.shape)  # len() would make of it a number, in an export
         return found
 
-    def wrong(self, rows: Tensor) -> tuple[int, str] | None:
-        """(its number, what is wrong with it) of the first of ``rows`` (n, width) that no record has; None if all are
-        as the fields say. Of float rows, that they are finite is checked elsewhere."""
-        if math.prod(rows.shape[1:]) != self.width:
-            numbers = math.prod(rows.shape[1:])
-            return 0, f"it has {numbers} numbers, and the fields {', '.join(self.fields)} have {self.width}"
+    def wrong(self, rows: Tensor, mend: str = MEND) -> tuple[int, str] | None:
+        """(its number, what is wrong with it and how to mend it) of the first of ``rows`` (n, width) that is none;
+        None if all are as the fields say. Of float rows, that they are finite is checked elsewhere.
+
+        Args:
+            mend: for a number that the field does not have.
+        """
+        if (wrong := self.wrong_width(math.prod(rows.shape[1:]), "it")) is not None:
+            return 0, wrong
         for (name, field), part in zip(self.fields.items(), self._split(rows), strict=True):
             if field.below is None:
                 continue
             bad = (part < 0) | (part >= field.below) | (part != part.round() if part.is_floating_point() else False)
             if bool(bad.any()):
                 row, place = (int(one) for one in bad.nonzero()[0])
-                return row, told_value(name, field, float(part[row, place]))
+                return row, f"{told_value(name, field, float(part[row, place]))}. {mend}"
         return None
+
+    def at_ends(self, x: Tensor) -> Iterator[tuple[str, int, Tensor]]:
+        """(name of a field of whole numbers, the least or the greatest that it has, rows with it in all of that field)
+        of made-up rows ``x`` (n, width), which elsewhere stay as they are."""
+        place = 0
+        for name, field in self.fields.items():
+            for value in () if field.below is None else (0, field.below - 1):
+                rows = x.flatten(1).clone()
+                rows[:, place : place + field.size] = value
+                yield name, value, rows.reshape(x.shape)
+            place += field.size
 
     def stretched(self, rows: Tensor) -> Tensor:
         """Rows (n, width) of made-up records: numbers from 0 to 1, and in their place all words and categories."""
@@ -152,7 +189,7 @@ class Fields:
         if field.below is not None:
             wrong = row[(row != row.round()) | (row < 0) | (row >= field.below)]
             if len(wrong):
-                raise DataError(f"{told_value(name, field, float(wrong[0]))}.")
+                raise DataError(f"{told_value(name, field, float(wrong[0]))}. {MEND}")
         return row.float()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import odds, places
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.privacy import held_by
 from dpfl_plugin.privacy.statement_page import in_short, section
 
@@ -95,16 +96,17 @@ def _others(said: dict[str, Any]) -> list[str]:
 
 def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:
     unit, run = said["protects"]["unit"], said["run"]
-    counted = "persons" if unit == "person" else "records"
+    whose = "persons" if unit == "person" else "records"
     lines = [
         "## Whose records\n",
-        f"A model was trained in {run['rounds']} rounds{SO_FAR.get(run['status'], '')}. {held_by.what_left(said)}\n",
+        f"A model was trained in {counted(run['rounds'], 'round')}{SO_FAR.get(run['status'], '')}. "
+        f"{held_by.what_left(said)}\n",
     ]
     if said["silos"] is None:
         sites = ", ".join(_cell(names.get(silo, f"silo {silo}")) for silo in range(run["num_silos"]))
         lines.append(f"Sites: {sites}. What single sites spent is not published, since it tells who took part.")
         return "\n".join(lines)
-    lines += [f"| site | {counted} | rounds | epsilon | in words |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| site | {whose} | rounds | epsilon | in words |", "| --- | --- | --- | --- | --- |"]
     for silo in said["silos"]:
         epsilon = _of_site(silo, said)
         spent = ("at most the worst", "") if epsilon is None else (places(epsilon, 3), odds(epsilon))

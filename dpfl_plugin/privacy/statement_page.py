@@ -7,6 +7,7 @@ from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import odds
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.privacy import held_by
 
 _MOST_SILOS: Final = 20  # rows of the table; ledger.json has all
@@ -51,8 +52,8 @@ def _title(said: dict[str, Any]) -> str:
         )
     held = "" if said["guarantee"].startswith("none") else held_by.first(said, "silos")
     return (
-        f"# Privacy statement: {run['name']}\n\nRun `{run['id']}`, {run['rounds']} rounds at {run['num_silos']} silos, "
-        f"{ended}{why}.{' ' * bool(held)}{held}"
+        f"# Privacy statement: {run['name']}\n\nRun `{run['id']}`, {counted(run['rounds'], 'round')} at "
+        f"{counted(run['num_silos'], 'silo')}, {ended}{why}.{' ' * bool(held)}{held}"
     )
 
 
@@ -322,8 +323,8 @@ def _silos(said: dict[str, Any]) -> str:
     shown = silos if len(silos) <= _MOST_SILOS else silos[:_MOST_SILOS]
     lines = ["## Each silo, towards the server\n"]
     own = any("budget" in silo for silo in silos)
-    counted = "persons" if said["protects"]["unit"] == "person" else "records"
-    lines += [f"| silo | {counted} | rounds | epsilon |" + " epsilon with other runs |" * total + OWN_HEAD * own]
+    whose = "persons" if said["protects"]["unit"] == "person" else "records"
+    lines += [f"| silo | {whose} | rounds | epsilon |" + " epsilon with other runs |" * total + OWN_HEAD * own]
     lines += ["| --- | --- | --- | --- |" + " --- |" * total + " --- |" * len(OWN) * own]
     for silo in [*shown, *(s for s in silos[len(shown) :] if s["silo"] == worst)]:
         cells = [silo["silo"], silo["num_records"], silo["rounds"], _silonumber(silo["epsilon"], said)]

@@ -16,7 +16,7 @@ from dpfl_plugin.data.base import Dataset, Features, Integers, validate
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import numeric_features, read_npz
 from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
-from dpfl_plugin.data.labels import KnownLabels, shape_of, unlabelled
+from dpfl_plugin.data.labels import KnownLabels, numbers_of, plain_names, shape_of, unlabelled
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError
@@ -154,7 +154,7 @@ def _labels(trained: Trained, table: Table) -> KnownLabels | None:
     names = table.labels.tolist()
     if not trained.labels:
         return None
-    number = {name: index for index, name in enumerate(trained.labels)} | {"": 0}
+    number = numbers_of(trained.labels, names) | {"": 0}
     for record, name in enumerate(names):
         if name not in number:
             raise DataError(
@@ -200,10 +200,7 @@ def _array_labels(trained: Trained, arrays: Mapping[str, NDArray[Any]], count: i
     if not trained.outcome.has_classes:
         table = Table(path, np.zeros((count, 1), np.float32), y, None, (), np.arange(count), unit="record")
         return _of_outcome(trained, table, _without_nan(trained, y, count, path))
-    if y.shape != (count,) or y.dtype.kind not in "iubUS":
-        raise DataError(
-            f"{path}: y must be one integer or string for each of the {count} records, got {y.dtype} {y.shape}."
-        )
+    y = plain_names(y, count, f"{path}: y")
     table = Table(path, np.zeros((count, 1), np.float32), y.astype(str), None, ())
     return _labels(trained, table)
 

@@ -15,6 +15,7 @@ from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError, Worded
 from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.federation.planning import Planner, fresh_coins
@@ -322,7 +323,7 @@ def _mend(config: Config) -> str:
     lower = "raise privacy.epsilon, or lower record_rate or local_steps."
     if config.privacy.noise_multiplier is None:
         return lower.capitalize()
-    rounds = f"{config.rounds} rounds" if config.rounds else "the rounds that you set"
+    rounds = f"{counted(config.rounds, 'round')}" if config.rounds else "the rounds that you set"
     return f"Leave out privacy.noise_multiplier to have it solved for {rounds}; or {lower}"
 
 

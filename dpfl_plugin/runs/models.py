@@ -19,7 +19,7 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.outcome_losses import labels_like
 from dpfl_plugin.gradients.persons import MeanLoss, Persons
 from dpfl_plugin.models.build import build_model, check_model
-from dpfl_plugin.models.fields import MEND, fields_of
+from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.rules import views_of
 
@@ -107,7 +107,7 @@ def _check_fields(module: torch.nn.Module, holding: Holding) -> None:
             if found is not None:
                 what = f"record {found[0]}" if x.ndim == alone else f"person {found[0] // x.shape[1]}"
                 where = f"{called(silo, holding.names)}, {what} (from 0) of those that it {of}"
-                raise DataError(f"{where}: {found[1]}. {MEND}")
+                raise DataError(f"{where}: {found[1]}")
 
 
 def _loss(named: str | engines.Loss, module: torch.nn.Module, trial: torch.Tensor, known: Survey) -> engines.Loss:

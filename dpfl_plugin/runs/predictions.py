@@ -30,6 +30,7 @@ from dpfl_plugin.runs.setting import federate, steps_of
 from dpfl_plugin.runs.trained import Trained, inputs_of
 
 AT_ONCE: Final = 4096  # records; so many outputs and hidden layers are in memory
+ONLY_KNOWN: Final = "The model knows no other: correct the record, or leave it out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +176,11 @@ def _fed(trained: Trained, x: Features) -> torch.Tensor:
 def _check_fields(model: torch.nn.Module, x: torch.Tensor, lines: Integers | None) -> None:
     """Raise DataError where a record has a word, or a category, that the model's fields do not have."""
     fields = fields_of(model)
-    if fields is None or (found := fields.wrong(x)) is None:
+    if fields is None or (found := fields.wrong(x, ONLY_KNOWN)) is None:
         return
     record, wrong = found
     where = f"record {record} (from 0)" if lines is None else f"line {lines[record]}"
-    raise DataError(f"{where}: {wrong}. The model knows no other: correct the record, or leave it out.")
+    raise DataError(f"{where}: {wrong}")
 
 
 def _gives_log_odds(config: Config, outputs: torch.Tensor) -> bool:

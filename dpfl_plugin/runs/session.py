@@ -17,6 +17,7 @@ from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ChangedByEvaluationError, ChangedError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
@@ -453,7 +454,7 @@ def _solved_for(config: Config, prior: Prior) -> str:
     privacy = config.privacy
     view = privacy.budget_view.replace("_", " ")
     cap, rounds = config.max_participations, config.rounds
-    most = f"at most {cap} rounds of a silo" if cap and rounds and cap < rounds else f"{rounds} rounds"
+    most = f"at most {cap} rounds of a silo" if cap and rounds and cap < rounds else counted(rounds or 0, "round")
     return f"for {most} within epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({view} view)" + (
         f", together with {earlier_runs(prior)} in the shared ledger" if prior.runs else ""
     )

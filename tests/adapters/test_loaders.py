@@ -196,7 +196,12 @@ REFUSED = {
     "mappings without labels": ([{"image": X, "kind": Y}], "mappings with the keys 'image', 'kind'.*'target' or"),
     "mappings that overlap": ([{"x": X[:8], "y": Y[:8]}, {"x": X[7:9], "y": Y[7:9]}], "record 8 .* is there twice"),
     "a tensor of two rows": ([X[:2]], "one is a Tensor"),
-    "words": ([("dogs", "cats")], "pairs of str and str, which are not tensors"),
+    "words": ([(["dogs"], ["cats"])], "pairs of list and list, which are not tensors.*numbers from 0"),
+    "a list of records": ([(X[0], 0), (X[1], 1)], "read as batches, and item 0 .* one label, not .*a torch Dataset"),
+    "of records with words": ([(X[0], "a"), (X[1], "b")], "item 0 of the silo's data has one label"),
+    "of labels of one number": ([(X[0], Y[:1]), (X[1], Y[1:2])], "item 0 .* has 5 features in one row, and labels of"),
+    "of mappings": ([{"x": X[0], "y": Y[0]}], "item 0 of the silo's data has one label"),
+    "a loader of records as batches": (DataLoader(ALL, batch_size=None), "batch_size=None, is read as batches"),
 }
 
 

@@ -78,7 +78,7 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     ):
         assert line in str(told) and html.escape(line) in told._repr_html_(), line
     found = dpfl.predict(run, FRAME.assign(unknown=1))
-    noted = "note: not used, as the model was not trained on them: columns 'unknown'."
+    noted = "note: not used, as the model was not trained on it: column 'unknown'."
     for line in (noted, *found.statement, f"of {N} records with a label", "... and 50 more"):
         assert line in str(found) and html.escape(line) in found._repr_html_(), line
     written = dataclasses.replace(found, notes=("--set privacy.secure=true",))
@@ -206,3 +206,28 @@ def test_labels_are_what_the_program_gave(
         assert {type(label) for label in found.labels} == {kind}
         assert found.labels == [sorted(set(y.tolist()))[number] for number in found.found.predicted]
         assert found.table.predicted.tolist() == found.labels
+
+
+@pytest.mark.parametrize(
+    ("of", "classes"),
+    [
+        (lambda y: y + 1.0, [1, 2]),
+        (lambda y: y + 1.0, [1.0, 2.0]),
+        (lambda y: y * 1.5 + 1, [1.0, 2.5]),
+        (lambda y: y == 1, [False, True]),
+        (lambda y: pandas.Series(y == 1, dtype=object), [False, True]),
+    ],
+)
+def test_named_classes_are_compared_with_labels_of_the_columns_type(
+    tmp_path: Path, of: Any, classes: list[Any]
+) -> None:
+    """In training and where the model is measured; predictions are what the column holds."""
+    frame = pandas.DataFrame({"u": np.random.default_rng(0).normal(size=40)})
+    frame["label"] = of((frame.u > 0).astype(int).to_numpy())
+    run = dpfl.train(
+        dpfl.Federation.from_frame(frame, classes=classes, partition="iid", num_silos=2), out=tmp_path, **SETTING
+    )
+    found = dpfl.predict(run, frame)
+    assert {type(label) for label in found.labels} == {type(frame.label.tolist()[0])}
+    right = [one == other for one, other in zip(found.labels, frame.label, strict=True)]
+    assert found.accuracy == pytest.approx(np.mean(right))

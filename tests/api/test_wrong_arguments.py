@@ -144,7 +144,7 @@ FEDERATIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "other lengths": (lambda: Arrays({"a": (X, Y[:-1])}), ("silo a: labels", "30 rows of features", "(29,)")),
     "no records": (lambda: Arrays({"a": (X, Y), "b": (X[:0], Y[:0])}), ("silo b", "no records")),
     "not a number": (lambda: Arrays({"a": (NAN, Y)}), ("silo a: the feature at (2, 1) is nan",)),
-    "labels between": (lambda: Arrays({"a": (X, Y + 0.5)}), ("silo a: labels must be one integer or string",)),
+    "labels between": (lambda: Arrays({"a": (X, Y + 0.5)}), ("silo a: labels must be one whole number",)),
     "rows of many lengths": (lambda: Arrays({"a": ([[1, 2], [3]], [0, 1])}), ("silo 'a'", "rows of one length")),
     "a number alone": (lambda: Arrays({"a": (np.float32(1), 0)}), ("silo a", "[records, ...]")),
     "words": (lambda: Arrays({"a": (X.astype(str), Y)}), ("silo a: features must be numbers",)),

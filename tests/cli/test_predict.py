@@ -109,7 +109,7 @@ def test_columns_go_by_their_names_and_a_label_is_not_needed(folder: Path, tmp_p
     (tmp_path / "other.csv").write_text(table(2, 30, ("b", "c", "a"), label=""))
     done = dpfl("predict", folder, tmp_path / "other.csv")
     assert rows(done) == rows(dpfl("predict", folder, tmp_path / "new.csv"))
-    assert "not trained on them: columns 'c'." in done.err and "accuracy" not in done.err
+    assert "not trained on it: column 'c'." in done.err and "accuracy" not in done.err
 
 
 def test_a_patients_number_is_carried(folder: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_patients_number_is_carried(folder: Path, tmp_path: Path) -> None:
     assert list(found[0]) == ["id", *plain[0]] and [row.pop("id") for row in found] == ["p7", "1", "", "1"]
     assert found == plain
     (tmp_path / "named.csv").write_text(text.replace("id,", "number,", 1))  # training's file has none of this name
-    assert "columns 'number'" in dpfl("predict", folder, tmp_path / "named.csv").err
+    assert "column 'number'" in dpfl("predict", folder, tmp_path / "named.csv").err
     assert "not used" not in dpfl("predict", folder, tmp_path / "named.csv", "--id", "number").err
     assert "1 of 4 cells are empty" in done.err and "the same value in several records" in done.err
     (tmp_path / "line.csv").write_text(text.replace("id,", "line,", 1))

@@ -380,9 +380,9 @@ GOOD: dict[str, Any] = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        (GOOD | {"y": np.array([0.5, 1.0])}, "labels must be one integer or string"),
-        (GOOD | {"y": np.array([0])}, "labels must be one integer or string"),
-        (GOOD | {"silo": np.array([0, 1, 2])}, "silo must be one integer or string"),
+        (GOOD | {"y": np.array([0.5, 1.0])}, "labels must be one whole number"),
+        (GOOD | {"y": np.array([0])}, "labels must be one whole number"),
+        (GOOD | {"silo": np.array([0, 1, 2])}, "silo must be one whole number"),
         (GOOD | {"x": np.array([[1, 2, 3], [4, np.nan, 6]])}, r"the feature at \(1, 1\) is nan"),
         (GOOD | {"x": np.array([[1, 2], [1e300, 6]])}, r"the feature at \(1, 0\) is 1e\+300"),
         (GOOD | {"x": np.ones(2)}, "features must be numbers of shape"),

@@ -23,7 +23,7 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.models.build import check_model
-from dpfl_plugin.models.fields import EXACT, Field, Fields, FieldsModel
+from dpfl_plugin.models.fields import EXACT, WIDTH, Field, Fields, FieldsModel
 
 WORDS, LENGTH = 50, 6
 FIELDS = Fields(input_ids=Field((LENGTH,), below=WORDS), attention_mask=Field((LENGTH,), below=2), age=Field())
@@ -120,7 +120,7 @@ def test_every_form_of_a_record_is_the_same_row(form: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"input_ids": torch.full((LENGTH,), WORDS)}, f"record 0: input_ids has the value {WORDS}"),
+        ({"input_ids": torch.full((LENGTH,), WORDS)}, f"record 0: input_ids has the value {WORDS}, .*a larger below"),
         ({"input_ids": torch.zeros(LENGTH + 1)}, r"input_ids has shape \(7,\)"),
         ({"attention_mask": torch.full((LENGTH,), 0.5)}, "attention_mask has the value 0.5"),
         ({"token_type_ids": torch.zeros(LENGTH)}, "Declare a Field for each input"),
@@ -234,9 +234,9 @@ def test_low_rank_adapters_alone_are_trained_released_and_charged(tmp_path: Path
 class Bag(nn.Module):
     """Words in, as int64; classes out."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: int = WORDS) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
+        self.words, self.head = nn.Embedding(known, 4), nn.Linear(4, 2)
 
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self.head(self.words(ids).mean(1))
@@ -308,7 +308,61 @@ def test_what_is_no_word_is_found_in_rows(value: float) -> None:
     found = BAG.wrong(rows)
     assert found is not None and found[0] == 3 and f"{value:g}" in found[1]
     assert BAG.wrong(rows[:3]) is None and BAG.wrong(rows[:0]) is None and BAG.wrong(rows[:3].long()) is None
-    assert "5 numbers" in (BAG.wrong(rows[:, :5]) or (0, ""))[1]
+    assert (BAG.wrong(rows[:, :5]) or (0, ""))[1] == f"it has 5 numbers, and the fields have 6 (ids 6). {WIDTH}"
+
+
+class Two(nn.Module):
+    """Two inputs, with as many words each as are said; of the first, those below ``least`` are none."""
+
+    def __init__(self, first: int, second: int, least: int = 0) -> None:
+        super().__init__()
+        self.first, self.second, self.least = nn.Embedding(first, 3), nn.Embedding(second, 3), least
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        out: Tensor = self.first(a - self.least).sum(1) + self.second(b).sum(1)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Two(9, 40), "with 49 in b, .* below=50: IndexError: .*nn.Embedding.50,"),
+        (Two(8, 50), "with 8 in a, .* below=9: IndexError"),
+        (Two(9, 1), "with 49 in b, "),  # which fails on other made-up records, too
+        (Two(9, 50, least=1), r"fails on features of shape \(3, 5\).*IndexError: index out of range in self \(.*\)\.$"),
+    ],
+)
+def test_a_model_with_fewer_words_than_its_fields_is_refused_by_name(model: nn.Module, said: str) -> None:
+    fields = Fields(a=Field((3,), below=9), b=Field((2,), below=50))
+    check_model(FieldsModel(Two(9, 50), fields), (5,))
+    with pytest.raises(PluginError, match=said):
+        check_model(FieldsModel(model, fields), (5,))
+
+
+def test_fields_say_what_their_columns_are() -> None:
+    assert (
+        Fields(age=Field(), row=Field((2,))).told
+        == "The 3 numbers of a record, in order: age (1 number); row (2 numbers)."
+    )
+    assert "mask (1 whole number from 0 to 1). Any other" in Fields(mask=Field((1,), below=2)).told
+
+
+@pytest.mark.parametrize("width", [LENGTH - 1, LENGTH + 1])
+def test_records_of_another_width_than_the_fields_are_told(width: int) -> None:
+    with pytest.raises(PluginError, match=rf"a record has {width} numbers, and the fields have {LENGTH}.*{WIDTH}"):
+        check_model(nn.Sequential(FieldsModel(Bag(), BAG)), (width,))
+
+
+@pytest.mark.parametrize(
+    "made", [lambda known: FieldsModel(Bag(known), BAG), lambda known: lambda: FieldsModel(Bag(known), BAG)]
+)
+def test_whether_a_model_has_all_words_is_asked_before_anything_is_charged(tmp_path: Path, made: Any) -> None:
+    """Both of a module and of a factory, and though no record has the words that are lacking."""
+    silos = {name: (x.clamp(max=WORDS - 11), y) for name, (x, y) in words().items()}
+    with pytest.raises(PluginError, match=f"with {WORDS - 1} in ids, .* below={WORDS}"):
+        trained(tmp_path, silos, made(WORDS - 10))
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+    trained(tmp_path, silos, made(WORDS))
 
 
 def test_a_trained_model_of_words_refuses_others_and_is_exported_for_any_number_of_records(tmp_path: Path) -> None:
@@ -319,6 +373,12 @@ def test_a_trained_model_of_words_refuses_others_and_is_exported_for_any_number_
     with pytest.raises(DataError, match=rf"record 5 .*{WRONG}"):
         dpfl.predict(run, other)
     program = torch.export.load(run.export(tmp_path / "export") / "model.pt2").module()
+    said = (tmp_path / "export" / "README.md").read_text()
+    whole = f"in order: ids ({LENGTH} whole numbers from 0 to {WORDS - 1}). Any other number counts as the nearest of"
+    assert whole in said and "1 round, 2 silos" in said
+    beyond = torch.tensor([[0.0, WORDS + 27, -3.0, 0.4, 1.6, 2.0]])
+    with torch.no_grad():
+        torch.testing.assert_close(program(beyond), run.model(torch.tensor([[0.0, WORDS - 1, 0, 0, 2, 2]])))
     for count in (1, 7, 12):
         with torch.no_grad():
             torch.testing.assert_close(program(x[:count]), run.model(x[:count]))

@@ -284,7 +284,7 @@ def with_label(kind: str, value: Any) -> np.ndarray:
         ("survival", [-1, 1], r"-1 is a time before the beginning"),
         ("survival", [math.nan, 1], r"nan is not finite"),
         ("survival", [1, 0.5], r"0\.5 is neither 1, for an event, nor 0"),
-        ("ordinal", 3, r"labels must be one integer or string"),
+        ("ordinal", 3, r"labels must be one whole number"),
     ],
 )
 def test_labels_that_are_none_are_refused_with_their_place(kind: str, value: Any, said: str) -> None:
