@@ -47,6 +47,17 @@ def quickstart(
     raise typer.Exit(run_quickstart(settings or [], out, seeds, copy, as_json=json))
 
 
+_Person = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="With --from: the column that says whose record it is.")
+]
+_Encoding = Annotated[
+    str | None, typer.Option(metavar="NAME", help="With --from: of text that is not UTF-8, e.g. windows-1252.")
+]
+_Sheet = Annotated[
+    str | None, typer.Option(metavar="NAME", help="With --from: of workbooks, where it is not the first.")
+]
+
+
 def init(
     folder: Annotated[
         Path, typer.Argument(metavar="[FOLDER]", help="The project's folder (default: this one).")
@@ -75,21 +86,15 @@ def init(
     silo: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="With --data or --from: the column that names a record's silo.")
     ] = None,
-    person: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With --from: the column that says whose record it is.")
-    ] = None,
+    person: _Person = None,
     time: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="With --from, for survival: a time instead of a label.")
     ] = None,
     event: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="With --time: whether the event was at this time.")
     ] = None,
-    encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --from: of text that is not UTF-8, e.g. windows-1252.")
-    ] = None,
-    sheet: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --from: of workbooks, where it is not the first.")
-    ] = None,
+    encoding: _Encoding = None,
+    sheet: _Sheet = None,
 ) -> None:
     """Make a project: a configuration that runs, data (made up, --data or --from), a notebook, a .gitignore.
 
@@ -103,14 +108,14 @@ def init(
             "--data and --from are both given: --from drafts a schema, --data reads CSV files of numbers."
         )
     drafted = source is not None
-    columns = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
-    form = {"encoding": encoding, "sheet": sheet}
-    for name in ("person", "time", "event", *form):
-        if (columns | form)[name] is not None and not drafted:
+    of_schema = {"person": person, "time": time, "event": event, "encoding": encoding, "sheet": sheet}
+    for name, value in of_schema.items():
+        if value is not None and not drafted:
             raise ConfigError(f"--{name} has no meaning without --from.")
     if guess_label and drafted:
         raise ConfigError("--guess-label has no meaning without --data.")
-    project = init_project(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns, **form)
+    columns = {"label": label, "silo": silo, **of_schema}
+    project = init_project(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
     show(project, schema=drafted)
 
 
