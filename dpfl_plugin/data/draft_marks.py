@@ -16,9 +16,7 @@ from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.seen import Seen, is_number, is_text, marks, nearly_all, outwards
 from dpfl_plugin.data.thousands import Mark, Points, decimal_beside, grouped, ungrouped, without_marks
 
-_LIKE: Final = (
-    r"^[-+]?[1-9][0-9]{0,2}[,.'’ \x{a0}\x{2009}\x{202f}][0-9]{3}"  # how a word with marks of thousands begins
-)
+_LIKE: Final = r"^[-+]?[1-9][0-9]{0,2}[,.'’ \x{a0}\x{2009}\x{202f}][0-9]{3}"  # how words with marks begin
 _WHOLE: Final = re.compile(r"[-+]?\d+")
 NOT_USED: Final = "is not used (type: ignored)"
 
@@ -158,9 +156,10 @@ def _told_of_thousands(column: Seen, found: _Thousands, is_label: bool) -> str:
         )
     decimal = found.shown.replace(",", ".")
     mend = f"Write {whole}, without marks"
-    if not is_label:
-        wholes = [without_marks(word) for word in pc.unique(column.texts).to_pylist()]
-        low, high = outwards(np.array([float(word) for word in wholes if _WHOLE.fullmatch(word)]))
+    wholes = [without_marks(word) for word in pc.unique(column.texts).to_pylist()]
+    numbers = np.unique([float(word) for word in wholes if _WHOLE.fullmatch(word)])
+    if not is_label and len(numbers) > 1:
+        low, high = outwards(numbers)
         mend = f"If it is {whole}: {{type: integer, range: [{low}, {high}], thousands: {found.mark!r}}}"
     mends = "write them with a comma, as the other numbers"
     if found.mark == ",":

@@ -59,6 +59,7 @@ DRAFTS: dict[str, tuple[dict[str, Sequence[str]], str, dict[str, str], str]] = {
         "is '1,297' 1297, with a mark of thousands, or 1.297? If it is 1297: {type: integer, range: [0, 60000], "
         "thousands: ','}.",
     ),
+    "one number": ({"u": ["1,234", "1234"] * 30}, ".", {"u": "ignored"}, "or 1.234? Write 1234, without marks."),
     "all of them": ({"u": written(",", WHOLE[1:] * 2)[:60]}, ".", {"u": "ignored"}, "or data.dataset.decimal: ','"),
     "beside decimals": ({"u": written(","), "v": DECIMALS}, ".", {"u": "ignored", "v": "number"}, "u is not used"),
     "beside commas": (
