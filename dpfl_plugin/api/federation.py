@@ -25,6 +25,7 @@ from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
+from dpfl_plugin.data.flaws import NAME_THEM
 from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
 from dpfl_plugin.data.labels import BYTES, LabelType, holds_bytes, is_mixed, type_of, whole
 from dpfl_plugin.data.outcome_option import parse
@@ -219,7 +220,8 @@ class Federation(Asked):
             raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
         for key, value in {"label": label, "silo": silo, "person": person}.items():
             named = isinstance(value, str) or (key != "label" and value is None)
-            require(named, key, value, "be the name of a column, as text")
+            numbered = f"Where columns are numbered, {NAME_THEM}." if isinstance(value, int) else ""
+            require(named, key, value, "be the name of a column, as text", numbered)
         _check_list("ignore_columns", ignore_columns)
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:

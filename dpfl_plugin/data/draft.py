@@ -22,7 +22,7 @@ from dpfl_plugin.data.draft_dates import DAY_FIRST, MONTH_FIRST, in_doubt
 from dpfl_plugin.data.draft_marks import NOT_USED, Marks, marks_of
 from dpfl_plugin.data.draft_notes import MOST_VALUES, Places, kinds_of, notes
 from dpfl_plugin.data.federation import alone
-from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws
+from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws, no_header
 from dpfl_plugin.data.identifiers import are_identifiers
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
@@ -106,13 +106,13 @@ def _opened(path: Path, form: TextFormat) -> Pieces:
         raise DataError(Worded(f"{error} Or read it as it is: {{encoding='windows-1252'}}.")) from error
 
 
-def _check_header(header: Sequence[str], name: str, roles: Roles, note: str) -> None:
-    """``note``: what to say of how the table was opened."""
+def _check_header(pieces: Pieces, name: str, roles: Roles) -> None:
+    header, note, of_frame = pieces.header, pieces.note, pieces.of_frame
     if not header:
         raise DataError(f"{name} {EMPTY}")
     wanted = " and ".join(map(repr, roles.columns.values()))
     if all(_is_number(word) for word in header):
-        raise DataError(f"{name} has no header: its first line must name the columns, {wanted} among them.")
+        raise DataError(no_header(name, wanted, of_frame=of_frame))
     for key, column in roles.columns.items():
         if column not in header:
             shown = column_list(header[:30])
@@ -160,8 +160,7 @@ def _other_columns(name: str, header: Sequence[str], first: str, of_first: Seque
 
 
 def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
-    header = tables[0].header
-    _check_header(header, names[0], roles, tables[0].note)
+    _check_header(tables[0], names[0], roles)
     seen = _read(tables, names)
     measured = {name: one for name, one in seen.items() if name not in (roles.silo, roles.person)}
     written = marks_of(measured, [name for name in (roles.label, roles.time, roles.event) if name is not None])

@@ -13,6 +13,7 @@ from typing import Final
 from dpfl_plugin.data.frame_rows import FRAME
 from dpfl_plugin.errors import DataError, closest
 
+NAME_THEM: Final = "frame.columns = [f'x{n}' for n in frame.columns] names them"
 MOST_TOLD: Final = 20
 SHOWN: Final = 3  # places of one column that are alike; where there are more of them they are one line
 MOST_NUMBERS: Final = 20  # as many different numbers may be classes that nobody named
@@ -198,6 +199,13 @@ def check_names(path: Path, header: list[str], ignored: tuple[str, ...]) -> None
         raise DataError(
             f'{path}, line 1: {which} no name. {NAMELESS} Name it, remove it, or leave it out by ignore_columns: [""].'
         )
+
+
+def no_header(where: object, wanted: str, *, of_frame: bool) -> str:
+    """What to say of a table whose columns have no names."""
+    if of_frame:
+        return f"{where} has numbers for names of columns: {NAME_THEM}."
+    return f"{where} has no header: its first line must name the columns, {wanted} among them."
 
 
 def quantity(path: Path, column: str, labels: list[str]) -> str | None:

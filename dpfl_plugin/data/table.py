@@ -20,10 +20,12 @@ from dpfl_plugin.data.flaws import (
     check_kind,
     check_names,
     is_decimal_comma,
+    no_header,
     not_utf8,
     rename,
     with_point,
 )
+from dpfl_plugin.data.frame_rows import FRAME
 from dpfl_plugin.data.thousands import Points, grouped, without_marks
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
@@ -193,7 +195,7 @@ class Columns:
 
     def _features(self, path: Path, header: list[str]) -> list[int]:
         if not header or all(is_number(name) for name in header):
-            raise DataError(f"{path} has no header: its first line must name the columns, {self.label!r} among them.")
+            raise DataError(no_header(path, repr(self.label), of_frame=path == FRAME))
         check_names(path, header, self.ignored)
         named = [name for name in header if name]
         if len(set(named)) != len(named):

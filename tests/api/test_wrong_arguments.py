@@ -176,7 +176,7 @@ def test_records_of_a_program(call: Any, says: tuple[str, ...]) -> None:
     [
         ({"label": "label"}, "label='label': the data frame has no such column. Columns: h, x, ill"),
         ({"silo": "hh"}, "silo='hh' (did you mean 'h'?)"),
-        ({"label": 3}, "label=3 must be"),
+        ({"label": 3}, "label=3 must be the name of a column, as text. Where columns are numbered, frame.columns ="),
         ({"silo": 3}, "silo=3 must be"),
         ({"ignore_columns": ["z"]}, "ignore_columns='z'"),
         ({"ignore_columns": "x"}, "ignore_columns='x' must be a list"),
@@ -198,6 +198,7 @@ def test_a_data_frame(changes: dict[str, Any], says: str) -> None:
             frame[column] = frame[column].astype(object)
             frame.loc[3, column] = given.pop(column)
     refused(lambda: Frame(given.pop("frame", frame), **given), says)
+    refused(lambda: Frame(frame.set_axis(range(3), axis=1), label="2"), "numbers for names of columns: frame.columns =")
 
 
 OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
