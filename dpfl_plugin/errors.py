@@ -135,7 +135,15 @@ class DataError(DpflError, ValueError):
 
 
 class NoFileError(DataError):
-    """There is no such data file. The message quotes settings and paths alone: nothing has been read."""
+    """There is no such data file, and nothing has been read.
+
+    Attributes:
+        public: what the other side is told, without the names of other files.
+    """
+
+    def __init__(self, message: str, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = message if public is None else public
 
 
 class PluginError(ConfigError):

@@ -119,7 +119,8 @@ class DataSource:
                     inside = str(Path(name) / "*.csv")
                     raise NoFileError(f"{key}={name!r} is a folder. Name the files in it by a pattern, as {inside!r}.")
                 where = " and ".join(str(path.absolute()) for path in looked)
-                raise NoFileError(f"{key}={name!r}: there is no such file{_meant(name, looked)}; looked for {where}.")
+                said, looked_for = f"{key}={name!r}: there is no such file", f"; looked for {where}."
+                raise NoFileError(f"{said}{_meant(name, looked)}{looked_for}", f"{said}{looked_for}")
             found += matches
         if not found:
             raise NoFileError(f"{key} names no file.")

@@ -221,7 +221,7 @@ def _rows(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _epsilon(value: float | None, report: Report) -> str:
-    return "none" if value is None else f"at most {value:.2f} ({report.accountant})"
+    return "none" if value is None else f"at most {places(value, 2)} ({report.accountant})"
 
 
 def _strict() -> str:

@@ -82,7 +82,8 @@ class Book:
         self._together: tuple[Prior, Prior] | None = None  # see `with_earlier`
         # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
         # mixture is proven.
-        told = earlier.drawn and spec.solved if spec.view == "server" else earlier.draws_decided
+        by_draws = spec.view == "server" or spec.max_participations is not None
+        told = (by_draws and earlier.drawn and spec.solved) or (spec.view != "server" and earlier.draws_decided)
         certain = lost or (spec.epsilon is not None and told)
         self.pricing = Pricing(spec, rules, certain=certain, lost=lost)
         self.costs = made_certain(costs) if certain else Rounds(costs)

@@ -112,9 +112,13 @@ class Prior:
         )
 
 
-def follows_draws(prior: Prior, view: BudgetView) -> bool:
-    """Whether what a budget in this view leaves beside ``prior`` depends on how participants were drawn there."""
-    return prior.draws_decided or (view == "server" and prior.drawn)
+def follows_draws(prior: Prior, view: BudgetView, *, capped: bool) -> bool:
+    """Whether what a budget in this view leaves beside ``prior`` depends on how participants were drawn there.
+
+    Args:
+        capped: whether a silo takes part in so many rounds at most: then a third party's budget is the server's.
+    """
+    return prior.draws_decided or (prior.drawn and (view == "server" or capped))
 
 
 def _side_by_side(one: Earlier, other: Earlier) -> Earlier:

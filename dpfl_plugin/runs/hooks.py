@@ -21,7 +21,7 @@ from dpfl_plugin.callbacks.tracker import Tracker
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, told
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.account import PrivacyAccount
@@ -108,8 +108,9 @@ def public_label(label: str | None, *, secure: bool) -> str | None:
 
 def epsilon_of(config: Config, neighbouring: str) -> str:
     """Whom epsilon protects, and from what, in words."""
+    delta = digits(config.privacy.delta, 6)
     return (
-        f"one {config.privacy.unit}, {neighbouring.replace('_', '-')} neighbours, at delta {config.privacy.delta:g}; "
+        f"one {config.privacy.unit}, {neighbouring.replace('_', '-')} neighbours, at delta {delta}; "
         "server: against the server, of the silo that spent most; third_party: against whoever sees the models alone. "
         "What is assumed and what is not covered: privacy.md"
     )

@@ -215,7 +215,8 @@ def shared_facts(job: Job) -> dict[str, Any]:
     # Silos that fail may decide how often a round is released, and who is drawn whether they do.
     lasting = job.config.runtime.on_silo_failure == "continue"
     ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
-    follows = privacy.epsilon is not None and follows_draws(job.prior, privacy.budget_view)
+    capped = job.config.max_participations is not None
+    follows = privacy.epsilon is not None and follows_draws(job.prior, privacy.budget_view, capped=capped)
     return {
         "noise": job.naming.noise,
         "name": job.config.name,

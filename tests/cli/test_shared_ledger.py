@@ -166,7 +166,8 @@ def test_rounds_whose_length_draws_decide_leave_no_mixture(tmp_path: Path, algor
     assert [facts["draws_decided"] for facts in Ledger.open(ledger, append=False).runs] == [decided]
 
 
-def test_a_run_of_all_silos_that_lasts_as_drawn_ones_left_room_leaves_no_mixture(tmp_path: Path) -> None:
+@pytest.mark.parametrize("capped", [False, True])
+def test_a_run_of_all_silos_that_lasts_as_drawn_ones_left_room_leaves_no_mixture(tmp_path: Path, capped: bool) -> None:
     """Its length follows from who was drawn before, so that a later run's mixture would count one length for all draws.
 
     What earlier runs are to a third party does not depend on draws: its budget leaves the same, whoever was drawn.
@@ -174,10 +175,14 @@ def test_a_run_of_all_silos_that_lasts_as_drawn_ones_left_room_leaves_no_mixture
     config, ledger = write(tmp_path, {"silo_rate": 0.5}), tmp_path / "all.jsonl"
     everyone = ["--ledger", ledger, "--set", "silo_rate=1.0", "--set", "rounds=2"]
     run(config, "--ledger", ledger)
-    run(config, *everyone, "--set", "privacy.epsilon=20", "--set", "privacy.budget_view=third_party")
+    third_party = [*everyone, "--set", "privacy.epsilon=20", "--set", "privacy.budget_view=third_party"]
+    run(config, *third_party)
     with Ledger.open(ledger, append=False) as shared:
         assert [facts["draws_decided"] for facts in shared.runs] == [False, False]
-    run(config, *everyone, "--set", "privacy.epsilon=20", "--set", "algorithm.local_lr=0.1")
+    if capped:  # then a third party's budget is the server's
+        run(config, *third_party, "--set", "max_participations=50", "--set", "algorithm.local_lr=0.1")
+    else:
+        run(config, *everyone, "--set", "privacy.epsilon=20", "--set", "algorithm.local_lr=0.1")
     views = run(config, "--ledger", ledger, "--set", "rounds=30", "--set", "algorithm.local_lr=0.2")["epsilon"]
     with Ledger.open(ledger, append=False) as shared:
         assert [facts["draws_decided"] for facts in shared.runs] == [False, False, True, False]

@@ -24,7 +24,7 @@ from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding, digest, survey, training_digest
-from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.privacy.ledger import Ledger
@@ -320,6 +320,11 @@ def refusing_loader(source: Any) -> Any:
     raise ConfigError(f"the age of a patient is {SECRET}")
 
 
+def checking_loader(source: Any) -> Any:
+    """One that checks as the guide to plugins does."""
+    require(False, "age", float(SECRET), "be from 0 to 120")
+
+
 class Quoting(FedAvg):
     def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
         raise ZeroDivisionError(SECRET)
@@ -333,6 +338,8 @@ def loaded_by(name: str) -> dict[str, Any]:
 QUOTED: dict[str, tuple[dict[str, Any], str]] = {
     "a cell": ({}, "DataError (dpfl_plugin/data/"),
     "a loader": (loaded_by("quoting_loader"), "PluginError (test_server_view.py, line "),
+    "no header": ({}, "ConfigError (dpfl_plugin/data/table.py, line "),
+    "a check": (loaded_by("checking_loader"), "ConfigError (test_server_view.py, line "),
     "an error of ours": (loaded_by("refusing_loader"), "ConfigError (test_server_view.py, line "),
     "a plugin": ({"algorithm": {"module": f"{__name__}:Quoting", "name": None}}, "ZeroDivisionError in plugin "),
 }
@@ -344,8 +351,9 @@ def test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records(
 ) -> None:
     changes, place = QUOTED[quoted]
     path = configured(tmp_path, early_stopping=None, personalise=None, **changes)
-    if quoted == "a cell":
-        (tmp_path / "silo-2.csv").write_text(f"a,b,label\n0.5,0.5,no\n0.5,p{SECRET},yes")
+    if quoted in ("a cell", "no header"):
+        header = "a,b,label\n" if quoted == "a cell" else ""
+        (tmp_path / "silo-2.csv").write_text(f"{header}0.5,p{SECRET},yes\n0.5,0.5,no\n")
     network = Recorder(4)
     try:
         reason = recorded(path, network=network)[2]["reason"]

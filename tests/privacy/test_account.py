@@ -227,6 +227,24 @@ def test_a_round_that_is_planned_anew_counts_as_the_dearer_of_its_attempts(first
         assert views["server"]["worst_case_epsilon"] == expected == views["third_party"]["epsilon"]
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_budget_counts_a_round_that_is_planned_anew_as_the_dearer_of_its_attempts(lost: bool) -> None:
+    """A third party's, with noise that varies; what is released fits it, or is not allowed."""
+    for budget in (1.0, 1.2, 1.37):
+        one = account(view="third_party", epsilon=budget, beta=0.9, rounds=8, max_participations=7)
+        run(one, 3, Round((0, 1, 2, 3), 1, most_gradients=4, participation="all"))
+        first, second = Round((0, 1), 3, most_gradients=4), Round((2, 3), 1, most_gradients=4)
+        assert one.affords(3, first, "a")
+        one.begin_round(3, first)
+        one.append(one.charges(3, first, "a"))
+        if lost:
+            one.lose()
+        if one.affords(3, second, "b"):
+            one.begin_round(3, second)
+            one.append(one.charges(3, second, "b"))
+        assert one.views()["third_party"]["epsilon"] <= budget
+
+
 def test_after_a_loss_attempts_at_a_score_count_whoever_was_in_them() -> None:
     def worst(*attempts: tuple[int, ...]) -> float:
         scores = Scores((0.8, 1.0), 3.0)

@@ -84,6 +84,7 @@ class ThirdParty(Claims):
         """Whether a third party's epsilon is within it at the end of rounds to come."""
         assert self.budget is not None
         book = self.book
+        later = {round: book.dearer(round, cost) for round, cost in later.items()}
         costs = as_proven(book.pricing.dearest({**book.found, **book.costs, **later}), book.prior)
         again = book.released_again(costs, {round: {*book.noise_ids.get(round, ()), "the next"} for round in later})
         return self._epsilon(costs, again, book.prior) <= self.budget.epsilon

@@ -8,22 +8,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import dpfl_plugin
-from dpfl_plugin.errors import DataError, DpflError, LimitError, MemoryShortError, NoFileError
+from dpfl_plugin import errors
+from dpfl_plugin.errors import LimitError, MemoryShortError, MessageError, NoFileError, TrainingError
 from dpfl_plugin.runs import plugin_errors
 
+_ERRORS = errors.__file__
 _PACKAGE = str(Path(dpfl_plugin.__file__).parent) + os.sep
 
 
 def public_text(error: BaseException) -> str | None:
     """What an error says to rank 0, where no record can have a part in it; None where one may.
 
-    An owner's refusal, and a lack of memory, have words for others. What this package raises tells of the
-    configuration, of messages and of what is public of data; unless it is about what is in a data file, or quotes what
-    other code raised.
+    An owner's refusal, a lack of memory and a missing file have words for others. A message that rank 0 itself sent,
+    and an algorithm that asks for more than it planned, are told in full. Whatever else came up may quote records,
+    though it is this package's own: a file without a header has a record in its place, and a plugin's check by
+    `errors.require` the value that it refused.
     """
-    if isinstance(error, LimitError | MemoryShortError):
+    if isinstance(error, LimitError | MemoryShortError | NoFileError):
         return error.public
-    return str(error) if all(map(_quotes_nothing, _chain(error))) else None
+    return str(error) if type(error) in (MessageError, TrainingError) and _is_ours(error) else None
 
 
 def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:
@@ -36,7 +39,7 @@ def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:
     found = plugin_errors.through(first, plugins)
     if found is not None:
         return f"{type(error).__name__} in plugin {found.name} ({Path(found.file).name}, line {found.line})"
-    frame = _last_frame(first) or _last_frame(error)
+    frame = _last_frame(first, besides=_ERRORS) or _last_frame(error)
     if frame is None:
         return type(error).__name__
     ours = frame.filename.startswith(_PACKAGE)
@@ -44,11 +47,10 @@ def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:
     return f"{type(error).__name__} ({file}, line {frame.lineno})"
 
 
-def _quotes_nothing(error: BaseException) -> bool:
-    frame = _last_frame(error)
-    ours = frame is not None and frame.filename.startswith(_PACKAGE)
-    of_contents = isinstance(error, DataError) and not isinstance(error, NoFileError)
-    return ours and isinstance(error, DpflError) and not of_contents
+def _is_ours(error: BaseException) -> bool:
+    """Whether this package raised it, and for nothing that other code did."""
+    frames = [_last_frame(one) for one in _chain(error)]
+    return all(frame is not None and frame.filename.startswith(_PACKAGE) for frame in frames)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -61,6 +63,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _last_frame(error: BaseException) -> traceback.FrameSummary | None:
-    frames = traceback.extract_tb(error.__traceback__)
+def _last_frame(error: BaseException, besides: str = "") -> traceback.FrameSummary | None:
+    """``besides``: a file that others have raise for them."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != besides]
     return frames[-1] if frames else None
