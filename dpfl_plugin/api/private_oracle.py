@@ -461,6 +461,7 @@ def _fixed(net: nn.Module, layout: Layout) -> tuple[tuple[str, int, int], ...]:
 def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, Any]:
     """What the ledger says of an oracle, as of a run."""
     rules, privacy = parts.rules, config.privacy
+    follows = privacy.epsilon is not None and follows_draws(prior, privacy.budget_view, capped=False)
     return {
         "noise": token,
         "name": config.name,
@@ -468,7 +469,8 @@ def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, 
         "num_silos": 1,
         "delta": privacy.delta,
         "drawn": False,
-        "draws_decided": privacy.epsilon is not None and follows_draws(prior, privacy.budget_view, capped=False),
+        "draws_decided": follows,
+        "follows_draws": follows,
         "largest_rate": rules.release(rules.sampler.rate(parts.num_records[0])).rate,
         "attempt": 0,
         "arithmetic": "",

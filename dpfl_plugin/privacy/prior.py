@@ -182,11 +182,17 @@ def _others_came_later(ledger: Ledger, noise: str) -> bool:
 
 
 def runs_in(ledger: Ledger) -> list[dict[str, Any]]:
-    """The facts of each run of a shared ledger, as it was begun first; what any session said of the draws counts."""
+    """The facts of each run of a shared ledger, as it was begun first; what any session said of the draws counts.
+
+    Versions that did not yet say whether a run `follows_draws` of earlier ones are not believed that it does not.
+    """
     runs: dict[str, dict[str, Any]] = {}
+    drawn = False
     for facts in ledger.runs:
         known = runs.setdefault(facts["noise"], dict(facts))
-        known["draws_decided"] = known["draws_decided"] or facts["draws_decided"]
+        silent = drawn and "follows_draws" not in facts
+        known["draws_decided"] = known["draws_decided"] or facts["draws_decided"] or silent
+        drawn = drawn or facts["drawn"]
     return list(runs.values())
 
 

@@ -226,6 +226,7 @@ def shared_facts(job: Job) -> dict[str, Any]:
         "delta": privacy.delta,
         "drawn": drawn,
         "draws_decided": (drawn and (bool(ended) or lasting or plan.most_gradients is not None)) or follows,
+        "follows_draws": follows,
         "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -235,6 +236,14 @@ def test_a_third_party_gets_no_amplification_for_earlier_runs() -> None:
         (), PLD(), DELTA, silos=[2], rounds=range(10), pattern=lambda s, t: [Planned(A, 1)], earlier=before.realised
     )
     assert worst.epsilon == epsilon((A, 10))  # towards the server, silo 2 released nothing before
+
+
+def test_a_run_that_does_not_say_whether_its_length_follows_draws_counts_as_one_that_does() -> None:
+    """As versions wrote it that did not know; where no draw was before it, there is nothing to follow."""
+    for drawn, said in itertools.product((False, True), ({}, {"follows_draws": False})):
+        ledger = shared(("one", "here", [charge(0)]), drawn=drawn)
+        ledger.begin_run({**ledger.runs[0], "noise": "two", "drawn": False, **said})
+        assert prior(ledger).draws_decided == (drawn and not said)
 
 
 def test_draws_that_decided_a_length_are_remembered_from_any_session() -> None:
