@@ -24,7 +24,7 @@ from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding, digest, survey, training_digest
-from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, DataError, LimitError, UnsupportedError, require
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.privacy.ledger import Ledger
@@ -73,7 +73,7 @@ PUBLIC = {
     "loaded": set[str](),
     "cancelled": set[str](),
     "profiled": {"seconds"},
-    "error": {"kind", "text", "told", "host"},
+    "error": {"kind", "text", "host"},
     "bye": set[str](),
 }
 SILOS = 5
@@ -325,6 +325,11 @@ def checking_loader(source: Any) -> Any:
     require(False, "age", float(SECRET), "be from 0 to 120")
 
 
+def limiting_loader(source: Any) -> Any:
+    """One that takes an error whose texts are for others."""
+    raise LimitError(f"the age of a patient is {SECRET}")
+
+
 class Quoting(FedAvg):
     def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
         raise ZeroDivisionError(SECRET)
@@ -340,6 +345,7 @@ QUOTED: dict[str, tuple[dict[str, Any], str]] = {
     "a loader": (loaded_by("quoting_loader"), "PluginError (test_server_view.py, line "),
     "no header": ({}, "ConfigError (dpfl_plugin/data/table.py, line "),
     "a check": (loaded_by("checking_loader"), "ConfigError (test_server_view.py, line "),
+    "a limit": (loaded_by("limiting_loader"), "LimitError (test_server_view.py, line "),
     "an error of ours": (loaded_by("refusing_loader"), "ConfigError (test_server_view.py, line "),
     "a plugin": ({"algorithm": {"module": f"{__name__}:Quoting", "name": None}}, "ZeroDivisionError in plugin "),
 }
@@ -357,7 +363,7 @@ def test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records(
     network = Recorder(4)
     try:
         reason = recorded(path, network=network)[2]["reason"]
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, LimitError) as error:
         reason = str(error)
     assert place in reason and "rank " in reason and reason.endswith(" alone")
     assert SECRET in capsys.readouterr().err, "in the silo rank's own log"

@@ -159,8 +159,7 @@ class Listener(ABC):
         if public != str(error) or isinstance(error, MessageError):
             self._tell(f"error: {error}" if known else "".join(traceback.format_exception(error)).rstrip())
         hidden = f"{kind_and_place(error, self._plugins)}; {UNTOLD.format(rank=self._link.rank)}"
-        text = hidden if public is None else public
-        self._say("error", kind=known, text=text, told=public is not None, host=platform.node())
+        self._say("error", kind=known, text=hidden if public is None else public, host=platform.node())
 
     def _tell(self, text: str) -> None:
         """To this rank's own log, not to rank 0."""

@@ -24,7 +24,7 @@ def public_text(error: BaseException) -> str | None:
     though it is this package's own: a file without a header has a record in its place, and a plugin's check by
     `errors.require` the value that it refused.
     """
-    if isinstance(error, LimitError | MemoryShortError | NoFileError):
+    if isinstance(error, LimitError | MemoryShortError | NoFileError) and _raised_here(error):
         return error.public
     return str(error) if type(error) in (MessageError, TrainingError) and _is_ours(error) else None
 
@@ -49,8 +49,12 @@ def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:
 
 def _is_ours(error: BaseException) -> bool:
     """Whether this package raised it, and for nothing that other code did."""
-    frames = [_last_frame(one) for one in _chain(error)]
-    return all(frame is not None and frame.filename.startswith(_PACKAGE) for frame in frames)
+    return all(map(_raised_here, _chain(error)))
+
+
+def _raised_here(error: BaseException) -> bool:
+    frame = _last_frame(error)
+    return frame is not None and frame.filename.startswith(_PACKAGE)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

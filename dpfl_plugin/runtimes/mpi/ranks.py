@@ -8,7 +8,7 @@ from typing import Any
 
 from dpfl_plugin import errors
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, DpflError, SiloError
+from dpfl_plugin.errors import DpflError, SiloError
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, push_all
 from dpfl_plugin.runtimes.mpi.silos import owner
 from dpfl_plugin.runtimes.mpi.wire import Header
@@ -264,6 +264,4 @@ class Watch:
 def _error(rank: int, header: Header) -> DpflError:
     where = f"rank {rank} on {header['host']}"
     kind: type[DpflError] | None = getattr(errors, header["kind"], None) if header["kind"] else None
-    if kind is not None and issubclass(kind, ConfigError) and header["told"]:
-        return kind(header["text"])  # the same on every rank
     return (kind or SiloError)(f"{where}: {header['text']}")
