@@ -325,7 +325,7 @@ def _mend(config: Config) -> str:
     lower = "raise privacy.epsilon, or lower record_rate or local_steps."
     if config.privacy.noise_multiplier is None:
         return lower.capitalize()
-    rounds = f"{counted(config.rounds, 'round')}" if config.rounds else "the rounds that you set"
+    rounds = counted(config.rounds, "round") if config.rounds else "the rounds that you set"
     return f"Leave out privacy.noise_multiplier to have it solved for {rounds}; or {lower}"
 
 
