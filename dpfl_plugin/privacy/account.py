@@ -154,6 +154,13 @@ class PrivacyAccount:
             f"than max_participations={spec.max_participations}{without}"
         )
 
+    def recounts(self, round: int, noise_id: str) -> bool:
+        """Whether it shows, by the name of the next round's noise, that more was released than counted so far.
+
+        As `Book.expect`. Then fewer silos may be eligible than the round was planned for.
+        """
+        return self._book.expect("round", round, noise_id)
+
     def begin_round(self, round: int, plan: Plan) -> None:
         """The round is about to run: it counts from here on, whether it finishes or not.
 
@@ -172,14 +179,12 @@ class PrivacyAccount:
         """Whether a release beside the rounds was charged."""
         return self._book.extra.was_released(kind, silo, round, noise_id)
 
-    def affords(self, round: int, plan: Plan, noise_id: str | None = None) -> bool:
-        """Whether a round, the next to come, with noise of this name if it is known, stays within the budget."""
+    def affords(self, round: int, plan: Plan) -> bool:
+        """Whether a round, the next to come, stays within the budget; see `recounts` first."""
         book = self._book
         assert not book.stating
         if self._budget is None:
             return True
-        if noise_id is not None:
-            book.expect("round", round, noise_id)
         cost = book.dearer(round, book.pricing.cost(round, plan))
         if not book.rules.varies:
             return self._bounded.affords(round, cost, plan)
@@ -307,6 +312,14 @@ class PrivacyAccount:
         """
         return self.epsilon_of(Counter(self.costs.values()), view)
 
+    def worst_so_far(self) -> float | None:
+        """Epsilon towards the server of a silo in all rounds that were begun, as often as each was released."""
+        book = self._book
+        rounds: Counter[RoundCost] = Counter()
+        for round, cost in {**book.found, **book.costs}.items():
+            rounds[cost] += max(1, len(book.noise_ids.get(round, ())))
+        return finite(self._server.epsilon_of(rounds))
+
     def epsilon_of(self, rounds: Counter[RoundCost], view: View) -> float:
         """`epsilon_ahead` of rounds with these costs, so many of each."""
         return (self._server if view == "server" else self._third_party).epsilon_of(rounds)
@@ -324,6 +337,8 @@ class PrivacyAccount:
 
         With a shared ledger, ``total`` holds the same of this run together with the earlier ones.
         """
+        if (book := self._book.to_state()) is not self._book:
+            return self._of(book, self._server.accountant).views()
         views = views_of(self._server, self._third_party, NO_PRIOR)
         outsider = self.outsider()
         if outsider is not None:

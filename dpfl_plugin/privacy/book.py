@@ -143,16 +143,18 @@ class Book:
         self.spending.add_all((first, silos) for first, silos in made if first.kind == "round")
         self._note(made)
 
-    def expect(self, kind: ChargeKind | None, round: int, noise_id: str) -> None:
-        """The next release is one of this name.
+    def expect(self, kind: ChargeKind | None, round: int, noise_id: str) -> bool:
+        """The next release is one of this name; whether more was found to count by that.
 
         Where another was to be made again bit for bit, nothing after it will be: all that was released counts.
         """
         differs = self._awaited.differs(kind, round, noise_id)
         if differs:
             self.ledger.note(RELEASED_BESIDES.format(round + 1))
-        if differs or self._awaited.skips(round):
+        found = differs or self._awaited.skips(round)
+        if found:
             self._count_all()
+        return found
 
     def lose(self) -> None:
         """The run goes on without some of its silos, and with noise that was never drawn.
@@ -321,6 +323,33 @@ class Book:
         kind_of = tally.kind
         several = tally.several()
         return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
+
+    def to_state(self) -> Book:
+        """This book as a statement has it: what is to be made again bit for bit was released, and counts there."""
+        if not self._awaited:
+            return self
+        return Book(
+            self.spec,
+            self.rules,
+            self.ledger,
+            beside=self.extra.plan,
+            earlier=self.earlier,
+            costs=self.costs,
+            repeats=lambda charge: False,
+            lost=self.lost,
+            stating=True,
+        )
+
+    def most_attempts(self) -> int | None:
+        """In how many rounds, attempts included, a silo may have been: the cap, or more where the ledger says so.
+
+        No draw goes beyond the cap. But a statement is of what was released, whatever let it be.
+        """
+        if self._cap is None:
+            return None
+        tally = self.ledger.tally
+        made = {(entry.silo, entry.round, entry.noise) for entry in tally.entries() if tally.kind(entry) == "round"}
+        return max([self._cap, *Counter(silo for silo, _, _ in made).values()])
 
     def stated_of(self, ledger: Ledger) -> Book:
         """This book with another ledger, which does not grow: to be stated, and never charged or asked to decide."""

@@ -7,7 +7,6 @@ files of a run say, besides the measurements (`callbacks.base`).
 from __future__ import annotations
 
 import copy
-import math
 import re
 import time
 from collections import Counter
@@ -275,8 +274,7 @@ class Hooks:
         assert self._account is not None
         found = dict(self._account.so_far() if known is None else known)
         if self._whoever:
-            worst = self._account.epsilon_ahead("server")
-            found["server"] = worst if math.isfinite(worst) else None
+            found["server"] = self._account.worst_so_far()
         return found
 
     def end(self) -> None:

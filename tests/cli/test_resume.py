@@ -541,6 +541,35 @@ def test_rounds_that_will_not_be_repeated_are_in_the_budget(tmp_path: Path) -> N
     assert result["epsilon"]["server"]["epsilon"] == whole["epsilon"]["server"]["epsilon"]
 
 
+def test_rounds_that_will_not_be_repeated_count_towards_the_cap(tmp_path: Path) -> None:
+    """All four silos took part once, which is all that they may, before the run was asked at other values."""
+    config = write(tmp_path, {"silo_rate": 0.5, "max_participations": 1, "rounds": 2, "checkpoint": {"every": 100}})
+    folder = folder_of(crash(config, 2))
+    found = load(folder / "checkpoint")
+    assert found is not None and found.rounds == 0
+    save(folder / "checkpoint", replace(found, server={**found.server, "model": found.server["model"] + 1e-6}))
+    before = charges(folder)
+    result = run(config, "--resume", code=3)
+    assert charges(folder) == before and result["rounds"] == 0 and "max_participations=1" in result["reason"]
+    server = result["epsilon"]["server"]
+    assert server["epsilon"] == server["worst_case_epsilon"] == result["epsilon"]["third_party"]["epsilon"]
+
+
+def test_a_run_that_is_stopped_before_it_repeats_a_score_states_it(tmp_path: Path) -> None:
+    evaluation = {"every": 2, "share": 0.25, "noise_multiplier": 1.0}
+    config = write(tmp_path, {"rounds": 4, "checkpoint": {"every": 1}, "private_evaluation": evaluation})
+    crash(config, 3)  # the third of what is run by silos: the score after two rounds
+    assert {charge.kind for charge in charges(folder_of(config))} == {"round", "score"}
+    real = Experiment.run
+
+    def stopped(self: Experiment, progress: Any, **given: Any) -> Any:
+        return real(self, progress, **{**given, "stop": lambda: True})
+
+    with mock.patch.object(Experiment, "run", stopped):
+        server = run(config, "--resume", code=4)["epsilon"]["server"]
+    assert server["worst_case_epsilon"] >= server["epsilon"] > 4.0, "the score alone costs 4.377"
+
+
 def test_a_ledger_without_its_first_line_was_never_used(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     config = crash(write(tmp_path, CHANGES), 1)
     folder = folder_of(config)

@@ -176,14 +176,18 @@ def test_a_run_of_all_silos_that_lasts_as_drawn_ones_left_room_leaves_no_mixture
     everyone = ["--ledger", ledger, "--set", "silo_rate=1.0", "--set", "rounds=2"]
     run(config, "--ledger", ledger)
     third_party = [*everyone, "--set", "privacy.epsilon=20", "--set", "privacy.budget_view=third_party"]
-    run(config, *third_party)
+    same = [run(config, *third_party)["epsilon"]]
     with Ledger.open(ledger, append=False) as shared:
         assert [facts["draws_decided"] for facts in shared.runs] == [False, False]
     if capped:  # then a third party's budget is the server's
-        run(config, *third_party, "--set", "max_participations=50", "--set", "algorithm.local_lr=0.1")
+        follows = run(config, *third_party, "--set", "max_participations=50", "--set", "algorithm.local_lr=0.1")
     else:
-        run(config, *everyone, "--set", "privacy.epsilon=20", "--set", "algorithm.local_lr=0.1")
+        follows = run(config, *everyone, "--set", "privacy.epsilon=20", "--set", "algorithm.local_lr=0.1")
     views = run(config, "--ledger", ledger, "--set", "rounds=30", "--set", "algorithm.local_lr=0.2")["epsilon"]
+    for found, told in ((follows["epsilon"], True), *((one, False) for one in [*same, views])):
+        assert all(
+            ("given who was drawn in earlier" in of["third_party"]["basis"]) == told for of in (found, found["total"])
+        )
     with Ledger.open(ledger, append=False) as shared:
         assert [facts["draws_decided"] for facts in shared.runs] == [False, False, True, False]
     assert views["third_party"]["epsilon"] < 0.9 * views["server"]["worst_case_epsilon"]

@@ -15,7 +15,7 @@ from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP, Accountant
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term, Unit
+from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, Term, Unit
 from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
@@ -68,6 +68,12 @@ def run(of: PrivacyAccount, rounds: int, plan: Round = Round()) -> int:
         of.begin_round(t, plan)
         of.append(of.charges(t, plan, "a"))
     return rounds
+
+
+def asked(of: PrivacyAccount, round: int, plan: Round, noise_id: str) -> bool:
+    """Whether a round with noise of this name may be made."""
+    of.recounts(round, noise_id)
+    return of.affords(round, plan)
 
 
 def epsilon(rounds: int, participation: float = 1.0, accountant: Accountant | None = None, **release: Any) -> float:
@@ -234,12 +240,12 @@ def test_a_budget_counts_a_round_that_is_planned_anew_as_the_dearer_of_its_attem
         one = account(view="third_party", epsilon=budget, beta=0.9, rounds=8, max_participations=7)
         run(one, 3, Round((0, 1, 2, 3), 1, most_gradients=4, participation="all"))
         first, second = Round((0, 1), 3, most_gradients=4), Round((2, 3), 1, most_gradients=4)
-        assert one.affords(3, first, "a")
+        assert asked(one, 3, first, "a")
         one.begin_round(3, first)
         one.append(one.charges(3, first, "a"))
         if lost:
             one.lose()
-        if one.affords(3, second, "b"):
+        if asked(one, 3, second, "b"):
             one.begin_round(3, second)
             one.append(one.charges(3, second, "b"))
         assert one.views()["third_party"]["epsilon"] <= budget
@@ -326,7 +332,7 @@ def test_what_will_not_be_repeated_counts_before_the_next_release(view: BudgetVi
     costs = {t: cost for t, cost in first.costs.items() if t < 10}
     again = account(epsilon=budget, ledger=ledger, costs=costs, repeats=lambda charge: charge.round >= 10, **given)
     t = 10
-    while again.affords(t, plan, name := "a" if t < 12 else "b"):
+    while asked(again, t, plan, name := "a" if t < 12 else "b"):
         again.begin_round(t, plan)
         again.append(again.charges(t, plan, name))
         t += 1
@@ -340,11 +346,61 @@ def test_what_is_repeated_counts_once_and_what_is_skipped_counts() -> None:
     budget = epsilon(20)
     again = account(epsilon=budget, ledger=ledger, repeats=lambda charge: charge.round >= 10)
     for t in range(10, 15):
-        assert again.affords(t, Round(), "a")
+        assert asked(again, t, Round(), "a")
         again.begin_round(t, Round())
         again.append(again.charges(t, Round(), "a"))
     assert len(list(ledger)) == 19 * S
-    assert again.affords(19, Round(), "a"), "19 count, with those that were skipped"
+    assert asked(again, 19, Round(), "a"), "19 count, with those that were skipped"
     again.begin_round(19, Round())
     again.append(again.charges(19, Round(), "a"))
-    assert not again.affords(20, Round(), "a")
+    assert not asked(again, 20, Round(), "a")
+
+
+BESIDE = Beside(200, scores=Scores((0.8, 1.0), 3.0), num_scores=2, statistics=2.0, local_steps=K)
+
+
+@pytest.mark.parametrize("kind", ["round", "score", "statistics", "personalise"])
+def test_what_is_to_be_made_again_is_stated_as_what_it_is_released(kind: ChargeKind) -> None:
+    """A run that ends right after it went on has not repeated it yet, but its silos did send it."""
+    first = account(beside=BESIDE, max_participations=2)
+    run(first, 2, Round((0, 1), share=(0.0, 0.8)))
+    if kind != "round":
+        planned, _ = BESIDE.planned(kind, first.rules, 20)
+        more = {"release": planned.release, "count": planned.count, "share": planned.share, "kind": kind}
+        at = {"score": 2, "statistics": 0, "personalise": 200}[kind]
+        first.append([Charge(round=at, silo=silo, noise_id="x", **more) for silo in range(M)])  # type: ignore[arg-type]
+    given: dict[str, Any] = {"beside": BESIDE, "max_participations": 2, "ledger": first.ledger}
+    again = account(**given, costs=first.costs, repeats=lambda charge: charge.kind == kind)
+    stated = again.views()
+    assert stated == account(**given, costs=first.costs, stating=True).views() == first.views()
+    assert stated["server"]["epsilon"] <= stated["server"]["worst_case_epsilon"]
+    known = "a" if kind == "round" else "x"
+    assert not again._book.expect(kind, 0 if kind == "round" else at, known), "it is still to be made again"
+
+
+def test_silos_that_reach_the_cap_by_rounds_that_are_not_repeated_are_not_drawn() -> None:
+    first = account(max_participations=1)
+    for t, silos in enumerate([(0, 1), (2, 3)]):
+        first.begin_round(t, Round(silos))
+        first.append(first.charges(t, Round(silos), "a"))
+    given: dict[str, Any] = {"max_participations": 1, "ledger": first.ledger}
+    again = account(**given, costs={}, repeats=lambda charge: True)
+    assert again.eligible() == [0, 1, 2, 3]
+    assert not again.recounts(0, "a") and again.recounts(0, "b")
+    assert again.eligible() == []
+    again.begin_round(0, Round((0, 1)))
+    again.append(again.charges(0, Round((0, 1)), "b"))  # whoever may have let it be: what was released is stated
+    for stated in (again.views(), account(**given, stating=True).views()):
+        realised, worst = stated["server"]["epsilon"], stated["server"]["worst_case_epsilon"]
+        assert epsilon(1) < realised <= worst == stated["third_party"]["epsilon"]
+
+
+@pytest.mark.parametrize("cap", [None, 4])
+def test_the_worst_case_so_far_has_every_attempt(cap: int | None) -> None:
+    one = account(max_participations=cap, rounds=3)
+    for t in range(3):
+        for name in "ab":
+            one.begin_round(t, Round((t, t + 1)))
+            one.append(one.charges(t, Round((t, t + 1)), name))
+    worst = one.views()["server"]["worst_case_epsilon"]
+    assert one.worst_so_far() == pytest.approx(worst, rel=1e-12) == pytest.approx(epsilon(cap or 6), rel=1e-12)

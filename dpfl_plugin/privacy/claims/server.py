@@ -140,7 +140,7 @@ class Server(Claims):
                 silos=book.silos,
                 rounds=costs,
                 pattern=AlikeRounds(costs, book.pricing.planned),
-                cap=book.spec.max_participations,
+                cap=book.most_attempts(),
                 earlier=prior.realised,
             ),
         )

@@ -17,7 +17,7 @@ from dpfl_plugin.privacy.events import Charge, Term
 from dpfl_plugin.privacy.participation import Plan
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.pricing import as_proven
-from dpfl_plugin.privacy.prior import WHOLE, Prior
+from dpfl_plugin.privacy.prior import WHOLE, Prior, follows_draws
 from dpfl_plugin.privacy.views import AlikeRounds, ViewEpsilon, third_party_composed, worst_case_view
 
 FROM_THE_SEED = (
@@ -28,6 +28,11 @@ FROM_THE_SEED = (
 GIVEN_WHO = (
     "every round counts as the server's worst case: who was drawn decides how long the run goes on, and of the rounds "
     "that other draws would have allowed no mixture is proven"
+)
+
+
+FOLLOWS = (
+    "given who was drawn in earlier runs: that decided what they left of the budget, and so how long this run went on"
 )
 
 
@@ -167,7 +172,7 @@ class ThirdParty(Claims):
             silos=silos,
             rounds=costs,
             pattern=pattern,
-            cap=book.spec.max_participations,
+            cap=book.most_attempts(),
             earlier=prior.realised,
         )
         why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
@@ -246,6 +251,17 @@ class ThirdParty(Claims):
         one_rate = sampler.name in ("full", "poisson")
         read_alike = one_rate or all(cost.share == WHOLE for cost in since)
         return read_alike and len({replace(cost, share=WHOLE) for cost in since}) == 1
+
+    def given_draws(self, view: ViewEpsilon) -> ViewEpsilon:
+        """With a word in its basis where who was drawn in earlier runs decided how long this one went on, or its noise.
+
+        Then a claim about this length or this noise is one given these draws.
+        """
+        spec = self.book.spec
+        capped = spec.max_participations is not None
+        if self.budget is None or not follows_draws(self.book.earlier, spec.view, capped=capped):
+            return view
+        return replace(view, basis=f"{view.basis}; {FOLLOWS}")
 
     def _draws_decide(self, costs: Iterable[RoundCost]) -> bool:
         """Whether the draws of participants may decide how long a run of such rounds is."""

@@ -34,7 +34,7 @@ def views_of(server: Server, third: ThirdParty, prior: Prior) -> dict[str, Any]:
     # Earlier runs count as realised in the worst case, and that holds too.
     if prior.runs and worst.epsilon < third_party.epsilon:
         third_party = replace(third_party, epsilon=worst.epsilon, basis="the server's worst case")
-    return _both(realised, worst, third_party, prior)
+    return _both(realised, worst, third.given_draws(third_party), prior)
 
 
 def plain(view: ViewEpsilon, prior: Prior) -> dict[str, Any]:
