@@ -13,8 +13,8 @@ from typing import Any, Final
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DpflError, MessageError
+from dpfl_plugin.runs.public_errors import kind_and_place, public_text
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all
-from dpfl_plugin.runtimes.mpi.public_errors import kind_and_place, public_text
 from dpfl_plugin.runtimes.mpi.wire import Header
 
 UNTOLD: Final = "what it says may quote records, and is in the log of rank {rank} alone"
