@@ -49,6 +49,7 @@ from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.hooks import check_callbacks
+from dpfl_plugin.runs.public_errors import words_for_others
 
 TESTED: Final = ("0.9.6",)
 LOG: Final = logging.getLogger("dpfl_plugin.fedml")
@@ -154,7 +155,7 @@ def _telling_server(args: Any, text: Callable[[Exception], str]) -> Iterator[Non
 
 def _without_records(error: Exception) -> str:
     """A message may tell of records; those that may be sent say so."""
-    return str(getattr(error, "public", "its records cannot be used, and its own log says why"))
+    return words_for_others(error) or "its records cannot be used, and its own log says why"
 
 
 def _finish(trainer: PrivateTrainer, aggregator: PrivateAggregator, model: nn.Module) -> None:

@@ -69,7 +69,7 @@ def begins(agreement: Agreement, asked: str = "") -> str:
     noise = f"noise {privacy.noise_multiplier:g}" if privacy.epsilon is None else f"epsilon {privacy.epsilon:g}"
     return (
         f"dpfl: {config.algorithm.name}, {config.rounds or 'any number of'} rounds, {agreement.num_silos} silos{asked}"
-        f", {noise} at delta {privacy.delta:g} for each, unit {privacy.unit}"
+        f", {noise} at delta {digits(privacy.delta, 6)} for each, unit {privacy.unit}"
     )
 
 

@@ -10,6 +10,7 @@ from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.errors import LimitError, MessageError, RecordKindError
+from dpfl_plugin.runs.public_errors import words_for_others
 
 MOST: Final = 10**9  # rounds, steps and gradients of a round
 
@@ -23,13 +24,18 @@ def failure(agreement: Agreement, id: int, message: Message, error: Exception | 
     round, tag = message.header.get("round"), message.header.get("tag")
     sane = type(round) is int and isinstance(tag, str)
     about = facts(agreement, id, round if sane else 0, tag if sane else "")
-    why = {"reason": error.public} if isinstance(error, RecordKindError) else {}
+    words = words_for_others(error) if isinstance(error, RecordKindError) else None
+    why = {} if words is None else {"reason": words}
     return Message({**about, "model": agreement.structure, "status": "failed", **why})
 
 
 def refusal(agreement: Agreement, id: int, message: Message, error: LimitError) -> Message:
-    """The answer of a silo whose owner does not let it take part, with the reason; nothing was released."""
-    return Message({**failure(agreement, id, message).header, "status": "refused", "reason": error.public[:500]})
+    """The answer of a silo whose owner does not let it take part, with the reason; nothing was released.
+
+    Others' code, such as a loader, does not speak for the owner: of what it raises, the answer is that of a `failure`.
+    """
+    failed, words = failure(agreement, id, message), words_for_others(error)
+    return failed if words is None else Message({**failed.header, "status": "refused", "reason": words[:500]})
 
 
 def facts(agreement: Agreement, id: int, round: Any, tag: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.errors import ConfigError, DataError, in_python
@@ -61,7 +62,7 @@ class Checked(Printed):
         each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         return [
             f"{counted(len(counts), 'silo')} with {each} training {self.unit} each, {sum(counts)} in all",
-            f"{counted(self.rounds, 'round')}, noise multiplier {self.noise_multiplier:.4g}",
+            f"{counted(self.rounds, 'round')}, noise multiplier {digits(self.noise_multiplier, 4)}",
             *self.silos,
             f"engine: {self.engine}",
             f"memory: {self.memory}",

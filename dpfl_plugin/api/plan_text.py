@@ -77,8 +77,8 @@ def show(console: Console, answers: Mapping[str, Answer]) -> None:
         table.add_row(label, *found, *epsilons, digits(answer["asked"]["delta"], 6))
         lines.append(f"{label}: {_how(answer)}")
         lines += [
-            f"{label}: record_rate {one['rate']:g}: noise_multiplier {one['noise_multiplier']:.4g}, and noise of "
-            f"{one['noise']:.3g} on each number of a mean gradient"
+            f"{label}: record_rate {one['rate']:g}: noise_multiplier {digits(one['noise_multiplier'], 4)}, and noise "
+            f"of {one['noise']:.3g} on each number of a mean gradient"
             for one in answer.get("tried", [])
         ]
         if "warning" in answer:

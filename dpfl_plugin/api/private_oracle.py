@@ -412,7 +412,7 @@ def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
     if not account.affords(0, PLAN):
         held = f"{path} holds {earlier_runs(prior)}, at epsilon {digits(account.held(), 4)}: " if prior.runs else ""
         raise (BudgetError if prior.runs else ConfigError)(
-            f"{held}privacy.epsilon={config.privacy.epsilon} at delta {config.privacy.delta:g} does not cover "
+            f"{held}privacy.epsilon={config.privacy.epsilon} at delta {digits(config.privacy.delta, 6)} does not cover "
             "one release. Raise it, or noise_multiplier; or lower record_rate."
         )
     if parts.planned is not None and not parts.rules.varies:

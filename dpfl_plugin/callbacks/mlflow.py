@@ -105,7 +105,8 @@ class MLflow(Tracker):
 
     def on_end(self, result: Mapping[str, Any]) -> None:
         for name, value in finals(result).items():
-            self._client.set_tag(self._id, f"dpfl.final.{name}", f"{value:.6g}")
+            said = f"{value}" if name.startswith("epsilon/") else f"{value:.6g}"  # a bound is not rounded down
+            self._client.set_tag(self._id, f"dpfl.final.{name}", said)
         self._client.log_dict(self._id, dict(result), "result.json")
         for path in statement_files(self._run.folder):
             self._client.log_artifact(self._id, str(path))

@@ -75,7 +75,8 @@ def _batches(source: DataSource) -> tuple[Images, Images]:
             missing = [path.name for path in found.values() if not path.is_file()]
             if missing:
                 names = ", ".join(missing)
-                raise NoFileError(f"{source.root / place}: {names} missing. Unpack the whole archive there.")
+                what = f"{names} missing. Unpack the whole archive there."
+                raise NoFileError(f"{source.root / place}: {what}", f"{place}: {what} It is in {source.called}.")
             images = {name: parse(read_file(path), str(path)) for name, path in found.items()}
             return _joined([images[name] for name in TRAIN]), images[TEST]
     raise DataError(

@@ -35,12 +35,12 @@ class NotFetchedError(NoFileError):
         missing: the message without how another folder is named; "" of one that says more.
     """
 
-    def __init__(self, message: str, missing: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, missing: str = "", public: str = "a data file is missing") -> None:
+        super().__init__(message, public)
         self.missing = missing
 
-    def __reduce__(self) -> tuple[type[NotFetchedError], tuple[str, str]]:
-        return type(self), (str(self), self.missing)
+    def __reduce__(self) -> tuple[type[NotFetchedError], tuple[str, str, str]]:
+        return type(self), (str(self), self.missing, self.public)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,11 @@ class DataSource:
             return self.base / self.folder.expanduser()
         return Path(os.environ.get("DPFL_DATA") or "~/.cache/dpfl").expanduser()
 
+    @property
+    def called(self) -> str:
+        """The folder in others' words, without its path on this machine."""
+        return f"data.folder={str(self.folder)!r}" if self.folder is not None else "the folder that DPFL_DATA names"
+
     def file(
         self,
         relative: str,
@@ -90,7 +95,10 @@ class DataSource:
         content = self._local(names, archive)
         if content is None:
             if url is None:
-                raise NoFileError(f"{relative} (or {relative}.gz) is not in {self.root}. Put it there.")
+                missing = f"{relative} (or {relative}.gz) is not in"
+                raise NoFileError(
+                    f"{missing} {self.root}. Put it there.", f"{missing} {self.called} of the silo. Put it there."
+                )
             self._fetch(relative, url, sha256, download_hash, archive)
             content = self._local(names, archive)
         if content is None:
@@ -108,7 +116,8 @@ class DataSource:
         has none of that name, at the folder of data files.
 
         Raises:
-            NoFileError: there is no such file; the message names the key and the full paths.
+            NoFileError: there is no such file; the message names the key and the full paths, what is public of it
+                ``named`` alone, which is the configuration's.
         """
         found: list[Path] = []
         for name in [named] if isinstance(named, str) else named:
@@ -119,8 +128,9 @@ class DataSource:
                     inside = str(Path(name) / "*.csv")
                     raise NoFileError(f"{key}={name!r} is a folder. Name the files in it by a pattern, as {inside!r}.")
                 where = " and ".join(str(path.absolute()) for path in looked)
-                said, looked_for = f"{key}={name!r}: there is no such file", f"; looked for {where}."
-                raise NoFileError(f"{said}{_meant(name, looked)}{looked_for}", f"{said}{looked_for}")
+                said = f"{key}={name!r}: there is no such file"
+                public = f"{said} beside the configuration, nor in {self.called}."
+                raise NoFileError(f"{said}{_meant(name, looked)}; looked for {where}.", public)
             found += matches
         if not found:
             raise NoFileError(f"{key} names no file.")
@@ -158,7 +168,9 @@ class DataSource:
             raise
         except Exception as error:  # requests, urllib3 and pooch each raise their own
             missing = f"{relative} is not in {self.root} and could not be fetched: {_reason(url, error)}. {help_text}"
-            raise NotFetchedError(f"{missing} {elsewhere}", missing) from error
+            public = f"{relative} is not in {self.called} and could not be fetched. Download {url} and put it there"
+            named = f" as {name}" * (name != relative)
+            raise NotFetchedError(f"{missing} {elsewhere}", missing, f"{public}{named}.") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

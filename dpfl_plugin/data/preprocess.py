@@ -171,7 +171,7 @@ def pca(federation: Federation, base: Path, *, dims: int, fit: str = "train") ->
     """
     d = int(np.prod(federation.feature_shape))
     require(1 <= dims <= d, "dims", dims, f"be from 1 to {d}, the number of features")
-    public = None if fit == "train" else _public_features(base / Path(fit).expanduser(), d)
+    public = None if fit == "train" else _public_features(base, fit, d)
     fitted_on = [public] if public is not None else [silo.train_x.reshape(-1, d) for silo in federation.silos]
     centre, directions = _principal_directions(fitted_on, dims)
     for silo in federation.silos:
@@ -289,9 +289,11 @@ def _project(x: Features, centre: Doubles, directions: Doubles) -> Features:
         return ((x - centre) @ directions).astype(np.float32)
 
 
-def _public_features(path: Path, d: int) -> Features:
+def _public_features(base: Path, name: str, d: int) -> Features:
+    path = base / Path(name).expanduser()
     if not path.is_file():
-        raise NoFileError(f"pca.fit: there is no file {path.absolute()}.")
+        public = f"pca.fit={name!r}: there is no such file beside the configuration."
+        raise NoFileError(f"pca.fit: there is no file {path.absolute()}.", public)
     arrays = read_npz(path)
     x = arrays.get("x", arrays.get("features"))
     if x is None or x.ndim < 2 or int(np.prod(x.shape[1:])) != d:

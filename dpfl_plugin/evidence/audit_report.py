@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_FLOOR, Decimal
 from typing import Final
 
 import numpy as np
@@ -229,10 +230,11 @@ def _strict() -> str:
 
 
 def _interval(interval: Interval, digits: int) -> str:
-    low, estimate, high = (
-        f"{value:.{digits}f}" if math.isfinite(value) else "inf"
-        for value in (interval.low, interval.estimate, interval.high)
-    )
+    """Its ends are rounded outwards."""
+    step = Decimal(1).scaleb(-digits)
+    low = f"{Decimal(f'{interval.low}').quantize(step, ROUND_FLOOR):f}" if math.isfinite(interval.low) else "inf"
+    estimate = f"{interval.estimate:.{digits}f}" if math.isfinite(interval.estimate) else "inf"
+    high = places(interval.high, digits) if math.isfinite(interval.high) else "inf"
     return f"{estimate} ({low} to {high})"
 
 

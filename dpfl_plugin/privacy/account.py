@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.book import Book
 from dpfl_plugin.privacy.budget import Budget
@@ -229,7 +230,7 @@ class PrivacyAccount:
             return "there is no budget"
         view = spec.view.replace("_", " ")
         worst = ", as the server's worst case since silos were lost" * (self._book.lost and view == "third party")
-        what = f"one more would pass epsilon {spec.epsilon:g} at delta {spec.delta:g} ({view} view){worst}"
+        what = f"one more would pass epsilon {spec.epsilon:g} at delta {digits(spec.delta, 6)} ({view} view){worst}"
         return f"{what}, with what the shared ledger holds of other runs" if self.prior.runs else what
 
     def charges(self, round: int, plan: Plan, noise_id: str = "rehearsal") -> list[Charge]:

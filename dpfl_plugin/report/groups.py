@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ArgumentError, nearest
 from dpfl_plugin.report.runs import POINTS, STATUSES, Run
 
@@ -110,7 +110,7 @@ class Group:
         if self.epsilon("server") in (None, math.inf):
             return "-"
         said = {getattr(run.guarantee, what) for run in self.complete if run.guarantee is not None}
-        words = sorted(f"{value:g}" if isinstance(value, float) else str(value or "-") for value in said)
+        words = sorted(digits(value, 6) if isinstance(value, float) else str(value or "-") for value in said)
         return ", ".join(words).replace("_", "-")
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.core.outcomes import higher_is_better
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.report.groups import Band, Group, band, drawn_at, epsilon_text, key_text, series, tradeoff
 from dpfl_plugin.report.runs import AXES, Problem, Run
@@ -136,18 +137,20 @@ def _point(group: Group, metric: str, at: Mapping[float, float]) -> list[float] 
     None without a guarantee.
     """
     found = tradeoff(group, metric)
-    return None if found is None else [float(f"{value:.5g}") for value in (at[found[0]], *found[1:])]
+    if found is None:
+        return None
+    return [float(digits(at[found[0]], 5)), *(float(f"{value:.5g}") for value in found[1:])]
 
 
 def _bands(group: Group, metrics: Sequence[str], axis: str) -> dict[str, Any]:
     found = {metric: band(group.complete, metric, axis) for metric in metrics}
-    return {metric: _band(value) for metric, value in found.items() if value is not None}
+    return {metric: _band(value, axis) for metric, value in found.items() if value is not None}
 
 
-def _band(found: Band) -> dict[str, Any]:
+def _band(found: Band, axis: str) -> dict[str, Any]:
     kept = _kept(len(found.x))
     return {
-        "x": _numbers(found.x[kept]),
+        "x": _numbers(found.x[kept], axis),
         "mean": _numbers(found.mean[kept]),
         "std": None if found.std is None else _numbers(found.std[kept]),
     }
@@ -156,7 +159,7 @@ def _band(found: Band) -> dict[str, Any]:
 def _curve(run: Run, metrics: Sequence[str]) -> dict[str, Any]:
     columns = {name: run.curve[name] for name in (*AXES, *metrics) if name in run.curve}
     kept = _kept(len(run.curve["rounds"]))
-    curve = {name: _numbers(values[kept]) for name, values in columns.items()} if len(kept) else {}
+    curve = {name: _numbers(values[kept], name) for name, values in columns.items()} if len(kept) else {}
     return {"seed": run.seed, "status": run.status, "complete": run.complete, "curve": curve}
 
 
@@ -164,8 +167,10 @@ def _kept(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
 
 
-def _numbers(values: np.ndarray) -> list[float | None]:
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
+def _numbers(values: np.ndarray, column: str = "") -> list[float | None]:
+    """With five digits; an epsilon, which is a bound, is rounded up."""
+    short = (lambda value: digits(value, 5)) if column.startswith("epsilon") else "{:.5g}".format
+    return [float(short(value)) if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _script_json(value: Mapping[str, Any]) -> str:

@@ -309,7 +309,7 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
         raise BudgetError(
             Worded(
                 f"{{ledger}} {shared} holds {earlier_runs(prior)}, at epsilon {digits(account.held(), 4)} at "
-                f"delta {config.privacy.delta:g}: privacy.epsilon={epsilon} does not cover one more "
+                f"delta {digits(config.privacy.delta, 6)}: privacy.epsilon={epsilon} does not cover one more "
                 "round. Raise it, or noise_multiplier; or lower record_rate or local_steps."
             )
         )

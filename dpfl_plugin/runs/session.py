@@ -16,6 +16,7 @@ from dpfl_plugin.access import too_open
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ChangedByEvaluationError, ChangedError, MemoryShortError, SiloError, Worded
@@ -259,11 +260,12 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
             if unit == "silo"
             else f" The largest silo has {most:,} {unit}s to train on: keep delta well below 1/{most:,}."
         )
-        hooks.note(f"delta is {config.privacy.delta:g}, the default; privacy.delta changes it.{of}")
+        hooks.note(f"delta is {digits(config.privacy.delta, 6)}, the default; privacy.delta changes it.{of}")
     for caveat in weak_claims(config, parts.rules, parts.num_records):
         hooks.note(f"warning: {caveat}")
     if config.privacy.noise_multiplier is None:
-        hooks.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config, account.prior)}")
+        noise = digits(parts.noise_multiplier, 6)
+        hooks.note(f"noise_multiplier solved: {noise}, {_solved_for(config, account.prior)}")
         assert config.privacy.epsilon is not None
         if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
             hooks.note(f"warning: {why}.")
@@ -455,7 +457,7 @@ def _solved_for(config: Config, prior: Prior) -> str:
     view = privacy.budget_view.replace("_", " ")
     cap, rounds = config.max_participations, config.rounds
     most = f"at most {cap} rounds of a silo" if cap and rounds and cap < rounds else counted(rounds or 0, "round")
-    return f"for {most} within epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({view} view)" + (
+    return f"for {most} within epsilon {privacy.epsilon:g} at delta {digits(privacy.delta, 6)} ({view} view)" + (
         f", together with {earlier_runs(prior)} in the shared ledger" if prior.runs else ""
     )
 

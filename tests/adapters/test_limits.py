@@ -10,8 +10,8 @@ import torch
 
 from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.adapters import owner as owner_module
-from dpfl_plugin.adapters.replies import refusal
-from dpfl_plugin.errors import BusyError, ConfigError, LedgerError, LimitError
+from dpfl_plugin.adapters.replies import failure, refusal
+from dpfl_plugin.errors import BusyError, ConfigError, LedgerError, LimitError, RecordKindError
 from dpfl_plugin.owners import limits as limits_module
 from dpfl_plugin.owners.lifetime import read_reservations
 from dpfl_plugin.owners.limits import Limits
@@ -488,6 +488,22 @@ def test_silos_of_a_simulation_with_limits_are_owners_of_their_own(tmp_path):
         for silo, data in records(3).items():
             stack.enter_context(Silo(agreement, silo, module(), data, limits=limits.of_silo(silo)))
         assert [spent(limits.of_silo(silo))[0] for silo in range(3)] == [8.0] * 3
+
+
+@pytest.mark.parametrize("raised", [LimitError, RecordKindError])
+def test_what_a_loader_raises_does_not_speak_for_the_owner(tmp_path, raised):
+    class Records(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            raise raised("the consent of Jane Doe is missing", "Jane Doe refuses")
+
+    agreement = agreed()
+    with pytest.raises(raised) as found:
+        silo_of(agreement, limits_of(tmp_path), Records())
+    answer = (refusal if raised is LimitError else failure)(agreement, 0, server_of(agreement).begin(), found.value)
+    assert answer.header["status"] == "failed" and "reason" not in answer.header and "Jane" not in str(answer.header)
 
 
 def test_the_loop_of_the_other_tests_has_no_limits(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -10,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.core.rounding import digits, digits_down, odds, places
+from dpfl_plugin.evidence import audit_report
+from dpfl_plugin.privacy.audit import Interval
+from dpfl_plugin.report import page
 
 
 @settings(deadline=None)
@@ -56,3 +60,9 @@ def test_a_small_bound_keeps_its_size(bound: float) -> None:
 )
 def test_odds(epsilon: float, text: str) -> None:
     assert odds(epsilon) == text
+
+
+def test_bounds_in_hovers_and_in_intervals_are_rounded_away_from_what_they_bound() -> None:
+    assert page._numbers(np.array([1.234511, math.inf]), "epsilon_server") == [1.2346, None]
+    assert page._numbers(np.array([1.234511]), "test_accuracy") == [1.2345]
+    assert audit_report._interval(Interval(low=1.239, estimate=1.5, high=2.341), 2) == "1.50 (1.23 to 2.35)"

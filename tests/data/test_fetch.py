@@ -8,13 +8,14 @@ import http.server
 import pickle
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dpfl_plugin.data.cifar10 import cifar10
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.errors import DataError
+from dpfl_plugin.errors import DataError, NoFileError
 
 CONTENT = b"some records\n" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -200,3 +201,28 @@ def test_users_files_that_are_not_beside_the_configuration_are_looked_for_in_the
     assert source.paths("*.csv", "files") == [beside / "a.csv"]  # never of both
     with pytest.raises(DataError, match=r"study/d\.csv and .*data/d\.csv"):
         source.paths("d.csv", "files")
+
+
+MISSING: dict[str, tuple[Callable[[DataSource], object], str]] = {
+    "a file": (lambda source: source.file("set/file", url=None), "set/file (or set/file.gz) is not in "),
+    "one that cannot be fetched": (lambda source: source.file("set/file", url=NO_SERVER), "set/file is not in "),
+    "a user's": (lambda source: source.paths("c.csv", "files"), "files='c.csv': there is no such file beside "),
+    "a part of CIFAR-10": (lambda source: cifar10(source), "cifar-10-batches-bin: "),
+}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["data.folder", "DPFL_DATA"])
+@pytest.mark.parametrize("missing", MISSING)
+def test_what_others_are_told_of_a_missing_file_names_no_path_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, own: bool
+) -> None:
+    look, said = MISSING[missing]
+    batch = tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin"
+    batch.parent.mkdir(parents=True)
+    batch.touch()
+    monkeypatch.setenv("DPFL_DATA", str(tmp_path / "data"))
+    with pytest.raises(NoFileError) as found:
+        look(DataSource(folder=Path("data") if own else None, base=tmp_path))
+    for error in (found.value, pickle.loads(pickle.dumps(found.value))):
+        assert str(tmp_path) in str(error) and str(tmp_path) not in error.public
+        assert said in error.public and ("data.folder='data'" if own else "DPFL_DATA") in error.public

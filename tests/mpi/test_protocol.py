@@ -17,7 +17,7 @@ from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import LedgerError, SiloError, TrainingError, UnsupportedError
+from dpfl_plugin.errors import DpflError, LedgerError, SiloError, TrainingError, UnsupportedError
 from dpfl_plugin.federation.runtime import Interrupted, SilosLost
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.oracle import Draw, attempt_of
@@ -27,10 +27,11 @@ from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience
 from dpfl_plugin.runtimes.mpi.listener import ServerLostError
-from dpfl_plugin.runtimes.mpi.ranks import SiloLostError
+from dpfl_plugin.runtimes.mpi.ranks import Ranks, SiloLostError
 from dpfl_plugin.runtimes.mpi.silos import owner
+from dpfl_plugin.runtimes.mpi.wire import encode
 from tests.cli.command import BASE
-from tests.mpi.network import Network, loopback
+from tests.mpi.network import Loopback, Network, loopback
 from tests.quadratics import Lab, rules, silo
 
 
@@ -233,6 +234,37 @@ def test_an_error_at_a_silo_names_rank_and_place_and_the_ranks_go_on(size: int, 
     whole.step()
     assert equal(whole.server, made.server) and equal(whole.runtime.states(), made.runtime.states())
     assert not any(network.headers.values()) and not any(network.vectors.values())
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("it has no text")
+
+
+def test_an_error_whose_text_cannot_be_had_is_told_by_its_place() -> None:
+    class Raising(FedAvg):
+        def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
+            raise UnprintableError
+
+    made, algorithm = lab(), Raising(local_steps=2, local_lr=0.1)
+    made.runtime = loopback(hosts(2, algorithm=algorithm), Ledger())
+    with pytest.raises(SiloError, match=r"rank 1 on .*: UnprintableError \(test_protocol\.py, line \d+\)"):
+        made.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised"),
+    [("TrainingError", TrainingError), ("Error", SiloError), ("Worded", SiloError), ("FULL", SiloError)],
+)
+def test_an_error_has_its_kind_where_that_is_one_of_ours(kind: str, raised: type[DpflError]) -> None:
+    """A plugin may call its own class as it likes."""
+    network = Network(2)
+    network.stuck.add(1)
+    said = {"say": "error", "number": 0, "kind": kind, "text": "what it says", "host": "here"}
+    network.headers[0].append((1, encode(said)))
+    with pytest.raises(DpflError, match="rank 1 on here: what it says") as found:
+        Ranks(Loopback(network, 0)).poll()
+    assert type(found.value) is raised
 
 
 @pytest.mark.parametrize("stuck", [1, 2, 3])

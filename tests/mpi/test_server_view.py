@@ -330,6 +330,16 @@ def limiting_loader(source: Any) -> Any:
     raise LimitError(f"the age of a patient is {SECRET}")
 
 
+def opening_loader(source: Any) -> Any:
+    """One that takes a file's name from a record."""
+    return source.file(f"scans/{SECRET}.png", url=None)
+
+
+def listing_loader(source: Any) -> Any:
+    """One that takes files' names from records."""
+    return source.paths([f"scans/{SECRET}.png"], "scan")
+
+
 class Quoting(FedAvg):
     def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
         raise ZeroDivisionError(SECRET)
@@ -347,6 +357,8 @@ QUOTED: dict[str, tuple[dict[str, Any], str]] = {
     "a check": (loaded_by("checking_loader"), "ConfigError (test_server_view.py, line "),
     "a limit": (loaded_by("limiting_loader"), "LimitError (test_server_view.py, line "),
     "an error of ours": (loaded_by("refusing_loader"), "ConfigError (test_server_view.py, line "),
+    "a file": (loaded_by("opening_loader"), "NoFileError (dpfl_plugin/data/fetch.py, line "),
+    "files": (loaded_by("listing_loader"), "NoFileError (dpfl_plugin/data/fetch.py, line "),
     "a plugin": ({"algorithm": {"module": f"{__name__}:Quoting", "name": None}}, "ZeroDivisionError in plugin "),
 }
 
@@ -369,6 +381,20 @@ def test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records(
     assert SECRET in capsys.readouterr().err, "in the silo rank's own log"
     kept = [file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     assert SECRET not in json.dumps(network.said()) + reason and SECRET.encode() not in b"".join(kept)
+
+
+def test_rank_0_is_told_which_file_is_missing_as_the_configuration_names_it_and_no_path_of_a_silos_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPFL_DATA", str(tmp_path / "wards"))
+    path = configured(tmp_path, early_stopping=None, personalise=None)
+    path.write_text(path.read_text().replace("silo-*.csv", "sil-2.csv"))
+    network = Recorder(4)
+    with pytest.raises(DataError) as found:
+        recorded(path, network=network)
+    said = "files='sil-2.csv': there is no such file beside the configuration, nor in the folder that DPFL_DATA names"
+    assert said in str(found.value)
+    assert str(tmp_path) not in json.dumps(network.said("error")) and "wards" not in str(found.value)
 
 
 def test_dissimilarity_is_refused_where_rank_0_may_not_have_gradients(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, Lim
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.folder import to_json, write_atomic
+from dpfl_plugin.runs.public_errors import words_for_others
 
 FILE: Final = "folder.json"
 MODEL: Final = "model.safetensors"
@@ -59,6 +60,7 @@ ELSEWHERE: Final = (
     "its ledger."
 )
 LOG: Final = logging.getLogger("dpfl_plugin.silo")
+LOG_SAYS: Final = "its own log says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +257,14 @@ class FolderSilo:
             )
         except LimitError as error:
             self._put(about, refusal(agreement, self.id, message, error))
-            self._tell("refused", error.public)
+            words = words_for_others(error)
+            self._tell(*(("failed", LOG_SAYS) if words is None else ("refused", words)))
             raise
         except BusyError:
             raise
         except DpflError as error:
             self._put(about, failure(agreement, self.id, message, error))
-            self._tell("failed", "its own log says why")
+            self._tell("failed", LOG_SAYS)
             raise
         with silo:
             known = _read(folder / FILE)

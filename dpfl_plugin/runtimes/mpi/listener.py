@@ -13,8 +13,8 @@ from typing import Any, Final
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DpflError, MessageError
+from dpfl_plugin.runs.public_errors import kind_and_place, public_text, text_of
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all
-from dpfl_plugin.runtimes.mpi.public_errors import kind_and_place, public_text
 from dpfl_plugin.runtimes.mpi.wire import Header
 
 UNTOLD: Final = "what it says may quote records, and is in the log of rank {rank} alone"
@@ -155,9 +155,9 @@ class Listener(ABC):
     def _report(self, error: BaseException) -> None:
         """To rank 0 without what may quote records, which is for this rank's own log."""
         known = type(error).__name__ if isinstance(error, DpflError) else None
-        public = public_text(error)
-        if public != str(error) or isinstance(error, MessageError):
-            self._tell(f"error: {error}" if known else "".join(traceback.format_exception(error)).rstrip())
+        public, text = public_text(error), text_of(error)
+        if public != text or isinstance(error, MessageError):
+            self._tell(f"error: {text}" if known else "".join(traceback.format_exception(error)).rstrip())
         hidden = f"{kind_and_place(error, self._plugins)}; {UNTOLD.format(rank=self._link.rank)}"
         self._say("error", kind=known, text=hidden if public is None else public, host=platform.node())
 

@@ -262,6 +262,7 @@ class Watch:
 
 
 def _error(rank: int, header: Header) -> DpflError:
-    where = f"rank {rank} on {header['host']}"
-    kind: type[DpflError] | None = getattr(errors, header["kind"], None) if header["kind"] else None
-    return (kind or SiloError)(f"{where}: {header['text']}")
+    """Of its kind, if that is one of ours: an error class of a plugin's may have the name of anything there."""
+    kind = getattr(errors, str(header["kind"]), None)
+    ours = isinstance(kind, type) and issubclass(kind, DpflError)
+    return (kind if ours else SiloError)(f"rank {rank} on {header['host']}: {header['text']}")

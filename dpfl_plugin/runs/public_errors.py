@@ -1,0 +1,119 @@
+"""What the other side hears of an error at a silo: its kind and its place, and no text that may quote records."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+import dpfl_plugin
+from dpfl_plugin import errors
+from dpfl_plugin.errors import (
+    DpflError,
+    LimitError,
+    MemoryShortError,
+    MessageError,
+    NoFileError,
+    RecordKindError,
+    TrainingError,
+)
+from dpfl_plugin.runs import plugin_errors
+
+_ERRORS: Final = errors.__file__
+_PACKAGE: Final = str(Path(dpfl_plugin.__file__).parent) + os.sep
+# What stands between two functions of this package without a word of its own: contextlib, torch.no_grad.
+_PYTHON: Final = (sysconfig.get_path("stdlib") + os.sep, "<frozen ")
+_TORCH: Final = str(Path(torch.__file__).parent) + os.sep
+_INSTALLED: Final = ("site-packages", "dist-packages")
+
+
+def public_text(error: BaseException) -> str | None:
+    """What an error says to rank 0, where no record can have a part in it; None where one may.
+
+    Some have `words_for_others`. A message that rank 0 itself sent, and an algorithm that asks for more than it
+    planned, are told in full. Whatever else came up may quote records, though it is this package's own: a file without
+    a header has a record in its place, and a plugin's check by `errors.require` the value that it refused.
+    """
+    words = words_for_others(error)
+    return str(error) if words is None and type(error) in (MessageError, TrainingError) and _is_ours(error) else words
+
+
+def words_for_others(error: BaseException) -> str | None:
+    """What is public of an owner's refusal, a lack of memory, a missing file or a kind of records; None of others.
+
+    Also of one that this package raised for others' code: what a loader calls a file may be taken from a record.
+    """
+    if not isinstance(error, LimitError | MemoryShortError | NoFileError | RecordKindError):
+        return None
+    known = [one for one in _chain(error) if isinstance(one, DpflError)]
+    return error.public if _raised_here(error) and not any(map(_through_others, known)) else None
+
+
+def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:
+    """ "ValueError in plugin package.module:name (file.py, line 3)", or in the file where it was raised first.
+
+    Args:
+        plugins: see `plugin_errors.through`.
+    """
+    first = list(_chain(error))[-1]
+    found = plugin_errors.through(first, plugins)
+    if found is not None:
+        return f"{type(error).__name__} in plugin {found.name} ({Path(found.file).name}, line {found.line})"
+    frame = _last_frame(first, besides=_ERRORS) or _last_frame(error)
+    if frame is None:
+        return type(error).__name__
+    ours = frame.filename.startswith(_PACKAGE)
+    file = "dpfl_plugin" + os.sep + frame.filename.removeprefix(_PACKAGE) if ours else Path(frame.filename).name
+    return f"{type(error).__name__} ({file}, line {frame.lineno})"
+
+
+def text_of(error: BaseException) -> str:
+    """Its text, as far as it has one: that of others' errors is made by their code, which may fail, too."""
+    try:
+        return str(error)
+    except Exception as failed:  # a stranger's code may fail in any way
+        return f"{type(error).__name__}, whose text cannot be had: its __str__ raised {type(failed).__name__}"
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether this package raised it, and for nothing that other code did."""
+    return all(map(_raised_here, _chain(error)))
+
+
+def _raised_here(error: BaseException) -> bool:
+    frame = _last_frame(error)
+    return frame is not None and frame.filename.startswith(_PACKAGE)
+
+
+def _through_others(error: BaseException) -> bool:
+    """Whether it came up in others' code that this package had called, or in what that code called."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [file.startswith(_PACKAGE) for file in files]
+    called = files[ours.index(True) :] if True in ours else []
+    return not all(file.startswith(_PACKAGE) or _is_between(file) for file in called)
+
+
+def _is_between(file: str) -> bool:
+    installed = any(word in file for word in _INSTALLED)
+    return file.startswith(_TORCH) or (file.startswith(_PYTHON) and not installed)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """It, and what it was raised for, the first one last."""
+    seen = set[int]()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _last_frame(error: BaseException, besides: str = "") -> traceback.FrameSummary | None:
+    """``besides``: a file that others have raise for them."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != besides]
+    return frames[-1] if frames else None
