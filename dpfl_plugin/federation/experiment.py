@@ -190,7 +190,7 @@ class Experiment:
         if self.until is not None and progress.rounds >= self.until:
             return Outcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         down = self.planner.algorithm.download(progress.server)
-        found = self._planned(progress, down)
+        found = _planned(self, progress, down)
         if found is None:
             return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
         plan, draw = found
@@ -208,20 +208,6 @@ class Experiment:
             reason += f"; its loss was last finite after round {last_finite}"
             return Outcome("failed", Cause.NOT_FINITE, reason)
         return plan, server
-
-    def _planned(self, progress: Progress, down: Vectors) -> tuple[RoundPlan, Draw] | None:
-        """The next round's plan and draw; None where too few silos may take part in it.
-
-        By the name of its noise it may show that earlier rounds are not repeated after all. Then they count, silos may
-        have reached the cap by them, and the round is planned once more.
-        """
-        while True:
-            plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
-            if plan is None:
-                return None
-            draw = self.draw(progress, progress.rounds, down, plan)
-            if not self.account.recounts(progress.rounds, draw.noise_id):
-                return plan, draw
 
     def _score(self, progress: Progress, stop: Callable[[], bool]) -> None:
         """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
@@ -355,6 +341,21 @@ class Experiment:
             line["gradient_dissimilarity"] = gradient_dissimilarity(metrics)
         self.clock.lap("evaluation")
         return line
+
+
+def _planned(of: Experiment, progress: Progress, down: Vectors) -> tuple[RoundPlan, Draw] | None:
+    """The next round's plan and draw; None where too few silos may take part in it.
+
+    By the name of its noise it may show that earlier rounds are not repeated after all. Then they count, silos may have
+    reached the cap by them, and the round is planned once more.
+    """
+    while True:
+        plan = of.planner.plan(progress.server, progress.rounds, of.account.eligible(), progress.lost)
+        if plan is None:
+            return None
+        draw = of.draw(progress, progress.rounds, down, plan)
+        if not of.account.recounts(progress.rounds, draw.noise_id):
+            return plan, draw
 
 
 class _Checkpoints:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.book import Book
+from dpfl_plugin.privacy.book import Book, as_stated, attempts, with_ledger
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.claims.ahead import Ahead
 from dpfl_plugin.privacy.claims.base import finite
@@ -134,7 +134,7 @@ class PrivacyAccount:
 
     def holding(self, ledger: Ledger) -> PrivacyAccount:
         """This account with another ledger, which does not grow, to state what is about to be charged: no more."""
-        return self._of(self._book.stated_of(ledger), self._server.accountant)
+        return self._of(with_ledger(self._book, ledger), self._server.accountant)
 
     # What the loop asks
 
@@ -150,16 +150,11 @@ class PrivacyAccount:
         """Why no round can be made where a cap leaves too few silos, ``lost`` ones apart."""
         spec, left = self._book.spec, len(set(self.eligible() or ()) - set(lost))
         without = f" and {len(lost)} were lost" if lost else ""
-        return (
-            f"{TOO_FEW_LEFT}: {left} of {spec.num_silos} took part in fewer "
-            f"than max_participations={spec.max_participations}{without}"
-        )
+        took = f"{left} of {spec.num_silos} took part in fewer than max_participations={spec.max_participations}"
+        return f"{TOO_FEW_LEFT}: {took}{without}"
 
     def recounts(self, round: int, noise_id: str) -> bool:
-        """Whether it shows, by the name of the next round's noise, that more was released than counted so far.
-
-        As `Book.expect`. Then fewer silos may be eligible than the round was planned for.
-        """
+        """Whether more was released than counted, by the name of the next round's noise; fewer may be eligible then."""
         return self._book.expect("round", round, noise_id)
 
     def begin_round(self, round: int, plan: Plan) -> None:
@@ -307,19 +302,8 @@ class PrivacyAccount:
         return self.epsilon_ahead("server"), self._third_party.of_begun()
 
     def epsilon_ahead(self, view: View) -> float:
-        """Epsilon of all rounds that were begun, whoever is drawn; of no budget, which may end a run before.
-
-        What earlier runs released is in it: noise is solved for what they left.
-        """
-        return self.epsilon_of(Counter(self.costs.values()), view)
-
-    def worst_so_far(self) -> float | None:
-        """Epsilon towards the server of a silo in all rounds that were begun, as often as each was released."""
-        book = self._book
-        rounds: Counter[RoundCost] = Counter()
-        for round, cost in {**book.found, **book.costs}.items():
-            rounds[cost] += max(1, len(book.noise_ids.get(round, ())))
-        return finite(self._server.epsilon_of(rounds))
+        """Epsilon of all rounds begun (towards the server: and attempts) and earlier runs, whoever is drawn; no budget."""
+        return self.epsilon_of(attempts(self._book) if view == "server" else Counter(self.costs.values()), view)
 
     def epsilon_of(self, rounds: Counter[RoundCost], view: View) -> float:
         """`epsilon_ahead` of rounds with these costs, so many of each."""
@@ -338,11 +322,10 @@ class PrivacyAccount:
 
         With a shared ledger, ``total`` holds the same of this run together with the earlier ones.
         """
-        if (book := self._book.to_state()) is not self._book:
+        if (book := as_stated(self._book)) is not self._book:
             return self._of(book, self._server.accountant).views()
         views = views_of(self._server, self._third_party, NO_PRIOR)
-        outsider = self.outsider()
-        if outsider is not None:
+        if (outsider := self.outsider()) is not None:
             views["outsider"] = plain(outsider, NO_PRIOR)
         if self.shared is not None:
             views["total"] = views_of(self._server, self._third_party, self._book.earlier)

@@ -324,39 +324,6 @@ class Book:
         several = tally.several()
         return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
 
-    def to_state(self) -> Book:
-        """This book as a statement has it: what is to be made again bit for bit was released, and counts there."""
-        if not self._awaited:
-            return self
-        return Book(
-            self.spec,
-            self.rules,
-            self.ledger,
-            beside=self.extra.plan,
-            earlier=self.earlier,
-            costs=self.costs,
-            repeats=lambda charge: False,
-            lost=self.lost,
-            stating=True,
-        )
-
-    def most_attempts(self) -> int | None:
-        """In how many rounds, attempts included, a silo may have been: the cap, or more where the ledger says so.
-
-        No draw goes beyond the cap. But a statement is of what was released, whatever let it be.
-        """
-        if self._cap is None:
-            return None
-        tally = self.ledger.tally
-        made = {(entry.silo, entry.round, entry.noise) for entry in tally.entries() if tally.kind(entry) == "round"}
-        return max([self._cap, *Counter(silo for silo, _, _ in made).values()])
-
-    def stated_of(self, ledger: Ledger) -> Book:
-        """This book with another ledger, which does not grow: to be stated, and never charged or asked to decide."""
-        other = copy.copy(self)
-        other.ledger, other.stating, other._made_once = ledger, True, []
-        return other
-
     def once(self, what: str, by: tuple[object, ...], make: Callable[[], Made]) -> Made:
         """What ``make`` gives; worked out once for these very objects and all accountants, if only to be stated."""
         for name, known, made in self._made_once:
@@ -389,3 +356,47 @@ def _dearer(cost: RoundCost, other: RoundCost | None) -> RoundCost:
 def of_rounds(charges: Iterable[Charge]) -> list[Charge]:
     """Those of rounds, and nothing beside them."""
     return [charge for charge in charges if charge.kind == "round"]
+
+
+def as_stated(book: Book) -> Book:
+    """The book as a statement has it: what is to be made again bit for bit was released, and counts there."""
+    if not book._awaited:
+        return book
+    return Book(
+        book.spec,
+        book.rules,
+        book.ledger,
+        beside=book.extra.plan,
+        earlier=book.earlier,
+        costs=book.costs,
+        repeats=lambda charge: False,
+        lost=book.lost,
+        stating=True,
+    )
+
+
+def with_ledger(book: Book, ledger: Ledger) -> Book:
+    """The book with another ledger, which does not grow: to be stated, and never charged or asked to decide."""
+    other = copy.copy(book)
+    other.ledger, other.stating, other._made_once = ledger, True, []
+    return other
+
+
+def most_attempts(book: Book) -> int | None:
+    """In how many rounds, attempts included, a silo may have been: the cap, or more where the ledger says so.
+
+    No draw goes beyond the cap. But a statement is of what was released, whatever let it be.
+    """
+    cap, tally = book.spec.max_participations, book.ledger.tally
+    if cap is None:
+        return None
+    made = {(entry.silo, entry.round, entry.noise) for entry in tally.entries() if tally.kind(entry) == "round"}
+    return max([cap, *Counter(silo for silo, _, _ in made).values()])
+
+
+def attempts(book: Book) -> Counter[RoundCost]:
+    """What rounds that count by now cost, each as often as it was released."""
+    counted: Counter[RoundCost] = Counter()
+    for round, cost in {**book.found, **book.costs}.items():
+        counted[cost] += max(1, len(book.noise_ids.get(round, ())))
+    return counted

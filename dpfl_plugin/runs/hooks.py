@@ -7,6 +7,7 @@ files of a run say, besides the measurements (`callbacks.base`).
 from __future__ import annotations
 
 import copy
+import math
 import re
 import time
 from collections import Counter
@@ -274,7 +275,8 @@ class Hooks:
         assert self._account is not None
         found = dict(self._account.so_far() if known is None else known)
         if self._whoever:
-            found["server"] = self._account.worst_so_far()
+            worst = self._account.epsilon_ahead("server")
+            found["server"] = worst if math.isfinite(worst) else None
         return found
 
     def end(self) -> None:

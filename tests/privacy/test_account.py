@@ -403,4 +403,4 @@ def test_the_worst_case_so_far_has_every_attempt(cap: int | None) -> None:
             one.begin_round(t, Round((t, t + 1)))
             one.append(one.charges(t, Round((t, t + 1)), name))
     worst = one.views()["server"]["worst_case_epsilon"]
-    assert one.worst_so_far() == pytest.approx(worst, rel=1e-12) == pytest.approx(epsilon(cap or 6), rel=1e-12)
+    assert one.epsilon_ahead("server") == pytest.approx(worst, rel=1e-12) == pytest.approx(epsilon(cap or 6), rel=1e-12)

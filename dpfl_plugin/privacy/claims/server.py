@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
-from dpfl_plugin.privacy.book import Book
+from dpfl_plugin.privacy.book import Book, most_attempts
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims, finite
@@ -140,7 +140,7 @@ class Server(Claims):
                 silos=book.silos,
                 rounds=costs,
                 pattern=AlikeRounds(costs, book.pricing.planned),
-                cap=book.most_attempts(),
+                cap=most_attempts(book),
                 earlier=prior.realised,
             ),
         )

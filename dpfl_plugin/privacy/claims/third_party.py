@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dpfl_plugin.privacy.accountants import Accountant, wavers
-from dpfl_plugin.privacy.book import Book
+from dpfl_plugin.privacy.book import Book, most_attempts
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims
@@ -172,7 +172,7 @@ class ThirdParty(Claims):
             silos=silos,
             rounds=costs,
             pattern=pattern,
-            cap=book.most_attempts(),
+            cap=most_attempts(book),
             earlier=prior.realised,
         )
         why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"

@@ -263,6 +263,6 @@ class Watch:
 
 def _error(rank: int, header: Header) -> DpflError:
     """Of its kind, if that is one of ours: an error class of a plugin's may have the name of anything there."""
-    kind = getattr(errors, str(header["kind"]), None)
-    ours = isinstance(kind, type) and issubclass(kind, DpflError)
-    return (kind if ours else SiloError)(f"rank {rank} on {header['host']}: {header['text']}")
+    found = getattr(errors, str(header["kind"]), None)
+    kind = found if isinstance(found, type) and issubclass(found, DpflError) else SiloError
+    return kind(f"rank {rank} on {header['host']}: {header['text']}")
