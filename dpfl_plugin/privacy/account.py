@@ -302,7 +302,7 @@ class PrivacyAccount:
         return self.epsilon_ahead("server"), self._third_party.of_begun()
 
     def epsilon_ahead(self, view: View) -> float:
-        """Epsilon of all rounds begun (towards the server: and attempts) and earlier runs, whoever is drawn; no budget."""
+        """Epsilon of all rounds begun (for the server: all attempts) and earlier runs, whoever is drawn; no budget."""
         return self.epsilon_of(attempts(self._book) if view == "server" else Counter(self.costs.values()), view)
 
     def epsilon_of(self, rounds: Counter[RoundCost], view: View) -> float:
