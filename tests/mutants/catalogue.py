@@ -5094,6 +5094,14 @@ SERVERS = (
         (SERVER_VIEW + "::test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records",),
     ),
     Mutant(
+        "others-words-for-an-owners",
+        "what others' code had this package raise, a file called by a record's name among it, is told to rank 0",
+        "runs/public_errors.py",
+        "_raised_here(error) and not any(map(_through_others, known))",
+        "_raised_here(error)",
+        (SERVER_VIEW + "::test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records",),
+    ),
+    Mutant(
         "errors-quote-plugins",
         "rank 0 is told what code of somebody's own raised, as a kind of this package's that quotes nothing",
         "runs/public_errors.py",
