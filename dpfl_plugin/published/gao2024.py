@@ -23,8 +23,8 @@ ORDER: Final = (
 )
 MULTI_PASS: Final = (
     "Multi-pass MB-SGD, which the paper leaves out as Lowy et al. (2023a) gave no theory of it for silos that differ, "
-    "has the least noise: each of its releases averages all records, where a phase has at most half of them and one pass a "
-    "25th."
+    "has the least noise: each of its releases averages all records, where a phase has at most half of them and one "
+    "pass a 25th."
 )
 DIFFERS: Final = (
     "All methods have as many settings (of lr, the step size, or for AC-SA of v, which its steps are inverse to), and "

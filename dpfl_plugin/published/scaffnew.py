@@ -243,7 +243,8 @@ FIGURE_12: Final = Item(
         '("Predicted and measured, on mushrooms" of the page of algorithms).',
     ),
     why=(
-        "Epsilons are so large (300 to 3000) that 50 silos can learn at all; they protect nobody. The paper's 0.5 to 3.3 have constants in its Lemma 1 that are not stated.",
+        "Epsilons are so large (300 to 3000) that 50 silos can learn at all; they protect nobody. The "
+        "paper's 0.5 to 3.3 have constants in its Lemma 1 that are not stated.",
     ),
     differs=(
         "The number of local steps is fixed, not geometric.",
