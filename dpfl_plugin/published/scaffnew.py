@@ -274,8 +274,8 @@ FIGURE_12_T: Final = Item(
         Stated(
             text="T* is predicted with high precision, and falls as epsilon falls",
             source="Obs. 3, appendix D",
-            ours="the best rounds do not rise as epsilon falls, and at 3000 and 1000 T* is within the flat of the loss; at "
-            "300 it is not.",
+            ours="the best rounds do not rise as epsilon falls; at 3000 and 1000 T* is within the flat of the loss; "
+            "at 300 it is not.",
         ),
     ),
     against="rounds",
