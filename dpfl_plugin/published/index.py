@@ -8,7 +8,7 @@ from typing import Final
 from dpfl_plugin.published import catalog
 from dpfl_plugin.published.fewer import extent_of
 from dpfl_plugin.published.items import ACCURACY, ALL, Item, Paper
-from dpfl_plugin.published.lengths import foreseen, remaining
+from dpfl_plugin.published.lengths import foreseen, measured, remaining
 from dpfl_plugin.published.numbers import Numbers, cell_verdict, kept
 from dpfl_plugin.published.pages import MADE, RULES, paper_page
 from dpfl_plugin.published.tables import ahead, hours, markdown, option, size, unit_of
@@ -29,6 +29,7 @@ HEADER: Final = ("item", "published", "ours", "agrees", "why not")
 FOR_IT: Final = (AGREES, "same sign, one seed")
 COMPUTING: Final = ("command", "runs done", "took", "all runs take")
 CURVES: Final = "only curves are published: there is no number and no ordering in words to compare with"
+IN_WORDS: Final = "statements in words, see the page"
 NIGHT: Final = 12 * 3600  # seconds, of two processors
 CLUSTER: Final = "What two cores cannot do in a night, a cluster does at once, a task for each run:"
 SLURM: Final = "export DPFL_DATA=/shared/data SBATCH_PARTITION=short    # where tasks find the data files, and nodes"
@@ -48,19 +49,18 @@ def index() -> str:
 
 def _computing() -> list[str]:
     """What was run, how long it took, and the commands of the rest."""
-    rows, measured, long = [], 0.0, []
+    rows, long = [], []
     for paper in catalog.papers():
         for item in paper.items:
             numbers = kept(paper.name, item)
             whole, _ = foreseen(paper, item)
-            measured += numbers.seconds if numbers is not None else 0.0
             if whole is not None and whole > 2 * NIGHT and not _is_whole(numbers):
                 long.append(f"`{paper.name} {option(item)}`")
             rows.append([f"`dpfl papers {paper.name} {option(item)}`", *_times(item, numbers, whole)])
     said = (
         "Times are the seconds of runs, shared by two cores; some ran beside other work, or on another machine. "
-        f"The numbers of these pages took {hours(measured)}. What is quick, or not run yet, takes "
-        f"{hours(remaining())}; a run that figures share is counted, and run, once."
+        f"The numbers of these pages took {hours(measured())}. What is quick, or not run yet, takes "
+        f"{hours(remaining())}. In both sums a run that figures share counts once; above it counts for each of them."
     )
     if long:
         said += f" Each of these takes longer than a night ({NIGHT // 3600} h) on two cores: {', '.join(long)}."
@@ -101,14 +101,18 @@ def _theirs(item: Item) -> str:
     if item.cells:
         places = {tuple(cell.at.items()): cell.mean for cell in item.cells}
         low, high = min(places.values()), max(places.values())
-        found.append(f"{len(places)} accuracies, {100 * low:.1f} to {100 * high:.1f}")
+        found.append(f"{len(places)} accuracies, {100 * low:.2f} to {100 * high:.2f}")
+    found += [one.text for one in item.stated]
     return "; ".join(found) or "curves only"
 
 
 def _ours(item: Item, numbers: Numbers) -> list[str]:
     """What came out, how much of it agrees, and what does not, and why."""
     if not item.cells and not item.claims:
-        return ["see there", "nothing to compare", CURVES]
+        if not item.stated:
+            return ["see there", "nothing to compare", CURVES]
+        why = "; ".join(filter(None, [item.reason, extent_of(item, numbers)]))
+        return ["see there", IN_WORDS, why]
     ours, said, why, whole = list[str](), list[str](), list[str](), True
     standings = list[Standing]()
     if item.cells:
@@ -118,13 +122,14 @@ def _ours(item: Item, numbers: Numbers) -> list[str]:
         lower = len(found) - agree - higher - diverged
         ours.append(f"higher in {higher}, lower in {lower}" + (f", diverged in {diverged}" if diverged else ""))
         tried = f" tried (of {len(item.cells)})" if len(found) < len(item.cells) else ""
-        said.append(f"{agree} of {len(found)} numbers{tried}")
+        said.append(f"{agree} of {len(found)} numbers{tried}{_settings(item)}")
         whole &= agree == len(item.cells)
-    for published, control in ((True, ""), (False, "our control: ")):
-        stands = standing(item, numbers, [claim for claim in item.claims if claim.published == published])
+    for published, sized, control in ((True, False, ""), (True, True, ""), (False, False, "our control: ")):
+        own = [claim for claim in item.claims if claim.published == published and (claim.least > 0) == sized]
+        stands = standing(item, numbers, own)
         if stands.of:
-            ours.append(control + _range(item, stands))
-            said.append(control + stands.counted("orderings"))
+            ours += [] if sized else [control + _range(item, stands)]
+            said.append(control + stands.counted("sizes" if sized else "orderings"))
             why += [control + stands.others()] if stands.others() else []
             whole &= stands.whole or not published
             standings += [stands] if published else []
@@ -133,6 +138,12 @@ def _ours(item: Item, numbers: Numbers) -> list[str]:
         why += [item.reason] if item.reason and not _only_untold(standings) else []
         why += [of] if of else []
     return ["; ".join(ours), "; ".join(said), "; ".join(why)]
+
+
+def _settings(item: Item) -> str:
+    """Of how many settings the numbers of an item are, each beside all that is published."""
+    settings, places = {cell.line for cell in item.cells}, {tuple(cell.at.items()) for cell in item.cells}
+    return f" ({len(settings)} settings of {len(places)} cells)" if len(settings) > 1 else ""
 
 
 def _only_untold(standings: Sequence[Standing]) -> bool:

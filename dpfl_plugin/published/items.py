@@ -112,7 +112,10 @@ class Claim:
     Attributes:
         text: what is published, in the paper's sense. source: where.
         part: of which part. better, worse: labels of lines, or methods of ``Item.tuned``.
-        at: {key: value} of the panels that it is said of; all where it is empty.
+        at: {key: value} of the panels that it is said of; all where it is empty. worse_at: where the worse line is,
+            if elsewhere.
+        least: how far ahead the better line has to be, in the measure: half of a size that is published. Below 0: how
+            far behind it may be.
         published: whether it is; else it is a control that the paper lacks, asked as its claims are.
     """
 
@@ -122,7 +125,18 @@ class Claim:
     better: str
     worse: str
     at: Mapping[str, Any]
+    worse_at: Mapping[str, Any] | None = None
+    least: float = 0.0
     published: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """What a paper says in words that no pair of lines decides: text and source as of a `Claim`; ours: what is here."""
+
+    text: str
+    source: str
+    ours: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +163,7 @@ class Item:
         source: the place there, for readers.
         measure: what is compared; a key of metrics.jsonl, or `EXCESS`. higher_is_better: of it.
         against: the horizontal axis: `ROUND`, or the key of a sweep.
-        cells, claims: what is published. why: why we differ, where we do, however much was run; a list of sentences.
+        cells, claims, stated: what is published. why: why we differ, where we do, however much was run; sentences.
         reason: why in a sentence, for the index. found, found_quick: what all runs, and quick ones, show besides.
         computed: a table that takes no run, in place of parts. lines: curves of its picture; lines_of: their axis.
         shown: the part of the vertical axis that curves are told apart in; None for all of it.
@@ -157,7 +171,7 @@ class Item:
         tuned_by: keys that a setting is a value of: the first that a variant has.
         predicted: {line: where on the horizontal axis it is said to be best}, "" for all lines; where it is given,
             empty or not, a page says where each line is best.
-        differs: how our runs differ from the published ones, by decision.
+        differs, differs_quick: how all runs, and quick ones besides, differ from the published ones, by decision.
     """
 
     kind: Kind
@@ -170,11 +184,13 @@ class Item:
     against: str = ROUND
     cells: tuple[Cell, ...] = ()
     claims: tuple[Claim, ...] = ()
+    stated: tuple[Stated, ...] = ()
     why: tuple[str, ...] = ()
     reason: str = ""
     found: tuple[str, ...] = ()
     found_quick: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
+    differs_quick: tuple[str, ...] = ()
     computed: Callable[[], Computed] | None = None
     lines: Callable[[], Lines] | None = None
     lines_of: str = ""

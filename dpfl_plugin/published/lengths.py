@@ -11,7 +11,7 @@ from dpfl_plugin.config.load import merged
 from dpfl_plugin.config.sweep import Expansion
 from dpfl_plugin.published import catalog
 from dpfl_plugin.published.items import ALL, QUICK, Extent, Item, Paper, Part, files
-from dpfl_plugin.published.numbers import kept, look_up
+from dpfl_plugin.published.numbers import kept, look_up, places
 
 FILE: Final = "kept/lengths.json"
 
@@ -36,6 +36,20 @@ def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:
         else:
             found.append(None)
     return found[0], found[1]
+
+
+def measured() -> float:
+    """Seconds of processors of all kept numbers; a run that figures share counts once."""
+    runs = dict[str, float]()
+    for paper in catalog.papers():
+        for item in paper.items:
+            if (numbers := kept(paper.name, item)) is None:
+                continue
+            for part in item.ran(numbers.extent):
+                for row, run in places(item, part, part.expansion(numbers.extent)):
+                    for point in numbers.of(part.name, run.line, run.at):
+                        runs[row.id] = point.seconds / len(point.seeds)
+    return math.fsum(runs.values())
 
 
 def remaining() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dpfl_plugin.published.items import Claim, Item, Paper, Part
+from dpfl_plugin.published.items import Claim, Item, Paper, Part, Stated
 
 IID: Final = "data.partition={name: iid}"
 QUICK: Final = ("rounds=40", "sweep={seeds: 2}")
@@ -70,37 +70,31 @@ FIGURE_2: Final = Item(
     source="Section 4.2, Fig. 2: N = 100, K = 10, Q = 5, b = 10; claimed epsilons of a round",
     parts=_parts(""),
     claims=(
-        Claim(
-            text="privacy costs accuracy, more of it where the claimed epsilon is smaller",
-            source="section 4.2",
-            part="mnist",
-            better="no noise",
-            worse=LOUDEST,
-            at={},
+        *(
+            Claim(
+                text="strong privacy without a significant decrease in accuracy (less than 5 points)",
+                source="section 4.2",
+                part=part,
+                better=LOUDEST,
+                worse="no noise",
+                at={},
+                least=-0.05,
+            )
+            for part in ("mnist", "mnist-iid", "adult", "adult-iid")
         ),
-        Claim(
-            text="privacy costs accuracy, more of it where the claimed epsilon is smaller",
+    ),
+    stated=(
+        Stated(
+            text="MNIST tolerates noise better than Adult",
             source="section 4.2",
-            part="mnist",
-            better="eq. 20, 2 a round",
-            worse=LOUDEST,
-            at={},
-        ),
-        Claim(
-            text="privacy costs accuracy, more of it where the claimed epsilon is smaller",
-            source="section 4.2",
-            part="adult",
-            better="no noise",
-            worse=LOUDEST,
-            at={},
+            ours="the other way. At 0.5 a round MNIST loses 65.2 points, and Adult 16.1.",
         ),
     ),
     reason=REASON,
     found=(
         "Strong privacy without a significant decrease of accuracy, as published, is not found with the noise of the "
         "paper's own eq. 20, added as its algorithm adds it.",
-        "The paper finds MNIST to bear noise better than Adult. Here it bears it worse: with the steps of the paper "
-        "Adult gets no further than its larger class without noise either, so that there is little to lose.",
+        "With the steps of the paper Adult gets no further than its larger class without noise either.",
     ),
     why=(CHANCE, ROOT),
     differs=(CLIPPING, UNIT, "The claimed epsilons of the figure's lines are not in the text; 0.5, 1 and 2 are ours."),

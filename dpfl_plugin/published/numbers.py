@@ -371,10 +371,18 @@ class Difference:
 
     @property
     def verdict(self) -> str:
+        return self.verdict_of(0.0)
+
+    def verdict_of(self, least: float) -> str:
+        """Whether it is above what is asked for."""
+        beyond = self.mean - least
         if self.seeds == 1:
-            return ("same sign" if self.mean > 0 else "opposite sign") + ", one seed"
+            words = ("agrees", "does not agree") if least else ("same sign", "opposite sign")
+            return f"{words[beyond <= 0]}, one seed"
         reach = float(stdtrit(self.seeds - 1, 0.975)) * self.error
-        return "agrees" if self.mean > reach else "the other way" if self.mean < -reach else "not told apart"
+        if abs(beyond) <= reach:
+            return "not told apart"
+        return "agrees" if beyond > 0 else "does not agree" if least else "the other way"
 
 
 def chosen(numbers: Numbers, item: Item, part: str, line: str, at: Values) -> list[Point]:
@@ -398,7 +406,7 @@ def differences(numbers: Numbers, item: Item, claim: Claim) -> list[tuple[dict[s
     found: list[tuple[dict[str, Any], Difference | None]] = []
     sign = 1 if item.higher_is_better else -1
     for good in chosen(numbers, item, claim.part, claim.better, claim.at):
-        bad = chosen(numbers, item, claim.part, claim.worse, good.at)
+        bad = chosen(numbers, item, claim.part, claim.worse, {**good.at, **(claim.worse_at or {})})
         if not bad or good.mean is None or bad[0].mean is None:
             found.append((good.at, None))
             continue
@@ -417,7 +425,7 @@ def together(numbers: Numbers, item: Item, claim: Claim) -> Difference | None:
     sign = 1 if item.higher_is_better else -1
     each: list[list[float]] = []
     for good in chosen(numbers, item, claim.part, claim.better, claim.at):
-        bad = chosen(numbers, item, claim.part, claim.worse, good.at)
+        bad = chosen(numbers, item, claim.part, claim.worse, {**good.at, **(claim.worse_at or {})})
         if not bad or good.mean is None or bad[0].mean is None or good.seeds != bad[0].seeds:
             return None
         each.append([sign * (a - b) for a, b in zip(good.finite, bad[0].finite, strict=True)])

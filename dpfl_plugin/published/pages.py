@@ -27,11 +27,12 @@ SHOWN_DIGEST: Final = 12
 RULES: Final = textwrap.fill(
     "A published number agrees where ours is within two standard deviations (of both together); a published ordering "
     "where the mean difference over seeds is above 0 with 95 % confidence (Student's t, two-sided: with three seeds, "
-    "4.3 standard errors). Epsilon is what is proven, by this package's accountant, of the worst seed: towards the "
-    "server, of the silo that was drawn most often (as drawn), and of one that is drawn in every round; and towards a "
-    "third party who sees all models. Scores are means over the last 10 % of rounds, ± the standard deviation over "
-    "seeds; differences have ± their standard error over seeds, and say by how much the line is better that is "
-    "published to be: below 0 what came out is against what is published.",
+    "4.3 standard errors); where a size is published, above half of it. Epsilon is what is proven, by this package's "
+    "accountant, of the worst seed: towards the server, of the silo that was drawn most often (as drawn), and of one "
+    "that is drawn in every round; and towards a third party who sees all models. It covers neither preprocessing that "
+    "is fitted to records (standardising, PCA) nor the choice of step sizes. Scores are means over the last 10 % of "
+    "rounds, ± the standard deviation over seeds; differences have ± their standard error over seeds, and say by how "
+    "much the line is better that is published to be: below 0 what came out is against what is published.",
     120,
 )
 SERVER: Final = "epsilon, server (as drawn)"
@@ -61,13 +62,14 @@ def key(item: Item, numbers: Numbers | None) -> str:
         error = "± of a difference: its standard error. " if seeds > 1 else ""
         said.append(
             f"A difference below 0 is against what is published. {error}Verdict of an ordering at a place: agrees if "
-            "the difference is above 0 with 95 % confidence."
+            "the difference is above 0, or half of a published size, with 95 % confidence."
         )
     if item.cells:
         said.append("Verdict of a number: agrees within two standard deviations of both together.")
     said.append(
         "Epsilon is proven, after all rounds, of the worst seed: towards the server, of the silo that was drawn most "
-        "often (as drawn) and of one drawn in every round; third party: sees all models."
+        "often (as drawn) and of one drawn in every round; third party: sees all models. It covers no preprocessing "
+        "that is fitted to records, and no choice of step sizes."
     )
     return textwrap.fill(" ".join(said), 120)
 
@@ -80,7 +82,10 @@ def section(paper: Paper, item: Item, numbers: Numbers | None, picture: str, *, 
         text += [key(item, numbers)] if with_key else []
         text += [f"![{item.heading}: {item.title}]({picture})"] if pictures.has_picture(item, numbers) else []
         text.append(_made_by(numbers))
-    text.append(_listed("What differs from the paper, by decision", item.differs))
+    said = [f"{one.text[0].upper()}{one.text[1:]} ({one.source}). Here: {one.ours}" for one in item.stated]
+    text.append(_listed("What the paper says in words", said))
+    quick = item.differs_quick if numbers is not None and numbers.quick else ()
+    text.append(_listed("What differs from the paper, by decision", (*item.differs, *quick)))
     text.append(_listed("Why results differ", item.why))
     if numbers is not None and numbers.quick:
         text.append(_listed("What quick numbers show", item.found_quick))
@@ -234,7 +239,7 @@ def _points(item: Item, numbers: Numbers) -> str:
 
 
 def _theirs(mean: float, std: float | None) -> str:
-    return f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}")
+    return f"{100 * mean:.2f}" + ("" if std is None else f" ± {100 * std:.2f}")
 
 
 def _range(values: Sequence[int]) -> str:

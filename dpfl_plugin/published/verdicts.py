@@ -26,7 +26,7 @@ class Place:
 
     @property
     def verdict(self) -> str:
-        return MISSING if self.found is None else self.found.verdict
+        return MISSING if self.found is None else self.found.verdict_of(self.claim.least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ def _table(item: Item, numbers: Numbers, stands: Standing, claims: Sequence[Clai
     for claim in claims:
         said = [(place(one.at), one.found, one.verdict) for one in stands.tried if one.claim is claim]
         if (all_of := together(numbers, item, claim)) is not None:
-            said.append(([f"all {len(said)} together"], all_of, all_of.verdict))
+            said.append(([f"all {len(said)} together"], all_of, all_of.verdict_of(claim.least)))
         for at, found, verdict in said:
             where = ", ".join([item.part(claim.part).title, *at])
             ours = "" if found is None else by(item, found)
-            rows.append([where, claim.better, claim.worse, ours, verdict])
+            rows.append([where, claim.better, ", ".join([claim.worse, *place(claim.worse_at or {})]), ours, verdict])
     return markdown(["at", "better", "worse", f"ours: better by ({unit_of(item)})", "verdict here"], rows)
