@@ -111,8 +111,7 @@ def _ours(item: Item, numbers: Numbers) -> list[str]:
     if not item.cells and not item.claims:
         if not item.stated:
             return ["see there", "nothing to compare", CURVES]
-        why = "; ".join(filter(None, [item.reason, extent_of(item, numbers)]))
-        return ["see there", IN_WORDS, why]
+        return ["see there", IN_WORDS, "; ".join(filter(None, [item.reason, extent_of(item, numbers)]))]
     ours, said, why, whole = list[str](), list[str](), list[str](), True
     standings = list[Standing]()
     if item.cells:
