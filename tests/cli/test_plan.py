@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import yaml
 
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.runs.forecast import Forecast
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 from tests.cli.test_resume import crash, folder_of, pretend_another_machine, same
@@ -135,7 +136,7 @@ def test_the_rate_with_next_to_the_least_noise(tmp_path: Path) -> None:
     assert [one["rate"] for one in answer["tried"]] == [0.1, 0.5, 1.0]  # a batch of a hundredth has no record
     for one in answer["tried"]:
         assert one["noise"] == pytest.approx(2 * one["noise_multiplier"] / int(one["rate"] * num_records + 1e-9))
-        assert f"record_rate {one['rate']:g}: noise_multiplier {one['noise_multiplier']:.4g}" in shown
+        assert f"record_rate {one['rate']:g}: noise_multiplier {digits(one['noise_multiplier'], 4)}" in shown
     least = min(one["noise"] for one in answer["tried"])
     best = next(one for one in answer["tried"] if one["noise"] <= 1.1 * least)
     assert answer["value"] == best["rate"]

@@ -32,7 +32,10 @@ class Account:
 
     def eligible(self) -> None: ...
 
-    def affords(self, round: int, plan: RoundPlan, noise_id: str) -> bool:
+    def recounts(self, round: int, noise_id: str) -> bool:
+        return False
+
+    def affords(self, round: int, plan: RoundPlan) -> bool:
         return round < self._rounds
 
     def begin_round(self, round: int, plan: RoundPlan) -> None:

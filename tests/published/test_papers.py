@@ -404,12 +404,22 @@ def test_tables_have_a_key_of_what_is_in_them() -> None:
     item = Item(kind="figure", number="1", title="", source="", claims=(claim,), cells=(cell,))
     several, single = _points([0.5, 0.6], [0.1, 0.2]), _points([0.5], [0.1])
     for numbers, of, said in (
-        (several, item, ("deviation over 2 seeds", "standard error", "above 0 with 95 %", "two standard deviations")),
+        (
+            several,
+            item,
+            ("deviation over 2 seeds", "standard error", "95 % confidence", "two standard deviations"),
+        ),
         (several, replace(item, claims=(), cells=()), ("deviation over 2 seeds",)),
-        (single, item, ("one seed", "above 0 with 95 %", "two standard deviations")),
+        (single, item, ("one seed", "95 % confidence", "two standard deviations")),
     ):
         key = " ".join(pages.key(of, numbers).split())
-        every = ("deviation over 2 seeds", "one seed", "standard error", "above 0 with 95 %", "two standard deviations")
+        every = (
+            "deviation over 2 seeds",
+            "one seed",
+            "standard error",
+            "with 95 % confidence",
+            "two standard deviations",
+        )
         assert tuple(words for words in every if words in key) == said
         assert "as drawn" in key and "1 seeds" not in key
     assert pages.key(item, replace(several, table=(["a"], [["1"]]))) == ""

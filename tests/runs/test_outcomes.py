@@ -187,7 +187,9 @@ def test_records_with_labels_are_measured_as_the_runs_own_test_records_are(kind:
     rest = [60 + record for record in range(30) if record not in without]
     some = dpfl.predict(done, written(tmp_path, kind, how, range(60, N), without))
     alone = dpfl.predict(done, written(tmp_path, kind, how, rest))
-    assert len(some.rows) == 30 and some.found.labelled == 27 and some.measures == alone.measures
+    assert len(some.rows) == 30 and some.found.labelled == 27
+    # Products of 30 rows and of 27 may round apart, which shows where values are measured and not ranked.
+    assert some.measures == (pytest.approx(alone.measures, rel=1e-6) if kind == "regression" else alone.measures)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ class ThirdParty(Claims):
 
     def of_begun(self) -> float:
         """Epsilon of all rounds that were begun, with all that they are composed with."""
+        if self.book.repeated and not self._draws_decide(self.book.costs.values()):
+            return self.so_far(self.book.prior)
         rounds = self._as_counted(Counter(self.book.costs.values()))
         if self._draws_decide(rounds):
             return self.stated(self.book.costs, (), self.book.prior).epsilon
