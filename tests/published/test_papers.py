@@ -417,7 +417,7 @@ def test_tables_have_a_key_of_what_is_in_them() -> None:
             "deviation over 2 seeds",
             "one seed",
             "standard error",
-            "with 95 % confidence",
+            "95 % confidence",
             "two standard deviations",
         )
         assert tuple(words for words in every if words in key) == said
