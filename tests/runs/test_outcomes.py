@@ -163,6 +163,10 @@ def assert_alike(one: Any, other: Any) -> None:
         assert one.keys() == other.keys()
         for name in one:
             assert_alike(one[name], other[name])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for part, others in zip(one, other, strict=True):
+            assert_alike(part, others)
     else:
         assert one == pytest.approx(other, rel=1e-5, abs=1e-6)
 
