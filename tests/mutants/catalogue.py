@@ -5400,8 +5400,8 @@ NAMING_OF_NOISE = (
         "not-repeated-not-counted",
         "rounds that were to be repeated and were asked otherwise count once",
         "privacy/book.py",
-        "        if differs or self._awaited.skips(round):\n",
-        "        if False:\n",
+        "        found = differs or self._awaited.skips(round)\n",
+        "        found = False\n",
         (RESUME + "::test_rounds_that_are_asked_at_other_values_are_charged_besides",),
     ),
     Mutant(
