@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -139,7 +140,10 @@ def test_a_polite_signal_to_mpirun_leaves_a_checkpoint_and_exit_code_4(tmp_path:
 
 
 def test_bad_input_is_one_message(tmp_path: Path) -> None:
-    """Found by rank 0 (a key), by the silo ranks (a file), and by nobody but the launcher (too few ranks)."""
+    """Found by rank 0 (a key), by the silo ranks (a file), and by nobody but the launcher (too few ranks).
+
+    Where a silo rank looked for a file it says in its own log, which mpirun shows beside the message.
+    """
     wrong = write(tmp_path, {"algorithm": {"momentum": 1}}, "wrong.yaml")
     dataset = {
         "name": "csv",
@@ -152,6 +156,11 @@ def test_bad_input_is_one_message(tmp_path: Path) -> None:
     for config, said in ((wrong, "algorithm.momentum is not a known option"), (missing, "none/*.csv")):
         code, out, err = mpirun(3, *arguments(config))
         assert code == 2 and out == "", (out, err)
-        assert err.count("dpfl: ") == 1 and said in err and "Traceback" not in err
+        logs, messages = [], []
+        for line in re.findall("^dpfl: .*", err, re.MULTILINE):
+            (logs if re.match("dpfl: rank [12]: error: ", line) else messages).append(line)
+        assert len(messages) == 1 and said in messages[0] and "Traceback" not in err, err
+        assert all("looked for" in line for line in logs) and bool(logs) == (config == missing), err
+        assert str(tmp_path / "none") not in messages[0]
     alone = write(tmp_path, {"runtime": {"kind": "mpi"}}, "alone.yaml")
     one_message(dpfl("run", alone), "runtime.kind='mpi': this process is alone")
