@@ -6,7 +6,7 @@ import io
 import math
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +28,7 @@ LEGEND_LINE: Final = 0.16  # inches
 LOG: Final = 10  # an axis whose values are so far apart is logarithmic
 WIDTHS: Final = (9.0, 1.2)  # of the first and the last of curves that lie on each other
 SAME: Final = 0.03  # of the height of a panel: curves that are nowhere further apart lie on each other
+GREY: Final = "0.4"
 APART: Final = 0.012  # of the width of a panel: by how much error bars at one value are put beside each other
 
 
@@ -170,11 +171,21 @@ def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None
             beside = _beside(x, APART * (place - (len(lines) - 1) / 2)) if any(std) else x
             axis.errorbar(beside, mean, yerr=std, marker="o", markersize=3, capsize=2, linewidth=1.2, **style)
     logarithmic = item.against != ROUND and _scaled(axis, item, points)
+    if item.predicted:
+        _foretold(axis, item.predicted, lines)
     if item.shown is not None:
         axis.set_ylim(*item.shown)
     across = "communication rounds" if item.against == ROUND else short(item.against)
     measure = MEASURES.get(item.measure, item.measure)
     _dressed(axis, across, f"{measure}, logarithmic axis" if logarithmic else measure)
+
+
+def _foretold(axis: Any, predicted: Mapping[str, float], lines: Sequence[str]) -> None:
+    """Dotted, in the colour of a line, where theory has it best; grey for all lines."""
+    for line, place in predicted.items():
+        colour = f"C{lines.index(line) % 10}" if line else GREY
+        axis.axvline(place, color=colour, linestyle=":", linewidth=1.2)
+    axis.plot([], [], color=GREY, linestyle=":", linewidth=1.2, label="predicted")
 
 
 def _lie_on_each_other(points: Sequence[Point]) -> bool:

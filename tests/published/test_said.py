@@ -162,3 +162,18 @@ def test_published_numbers_are_black_marks_in_the_picture_of_a_table() -> None:
         at = {(cell.at["privacy.noise_multiplier"], cell.at[STEPS]): cell.mean for cell in item.cells}
         for steps, mean in zip(*black.get_data(), strict=True):
             assert at[sigma, steps] == pytest.approx(mean)
+
+
+def test_where_theory_has_a_line_best_is_dotted_in_the_picture() -> None:
+    paper = catalog.find("scaffnew")
+    for name in ("figure-12", "figure-12-T"):
+        item = paper.by_name[name]
+        numbers = numbers_of.kept("scaffnew", item)
+        assert numbers is not None and item.predicted
+        drawn = pictures.drawing(paper, item, numbers)
+        (axis,) = drawn.axes
+        dotted = [line for line in axis.get_lines() if line.get_linestyle() == ":" and len(line.get_xdata())]
+        solid = {str(bars.get_label()): bars.lines[0].get_color() for bars in axis.containers}
+        found = {line.get_xdata()[0]: line.get_color() for line in dotted}
+        assert found == {x: solid.get(of, pictures.GREY) for of, x in item.predicted.items()}
+        assert "predicted" in [text.get_text() for text in drawn.legends[0].get_texts()]
