@@ -28,6 +28,10 @@ def configured(folder: Path, what: str, **options: Any) -> Path:
     return write(folder, {"algorithm": algorithm, "checkpoint": {"every": 1}, "runtime": runtime})
 
 
+def csv_files(files: str) -> dict[str, Any]:
+    return {"name": "csv", "files": files, "num_features": None, "num_classes": None, "records_per_silo": None}
+
+
 def same_in_the_end(config: Path, resumed: dict[str, Any]) -> None:
     """As if nothing had happened: what failed once does not fail again, so that an undisturbed run can be had."""
     (config.parent / "undisturbed").mkdir()
@@ -83,6 +87,27 @@ def test_a_silo_rank_that_fails_ends_the_job_with_a_checkpoint_behind_it(
         assert "Traceback" not in err
     assert (tmp_path / "failed").exists() and list((tmp_path / "runs").glob("run/*/checkpoint/round-0000000[12].*"))
     same_in_the_end(config, resumed_here(config))
+
+
+def test_what_a_silo_rank_says_stays_at_the_silo_where_nobody_else_knows_the_noise(tmp_path: Path) -> None:
+    """Errors and warnings may quote records, and the launcher's screen is that of rank 0's user."""
+    config = configured(tmp_path, "raise")
+    code, _, err = mpirun(3, *arguments(config), "--set", "privacy.secure=true")
+    assert code != 0
+    (log,) = (tmp_path / "runs").glob("run/*/silos/rank-2.log")
+    assert log.stat().st_mode & 0o777 == 0o600
+    for text in ("a library says", "dpfl: rank 2: Traceback", "in local_update", "the disk of this silo is on fire"):
+        assert text in log.read_text() and text not in err, err
+    place = rf"dpfl: rank 2 on {os.uname().nodename}: ValueError in plugin faulty:Faulty \(faulty.py, line \d+\);.*"
+    assert re.search(place + re.escape(str(log)), err), err
+    # What is said before any run begins, so that no folder is there for it
+    config = write(tmp_path, {"data": {"dataset": csv_files("none/*.csv"), "num_silos": None, "partition": "natural"}})
+    code, _, err = mpirun(3, *arguments(config), "--set", "privacy.secure=true")
+    assert code == 2 and "looked for" not in err
+    logs = [Path(name) for name in re.findall(r"rank [12] on .* is in (\S+\.log)", err)]
+    assert logs and all("looked for" in path.read_text() for path in logs), err
+    for path in logs:
+        path.unlink()
 
 
 def test_a_silo_rank_that_runs_out_of_memory_makes_all_go_on_with_smaller_chunks(tmp_path: Path) -> None:
@@ -145,14 +170,8 @@ def test_bad_input_is_one_message(tmp_path: Path) -> None:
     Where a silo rank looked for a file it says in its own log, which mpirun shows beside the message.
     """
     wrong = write(tmp_path, {"algorithm": {"momentum": 1}}, "wrong.yaml")
-    dataset = {
-        "name": "csv",
-        "files": "none/*.csv",
-        "num_features": None,
-        "num_classes": None,
-        "records_per_silo": None,
-    }
-    missing = write(tmp_path, {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}}, "missing.yaml")
+    data = {"dataset": csv_files("none/*.csv"), "num_silos": None, "partition": "natural"}
+    missing = write(tmp_path, {"data": data}, "missing.yaml")
     for config, said in ((wrong, "algorithm.momentum is not a known option"), (missing, "none/*.csv")):
         code, out, err = mpirun(3, *arguments(config))
         assert code == 2 and out == "", (out, err)

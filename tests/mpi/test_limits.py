@@ -1,8 +1,10 @@
 """Silo ranks of several owners: each keeps its limits, whatever rank 0 asks for."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,12 +44,16 @@ def test_each_rank_keeps_the_limits_of_its_owner(tmp_path):
         path = tmp_path / f"owner-{rank}" / "data.lifetime.jsonl"
         assert {charge.silo for charge in Ledger.open(path, append=False)} == silos
         assert [one.epsilon for one in read_reservations(path)] == [3.0]
-        assert f"rank {rank}: silos {', '.join(map(str, sorted(silos)))}: agreed epsilon 3" in done.stderr
+        (log,) = (tmp_path / "runs").glob(f"one/*/silos/rank-{rank}.log")
+        assert f"rank {rank}: silos {', '.join(map(str, sorted(silos)))}: agreed epsilon 3" in log.read_text()
     limits(tmp_path, 2, epsilon=5)
     done = job(tmp_path, write(tmp_path, {"name": "two", "privacy": PRIVACY}))
     assert done.returncode != 0
-    assert "dpfl: rank 2: error: " in done.stderr and "limits-2.yaml" in done.stderr  # in the silo's log
-    assert "so that 2 is left" in done.stderr.split("limits-2.yaml")[-1]
+    (log,) = re.findall(r"rank 2 on .* is in (\S+\.log)", done.stderr)
+    said = Path(log).read_text()
+    Path(log).unlink()
+    assert "dpfl: rank 2: error: " in said and "so that 2 is left" in said.split("limits-2.yaml")[-1]
+    assert "limits-2.yaml" not in done.stderr and "so that 2 is left" in done.stderr
     assert [one.epsilon for one in read_reservations(tmp_path / "owner-2" / "data.lifetime.jsonl")] == [3.0]
 
 

@@ -5086,6 +5086,14 @@ SERVERS = (
         (SERVER_VIEW + "::test_what_labels_a_silo_has_is_told_between_silo_ranks_only",),
     ),
     Mutant(
+        "a-ranks-warnings-at-the-launcher",
+        "what a silo rank writes to stderr goes to whoever started the job",
+        "runtimes/mpi/rank_log.py",
+        "for stream in (1, 2):",
+        "for stream in (1,):",
+        ("tests/mpi/test_rank_log.py::test_it_goes_along_with_the_run",),
+    ),
+    Mutant(
         "errors-quote-records",
         "rank 0 is told the text of an error that quotes a cell of a file, or what other code raised",
         "runs/public_errors.py",

@@ -21,9 +21,11 @@ from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.public_errors import kind_and_place
 from dpfl_plugin.runtimes.mpi import probe
 from dpfl_plugin.runtimes.mpi.link import MpiLink, fault_tolerant
 from dpfl_plugin.runtimes.mpi.listener import ServerLostError
+from dpfl_plugin.runtimes.mpi.rank_log import RankLog
 from dpfl_plugin.runtimes.mpi.ranks import GO_ON, Ranks
 from dpfl_plugin.runtimes.mpi.session import MpiSession
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
@@ -102,6 +104,7 @@ class Job:
         self._end_with_launcher()
         sys.excepthook = self._crash
         self._ranks = Ranks(MpiLink(self._world.Dup()), end=self._end_rank) if self.rank == 0 else None
+        self._log = RankLog(self.rank, alone=self.rank > 0)
         self._alarmed = False
 
     def device(self, name: str) -> str:
@@ -113,21 +116,23 @@ class Job:
         """A silo rank's whole life."""
         _ignore_first_signals()
         link = MpiLink(self._world.Dup())
-        silos = SiloRank(link, self.device, renew=self._renew)
+        silos = SiloRank(link, self.device, renew=self._renew, log=self._log)
         try:
             silos.serve()
         except ServerLostError as error:
             time.sleep(min(self.rank - 1, 4))  # the first that is left says it for all
-            print(f"dpfl: {error}. {GO_ON}", file=sys.stderr, flush=True)
+            self._log.announce(f"{error}. {GO_ON}")
             if link.outlives and silos.server is not None:
                 _end_process(*silos.server, rank=0)
             self._world.Abort(1)
-        except BaseException:
+        except BaseException as error:
             if not silos.lasts:
                 raise
             traceback.print_exc()
+            self._log.refer(f"failed: {kind_and_place(error, ())}")
             os.kill(os.getpid(), signal.SIGKILL)  # a death that MPI notices, and that ends no other rank
         link.flush(GOODBYE_SECONDS)
+        self._log.close()
         self._finalize(0)
 
     def _renew(self, seconds: float | None) -> None:
@@ -177,6 +182,7 @@ class Job:
         """What nobody foresaw on this rank ends all of them: left alone, they would wait for ever."""
         said = "".join(traceback.format_exception(kind, error, trace))
         print(f"dpfl: rank {self.rank} on {os.uname().nodename} failed:\n{said}", file=sys.stderr, flush=True)
+        self._log.refer(f"failed: {kind_and_place(error, ())}")
         self._world.Abort(1)
 
     def _end_with_launcher(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DpflError, MessageError
 from dpfl_plugin.runs.public_errors import kind_and_place, public_text, text_of
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all
+from dpfl_plugin.runtimes.mpi.rank_log import RankLog
 from dpfl_plugin.runtimes.mpi.wire import Header
 
 UNTOLD: Final = "what it says may quote records, and is in the log of rank {rank} alone"
@@ -37,6 +37,7 @@ class Listener(ABC):
     Args:
         clock: seconds, for the time-out of rank 0.
         renew: told again and again how many seconds this rank may work on; None: as long as it likes.
+        log: None: one that stays with the launcher.
 
     Attributes:
         lasts: whether the others go on when this rank fails.
@@ -48,8 +49,10 @@ class Listener(ABC):
         link: Link,
         clock: Callable[[], float] = time.monotonic,
         renew: Callable[[float | None], None] = lambda seconds: None,
+        log: RankLog | None = None,
     ) -> None:
         self._link, self._clock, self._renew = link, clock, renew
+        self._log = RankLog(link.rank) if log is None else log
         self.lasts = False
         self.server: tuple[str, int] | None = None
         self._heard, self._asked = clock(), False  # of rank 0
@@ -156,14 +159,12 @@ class Listener(ABC):
         """To rank 0 without what may quote records, which is for this rank's own log."""
         known = type(error).__name__ if isinstance(error, DpflError) else None
         public, text = public_text(error), text_of(error)
+        place = kind_and_place(error, self._plugins)
         if public != text or isinstance(error, MessageError):
-            self._tell(f"error: {text}" if known else "".join(traceback.format_exception(error)).rstrip())
-        hidden = f"{kind_and_place(error, self._plugins)}; {UNTOLD.format(rank=self._link.rank)}"
+            self._log.tell(f"error: {text}" if known else "".join(traceback.format_exception(error)).rstrip())
+            self._log.refer(place)
+        hidden = f"{place}; {UNTOLD.format(rank=self._link.rank)}"
         self._say("error", kind=known, text=hidden if public is None else public, host=platform.node())
-
-    def _tell(self, text: str) -> None:
-        """To this rank's own log, not to rank 0."""
-        print(f"dpfl: rank {self._link.rank}: {text}", file=sys.stderr, flush=True)
 
     def _say(self, say: str, **more: Any) -> None:
         self._link.send(0, {"say": say, "number": self._number, **more})

@@ -41,6 +41,7 @@ from dpfl_plugin.runs.silo_settings import in_facts
 from dpfl_plugin.runtimes.mpi import probe, wire
 from dpfl_plugin.runtimes.mpi.link import Link, pull_all, push_all
 from dpfl_plugin.runtimes.mpi.listener import Listener
+from dpfl_plugin.runtimes.mpi.rank_log import RankLog
 from dpfl_plugin.runtimes.mpi.wire import Header
 
 
@@ -63,8 +64,9 @@ class SiloRank(Listener):
         device: Callable[[str], str] = lambda name: name,
         clock: Callable[[], float] = time.monotonic,
         renew: Callable[[float | None], None] = lambda seconds: None,
+        log: RankLog | None = None,
     ) -> None:
-        super().__init__(link, clock, renew)
+        super().__init__(link, clock, renew, log)
         self._device = device
         self._base = Path()
         self._mine: Mapping[int, Silo] = {}
@@ -100,6 +102,8 @@ class SiloRank(Listener):
         self.lasts, self.server = False, tuple(header["server"])
         self._config, self._base = Config.model_validate(header["config"]), Path(header["base"])
         self._custody = Custody.here()
+        if self._config.privacy.secure or self._custody.limits is not None:  # else rank 0 can compute all noise
+            self._log.keep()
         self._custody.check(self._config)
         self._custody.check_gradients(self._config.evaluation.dissimilarity)
         self._custody.allow("record_counts", "numbers of records")
@@ -115,7 +119,7 @@ class SiloRank(Listener):
         self._surveyed, self._outcome, self._inputs = True, federation.outcome, federation.inputs
         own = [text for text in federation.caveats if NOT_PUBLIC in text]
         for text in own if self._link.rank == self._dealt[0] or self._custody.limits is not None else ():
-            self._tell(text)
+            self._log.tell(text)
         options = self._config.data.dataset.options
         self._say(
             "surveyed",
@@ -159,16 +163,20 @@ class SiloRank(Listener):
         holding = Holding(survey, self._mine, device=device, training=self._training)
         config = self._config.model_copy(update={"engine": header["engine"]})
         noise, chunk = header["noise_multiplier"], header["chunk_bytes"]
-        own = in_facts(header)[1]
-        parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk, silo_noise=own)
+        noises = in_facts(header)[1]
+        parts = build(
+            config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk, silo_noise=noises
+        )
         self._plugins = parts.plugins
         begins = self._custody.begin(self._config, parts, self._mine)
         if begins is not None:
-            self._tell(begins)
+            self._log.tell(begins)
         files = code_of(self._config, parts.plugins).files
         self._still_the_same = StillTheSame(self._config, parts.plugins, files)
         reveals = self._config.evaluation.reveal == "server"
-        notes = Notes(Path(header["folder"]) / f"rank-{self._link.rank}.jsonl", own=self._custody.limits is not None)
+        folder, own = Path(header["folder"]), self._custody.limits is not None
+        notes = Notes(folder / f"rank-{self._link.rank}.jsonl", own=own)
+        self._log.move(folder, own=own)
         self.take(parts.host, parts.model.device, parts.stack, None if reveals else notes)
         if header["profile"]:
             parts.host.clock = Stopwatch()
