@@ -184,6 +184,10 @@ class TrainingError(DpflError):
     """A run failed; the message says in which round, and what is left behind."""
 
 
+class UnplannedError(TrainingError):
+    """Code does what the round was not planned for, or the run not named for; no record has a part in the message."""
+
+
 class ChangedError(TrainingError):
     """Code of a user's own changed what it computes with while silos computed; the message says what it changed."""
 

@@ -25,7 +25,7 @@ from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream_key, words
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import TrainingError, UnsupportedError
+from dpfl_plugin.errors import UnplannedError, UnsupportedError
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
 from dpfl_plugin.gradients.blocks import filled
 from dpfl_plugin.gradients.precision import check_products, unreduced
@@ -174,7 +174,7 @@ class PrivateOracle:
         """H(y), shape (m, d), plus the gradient of the regulariser.
 
         Raises:
-            TrainingError: the algorithm asks for more gradients than its plan said and the budget allowed.
+            UnplannedError: the algorithm asks for more gradients than its plan said and the budget allowed.
         """
         # Asked first: to enter these takes as long as a step of many a small model.
         if torch.is_grad_enabled() or torch.is_autocast_enabled(y.device.type):
@@ -347,7 +347,7 @@ class PrivateOracle:
         self._clock.lap("drift")
         step = len(self._released)
         if step:
-            raise TrainingError(
+            raise UnplannedError(
                 "the algorithm released twice in a round at silo level; the budget was checked for one."
             )
         if not math.isinf(rules.clip_norm):
@@ -365,14 +365,14 @@ class PrivateOracle:
         return self._squares(update, scale)
 
     def _check_rows(self, value: Tensor) -> None:
-        """Raise TrainingError unless there is a row for each silo: others would be neither noised nor charged."""
+        """Raise UnplannedError unless there is a row for each silo: others would be neither noised nor charged."""
         if self._closed:
-            raise TrainingError(
+            raise UnplannedError(
                 "the algorithm asked an oracle of a round that is over: it would not be charged. Ask the one that "
                 "local_update is given, and keep no reference to it."
             )
         if value.dim() != 2 or value.shape[0] != self.num_silos:
-            raise TrainingError(f"the algorithm asked for shape {tuple(value.shape)}; it has {self.num_silos} silos.")
+            raise UnplannedError(f"the algorithm asked for shape {tuple(value.shape)}; it has {self.num_silos} silos.")
 
     def check_upload(self, up: Vectors) -> None:
         """Raise unless everything in ``up`` (m, d) may leave the silos.
@@ -416,9 +416,9 @@ def rate_of(rules: PrivacyRules, size: int) -> float:
 
 
 def check_planned(step: int, most: int) -> None:
-    """Raise TrainingError where a round has made as many gradients as it may."""
+    """Raise UnplannedError where a round has made as many gradients as it may."""
     if step >= most:
-        raise TrainingError(
+        raise UnplannedError(
             f"the algorithm asked for more than the {most} gradients of its round plan: "
             "raise num_gradients in round_plan, so that the budget is checked for what is released."
         )

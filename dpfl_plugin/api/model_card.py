@@ -13,7 +13,7 @@ from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.models.fields import Fields
 from dpfl_plugin.runs.predictions import Predictions
-from dpfl_plugin.runs.publishable import names_its_classes
+from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
 from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.trained import Trained
 
@@ -143,8 +143,8 @@ def _use(trained: Trained, said: Predictions, shape: tuple[int, ...], fields: Fi
         lines += ["", fields.told]
     if trained.inputs.columns:
         lines += ["", f"Columns, in order: {', '.join(trained.inputs.columns)}."]
-    if (schema := trained.config.data.dataset.options.get("schema")) is not None:
-        lines += ["", *columns(TableSchema.parse(schema))]
+    if has_schema(trained.config):
+        lines += ["", *columns(TableSchema.parse(trained.config.data.dataset.options["schema"]))]
     if trained.outcome.kind == "classes":
         return "\n".join([*lines, "", _of_classes(trained, said, shape)])
     if trained.outcome.kind == "ordinal":

@@ -82,6 +82,12 @@ def fitted_on_records(steps: Iterable[str | Mapping[str, Any]]) -> list[str]:
     return [name for name, fit in _fits(steps) if fit in (*_FIT.values(), "silo")]
 
 
+def fitted_on_files(steps: Iterable[str | Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(step, file) of the steps that are fitted on the records of a file, which whoever names it calls public."""
+    known = (*_FIT.values(), "silo", "none")
+    return [(name, str(fit)) for name, fit in _fits(steps) if fit is not None and fit not in known]
+
+
 def _fits(steps: Iterable[str | Mapping[str, Any]]) -> list[tuple[str, object]]:
     """(name, on what it is fitted) of each step."""
     given = [{"name": step} if isinstance(step, str) else step for step in steps]

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from dpfl_plugin.owners.agreed_plan import agreed_plan
 from dpfl_plugin.owners.grant import Grant
 from dpfl_plugin.owners.lifetime import opened, secret_of
 from dpfl_plugin.owners.limits import Limits, find_limits, own_folder
+from dpfl_plugin.owners.named_code import is_own, names_code
 from dpfl_plugin.owners.record_description import Description
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
@@ -86,23 +88,40 @@ class Custody:
                 "have it measured in one process, where nothing is sent",
             )
 
-    def check_description(self, config: Config, base: Path) -> None:
-        """Check, before records are read, that they are described as they were when they were counted first.
+    def check_folder(self, config: Config, base: Path) -> None:
+        """Check that nobody else has written the code that is found in the folder of a configuration.
 
         Raises:
-            LimitError: see `Description.check`.
+            LimitError: others may have, and the configuration names code.
         """
-        if self.limits is not None:
-            Description.of(config, base).check(self.limits)
+        if self.limits is not None and names_code(config) and not is_own(base):
+            self.limits.refuse(
+                "the configuration names code (module:), which would be looked for in a folder that others may write "
+                "to, the configuration's",
+                f"install the code on this machine; or have {base} belong to this user, with nobody else writing there",
+            )
 
-    def tell_counts(self, config: Config, base: Path) -> None:
-        """Numbers of records are about to be told: from here on only those of this description may be.
+    def keep_description(self, config: Config, base: Path) -> None:
+        """Records are about to be read, and counted for others: from here on only those of this description may be.
 
         Raises:
             LimitError: see `Description.keep`.
         """
         if self.limits is not None:
             Description.of(config, base).keep(self.limits)
+
+    def key_at(self, path: Path) -> MarkKey:
+        """The key of all silos, of a file; with limits one that follows from the owner's secret, and no file is read or
+        written where a server says.
+
+        Raises:
+            DataError: see `MarkKey.at`.
+        """
+        if self.limits is None:
+            return MarkKey.at(path)
+        own_folder(self.limits.folder, self.limits.source)
+        value = hmac.digest(secret_of(self.limits), b"key " + os.fsencode(path), "sha256")
+        return MarkKey(path, value, kept=True)
 
     def mark_key(self, silos_key: MarkKey) -> MarkKey:
         """By which records are marked for a server: with limits one that follows from the owner's secret, too.

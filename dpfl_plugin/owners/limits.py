@@ -25,10 +25,11 @@ from typing import Final, Literal, NoReturn
 
 from dpfl_plugin.config.load import mapping_in
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.preprocess import fitted_on_records
+from dpfl_plugin.data.preprocess import fitted_on_files, fitted_on_records
 from dpfl_plugin.errors import ConfigError, LimitError, nearest
 from dpfl_plugin.given import is_given
 from dpfl_plugin.privacy.events import Unit
+from dpfl_plugin.runs.public_facts import FILES, is_named, is_of_package
 
 VARIABLE: Final = "DPFL_LIMITS"
 PLACES: Final = ("~/.config/dpfl/limits.yaml", "/etc/dpfl/limits.yaml")
@@ -39,7 +40,6 @@ SEND: Final[dict[str, str]] = {
     "record_counts": "numbers of training and test records",
     "fitted": "what preprocessing takes from records without noise, and classes that are read from them",
 }
-FILES: Final = ("csv", "npz")  # data sets whose labels are read from the records, unless they are named
 ACCOUNTANTS: Final = ("pld", "rdp", "gaussian", "prv", "paper")  # of this package
 NONE_SET: Final = (
     "no limits are set for these data on this machine. The owner of the data writes a file of a few lines "
@@ -143,12 +143,16 @@ class Limits:
         data = config.data
         for name in fitted_on_records({"name": step.name, **step.options} for step in data.preprocess):
             self.allow("fitted", f"what data.preprocess: {name} takes from the records, without noise,")
+        for name, file in fitted_on_files({"name": step.name, **step.options} for step in data.preprocess):
+            self.allow("fitted", f"what data.preprocess: {name} takes from {file!r}, which a server calls public,")
         if any(step.name == "backbone" for step in data.preprocess):
             self.allow("fitted", "what code that is named by data.preprocess: backbone makes of all records at once")
-        read = data.dataset.name in FILES or is_given(data.dataset.module, "data")
-        named = any(data.dataset.options.get(key) is not None for key in ("classes", "schema"))
-        if read and not named:
+        given = is_given(data.dataset.module, "data")
+        if (data.dataset.name in FILES or given) and not is_named(config):
             self.allow("fitted", "the classes that are read from the records (data.dataset.classes names none)")
+        if not (is_of_package(config) or given):
+            said = "names of columns and classes, caveats, the range of an outcome"
+            self.allow("fitted", f"what code of somebody's own says of the records ({said})")
 
     def check_noise(self, repeatable: bool) -> None:
         """Check where noise comes from.

@@ -1,8 +1,9 @@
 """Which records a server may have counted: those of one description, the first.
 
 Numbers of records are exact, and no epsilon covers them. A server that may describe the data again and again, each time
-with another column that tells silos apart, say, gets a histogram of any column. So the first description whose numbers
-were told is kept beside the owner's lifetime ledger, as `NAME.counted.json`, and numbers by any other are not told.
+with another column that tells silos apart, say, gets a histogram of any column; and one that describes them wrongly on
+purpose hears which check of the records failed. So the first description that records are read by is kept beside the
+owner's lifetime ledger, as `NAME.counted.json`, and they are not read by any other.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError
 from dpfl_plugin.runs.carried import carried
+from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.trained import FILES, Trained
 
 
@@ -57,7 +58,7 @@ def read(trained: Trained, data: str) -> Asked:
             return _test_part(trained, data)
         by_name = "" if dataset.name in (*FILES, None) else f", nor the run's data set ({dataset.name})"
         raise ArgumentError(f"{{DATA}}={data!r} is not a file{by_name}; looked for {path.absolute()}.")
-    if "schema" in dataset.options:
+    if has_schema(trained.config):
         return _by_schema(trained, tables.asked(path, dataset.options))
     named = dataset.name == "csv" or (dataset.name is None and trained.inputs.columns)  # or of a program's data frame
     return _table(trained, path) if named else _arrays(trained, path)
@@ -69,7 +70,7 @@ def read_frame(trained: Trained, frame: Any) -> Asked:
     Raises:
         DataError: they are not of the kind that the model was trained on; the message names row (from 0) and column.
     """
-    if "schema" in trained.config.data.dataset.options:
+    if has_schema(trained.config):
         found = _by_schema(trained, tables.asked_frame(frame, trained.config.data.dataset.options))
     elif trained.inputs.columns:
         columns = _columns(trained)
@@ -87,7 +88,7 @@ def read_array(trained: Trained, given: Any) -> Asked:
         DataError: it is of another shape, or holds something else than finite numbers.
     """
     x, where = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given), Path("the array")
-    if "schema" in trained.config.data.dataset.options:
+    if has_schema(trained.config):
         raise DataError("the run was trained on tables with a schema: give a data frame or a file, not an array.")
     if x.shape[1:] != trained.inputs.shape or not len(x):
         raise DataError(f"{where} has shape {x.shape}; the model was trained on [n, {_sizes(trained.inputs.shape)}].")
@@ -100,8 +101,8 @@ def ids_of(trained: Trained, data: Any, name: str) -> list[str]:
     Raises:
         ConfigError: it is not there, or the records are no table.
     """
-    options = trained.config.data.dataset.options
-    named = "schema" in options or bool(trained.inputs.columns)
+    options = trained.config.data.dataset.options if has_schema(trained.config) else {}
+    named = bool(options or trained.inputs.columns)
     if not named or not (is_frame(data) or (isinstance(data, str | Path) and Path(data).is_file())):
         raise ConfigError(f"a column to carry, {name!r}, is of a table: these records are none.")
     return carried(data, name, _columns(trained), options)
@@ -111,8 +112,8 @@ def written_otherwise(trained: Trained, asked: Asked) -> list[str]:
     """What to say of columns that would be labels, but for capitals, where no label was found."""
     if asked.labels is not None and asked.labels.known.any():
         return []
-    options = trained.config.data.dataset.options
-    labels = TableSchema.parse(options["schema"]).label.named if "schema" in options else [_columns(trained).label]
+    by_schema, options = has_schema(trained.config), trained.config.data.dataset.options
+    labels = TableSchema.parse(options["schema"]).label.named if by_schema else [_columns(trained).label]
     return [
         f"column {unused!r} is not read as a label: rename it to {label!r}, as in training, to measure the model on it."
         for label in labels

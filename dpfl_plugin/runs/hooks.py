@@ -295,7 +295,7 @@ class Hooks:
 
         Args:
             result: what `result.json` holds; published: what may be shown of its statement.
-            named: whether the names of classes may be shown, see `publishable.names_its_classes`.
+            named: whether the names of classes may be shown, see `public_facts.names_its_classes`.
         """
         self._calls.end(lambda per_silo: for_callbacks(result, published, named=named, per_silo=per_silo))
 

@@ -26,7 +26,7 @@ from dpfl_plugin.config.load import noise_name
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, TrainingError, Worded
+from dpfl_plugin.errors import ConfigError, UnplannedError, Worded
 from dpfl_plugin.gradients.whose import put_into_torch
 from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.runs.build import Parts
@@ -218,7 +218,7 @@ class StillTheSame:
         """Look, if anything was imported since this was asked last.
 
         Raises:
-            TrainingError: it is not.
+            UnplannedError: it is not.
         """
         imported = loaded.times(), len(sys.modules)
         if imported == self._looked_at:
@@ -226,7 +226,7 @@ class StillTheSame:
         self._looked_at = imported
         changes = changed_files(code_of(self._config, self._plugins).facts, {"files": self._files})
         if changes:
-            raise TrainingError(
+            raise UnplannedError(
                 Worded(
                     f"the code is not what the run was named for: {'; '.join(changes)}. Import it at the top of the "
                     "module that uses it, and leave files as they are while a run goes on; then start over with "

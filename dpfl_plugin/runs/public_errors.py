@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from dpfl_plugin.errors import (
     MessageError,
     NoFileError,
     RecordKindError,
-    TrainingError,
+    UnplannedError,
 )
 from dpfl_plugin.runs import plugin_errors
 
@@ -40,7 +41,9 @@ def public_text(error: BaseException) -> str | None:
     a header has a record in its place, and a plugin's check by `errors.require` the value that it refused.
     """
     words = words_for_others(error)
-    return str(error) if words is None and type(error) in (MessageError, TrainingError) and _is_ours(error) else words
+    asked = type(error) is UnplannedError and _is_ours(error)
+    sent = type(error) is MessageError and _is_ours(error) and not _through_others(error)
+    return str(error) if words is None and (asked or sent) else words
 
 
 def words_for_others(error: BaseException) -> str | None:
@@ -61,15 +64,37 @@ def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:
         plugins: see `plugin_errors.through`.
     """
     first = list(_chain(error))[-1]
-    found = plugin_errors.through(first, plugins)
+    name, found = name_of(error), plugin_errors.through(first, plugins)
     if found is not None:
-        return f"{type(error).__name__} in plugin {found.name} ({Path(found.file).name}, line {found.line})"
+        return f"{name} in plugin {found.name} ({_shown(found.file)}, line {found.line})"
     frame = _last_frame(first, besides=_ERRORS) or _last_frame(error)
-    if frame is None:
-        return type(error).__name__
-    ours = frame.filename.startswith(_PACKAGE)
-    file = "dpfl_plugin" + os.sep + frame.filename.removeprefix(_PACKAGE) if ours else Path(frame.filename).name
-    return f"{type(error).__name__} ({file}, line {frame.lineno})"
+    return name if frame is None else f"{name} ({_shown(frame.filename)}, line {frame.lineno})"
+
+
+def name_of(error: BaseException) -> str:
+    """The name of its class, or of the nearest that a module has: code can make classes by names that it has read."""
+    return next(kind.__name__ for kind in type(error).__mro__ if _in_module(kind) is kind)
+
+
+def kind_of(error: BaseException) -> str | None:
+    """Which of the errors of this package it is; None for none."""
+    kinds = type(error).__mro__
+    return next((kind.__name__ for kind in kinds if getattr(errors, kind.__name__, None) is kind), None)
+
+
+def _in_module(kind: type) -> object:
+    found: object = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _shown(file: str) -> str:
+    """A file's name; none where code was made as it ran, as its maker calls it what it likes."""
+    if file.startswith(_PACKAGE):
+        return "dpfl_plugin" + os.sep + file.removeprefix(_PACKAGE)
+    known = any(getattr(module, "__file__", None) == file for module in tuple(sys.modules.values()))
+    return Path(file).name if known else "code without a file"
 
 
 def text_of(error: BaseException) -> str:

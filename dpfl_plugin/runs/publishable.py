@@ -14,16 +14,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dpfl_plugin import registry
-from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.data.base import NOT_PUBLIC
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.said_twice import whoever_took_part
 
 DETAILS_SCHEMA: Final = 1
-FILES: Final = ("csv", "npz")
-"""Data sets whose classes are read from the records, where the configuration does not name them."""
 FAILED: Final = "an error, which result.json tells"
 
 
@@ -44,19 +40,6 @@ def published(said: dict[str, Any]) -> dict[str, Any]:
 
 def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:
     return {key: shared[key] for key in ("held_epsilon", "num_runs", "num_same_records")}
-
-
-def names_its_classes(config: Config) -> bool:
-    """Whether names of classes are public: the configuration has them, or they are of a data set of this package.
-
-    Of other data sets they may have been read from the records.
-    """
-    dataset = config.data.dataset
-    if any(dataset.options.get(key) is not None for key in ("classes", SCHEMA_KEY)):
-        return True
-    if dataset.name is None or dataset.name in FILES:
-        return False
-    return registry.path_of("datasets", dataset.name).startswith("dpfl_plugin.")
 
 
 def details(said: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,8 @@ from dpfl_plugin.runs.naming import StillTheSame
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
-from dpfl_plugin.runs.publishable import names_its_classes, published
+from dpfl_plugin.runs.public_facts import names_its_classes
+from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost

@@ -20,6 +20,7 @@ from dpfl_plugin.privacy.held_by import HeldBy, of_holders
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.statement_page import number
+from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.rules import cycle_facts
 
 STATEMENT_SCHEMA: Final = 1
@@ -268,8 +269,9 @@ def _of_computing(rules: PrivacyRules, accountant: Accountant) -> list[str]:
 
 def _of_schema(config: Config) -> tuple[str, ...]:
     """What holds of a table's schema, unless it says that it was drafted: that is a caveat of the data."""
-    schema = config.data.dataset.options.get(SCHEMA_KEY)
-    return () if schema is None or TableSchema.parse(schema).drafted else BY_SCHEMA
+    if not has_schema(config):
+        return ()
+    return () if TableSchema.parse(config.data.dataset.options[SCHEMA_KEY]).drafted else BY_SCHEMA
 
 
 def _is_others(plugin: object) -> bool:

@@ -310,6 +310,51 @@ def test_numbers_of_records_are_told_by_one_description_of_the_data(start: Start
     assert server.survey().get("kind") == "LimitError"
 
 
+def test_records_that_cannot_be_read_have_their_one_description_too(start: Start) -> None:
+    """Which check of them failed tells of them: with a range of her own, a server finds the oldest patient."""
+    server = start()
+    (server.folder / "patients.csv").write_text("age,hiv,site\n" + "37,0,a\n89,1,b\n" * 4)
+    said = []
+    for oldest in (200, 50):
+        columns = {"age": {"type": "number", "range": [0, oldest], "outside": "refuse"}}
+        schema = {"label": {"column": "hiv", "classes": [0, 1]}, "silo": "site", "columns": columns}
+        dataset = {"name": "table", "files": ["patients.csv"], "schema": schema}
+        dataset |= dict.fromkeys(("num_features", "num_classes", "records_per_silo"))
+        data = {"dataset": dataset, "num_silos": None, "partition": "natural", "preprocess": ["hog"]}  # which fails
+        server.take({"privacy": SECURE, "data": data})
+        said.append(server.survey())
+    assert [one["say"] for one in said] == ["error", "error"]
+    assert [one["kind"] for one in said] == ["ConfigError", "LimitError"], said
+    assert "for another description" in said[1]["text"]
+
+
+def test_rank_0_names_no_file_that_silos_look_at_or_write(start: Start) -> None:
+    """But in the description of the data: whether there is one tells who is a patient."""
+    server = start()
+    (server.folder / "smith.csv").write_text("no key")
+    marks = []
+    for name in ("smith.csv", "jones.csv", "smith.csv"):
+        said = server.survey(key=str(server.folder / name))
+        assert said["say"] == "surveyed"
+        marks.append([mark for *_, mark in said["silos"]])
+    assert marks[0] == marks[2] != marks[1], "records are known again by the runs of one key"
+    server.known = wire.survey_header(joined({1: said}))
+    assert server.ask("begin", "ready", survey=server.known, **server.facts)["say"] == "ready"
+    assert not (server.folder / "jones.csv").exists() and (server.folder / "smith.csv").read_text() == "no key"
+
+
+def test_code_is_not_looked_for_where_others_may_put_it(start: Start, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    server = start()
+    server.take({"privacy": SECURE, "algorithm": {"name": None, "module": "found_here:Found"}})
+    for mode, answer in ((0o777, "error"), (0o1777, "error"), (0o770, "error"), (0o755, "surveyed")):
+        there.chmod(mode)
+        said = server.survey(base=str(there))
+        assert said["say"] == answer, (oct(mode), said)
+        assert answer == "surveyed" or "folder that others may write to" in said["text"]
+
+
 def test_marks_of_records_are_by_a_key_that_rank_0_has_no_part_in(start: Start) -> None:
     """Marks by a key that it knows would confirm a guess of all records: rank 0 names the key's file."""
     server = start()

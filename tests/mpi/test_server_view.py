@@ -23,8 +23,16 @@ from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.data.base import Holding, digest, survey, training_digest
-from dpfl_plugin.errors import ConfigError, DataError, LimitError, UnsupportedError, require
+from dpfl_plugin.data.base import Dataset, Holding, digest, survey, training_digest
+from dpfl_plugin.errors import (
+    ConfigError,
+    DataError,
+    DpflError,
+    LimitError,
+    UnplannedError,
+    UnsupportedError,
+    require,
+)
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.privacy.ledger import Ledger
@@ -340,6 +348,21 @@ def listing_loader(source: Any) -> Any:
     return source.paths([f"scans/{SECRET}.png"], "scan")
 
 
+def naming_loader(source: Any) -> Any:
+    """One whose kinds of errors are called by what it reads."""
+    raise type(SECRET, (DpflError,), {"__module__": __name__})(SECRET)
+
+
+def computing_loader(source: Any) -> Any:
+    """One that makes code of a formula, and calls it by what it reads."""
+    exec(compile(f"raise ValueError({SECRET})", f"formula {SECRET}", "exec"))
+
+
+class Unplanned(FedAvg):
+    def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
+        raise UnplannedError(SECRET)
+
+
 class Quoting(FedAvg):
     def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
         raise ZeroDivisionError(SECRET)
@@ -360,6 +383,9 @@ QUOTED: dict[str, tuple[dict[str, Any], str]] = {
     "a file": (loaded_by("opening_loader"), "NoFileError (dpfl_plugin/data/fetch.py, line "),
     "files": (loaded_by("listing_loader"), "NoFileError (dpfl_plugin/data/fetch.py, line "),
     "a plugin": ({"algorithm": {"module": f"{__name__}:Quoting", "name": None}}, "ZeroDivisionError in plugin "),
+    "a plugin that knows": ({"algorithm": {"module": f"{__name__}:Unplanned", "name": None}}, "UnplannedError in "),
+    "a kind": (loaded_by("naming_loader"), "DpflError (test_server_view.py, line "),
+    "a formula": (loaded_by("computing_loader"), "PluginError (code without a file, line 1)"),
 }
 
 
@@ -375,12 +401,32 @@ def test_rank_0_is_told_where_a_silo_failed_and_no_text_that_may_quote_records(
     network = Recorder(4)
     try:
         reason = recorded(path, network=network)[2]["reason"]
-    except (ConfigError, DataError, LimitError) as error:
+    except DpflError as error:
         reason = str(error)
-    assert place in reason and "rank " in reason and reason.endswith(" alone")
+    assert place in reason and "rank " in reason and "what it says may quote records, and is in the log of" in reason
     assert SECRET in capsys.readouterr().err, "in the silo rank's own log"
     kept = [file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     assert SECRET not in json.dumps(network.said()) + reason and SECRET.encode() not in b"".join(kept)
+
+
+def telling_loader(source: Any, *, classes: str, schema: str) -> Dataset:
+    """One that says much of records; ``classes``: the column they are in; ``schema``: of its database."""
+    x = np.linspace(0, 1, 40, dtype=np.float32).reshape(20, 2)
+    named = {"class_names": (SECRET, "none"), "columns": (f"name={SECRET}", "age")}
+    return Dataset(x, np.arange(20) % 2, 2, np.arange(20) // 5, caveats=(f"{SECRET} is left out",), **named)
+
+
+def test_what_somebodys_own_data_set_says_of_records_stays_at_the_silos(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its options are called."""
+    changes = loaded_by("telling_loader")
+    changes["data"]["dataset"] |= {"classes": "diagnosis", "schema": "public.visits"}
+    network, _, result = recorded(configured(tmp_path, early_stopping=None, personalise=None, **changes))
+    assert (result["inputs"]["classes"], result["inputs"]["columns"]) == ([], [])
+    assert f"{SECRET} is left out" in capsys.readouterr().err, "in the silo rank's own log"
+    kept = [file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert SECRET not in json.dumps(network.said()) and SECRET.encode() not in b"".join(kept)
 
 
 def test_rank_0_is_told_which_file_is_missing_as_the_configuration_names_it_and_no_path_of_a_silos_machine(

@@ -168,12 +168,13 @@ FITTED = {
     "standardise": {"preprocess": ["standardise"]},
     "each silo by itself": {"preprocess": ["unit_norm", {"name": "standardise", "fit": "silo"}]},
     "pca": {"preprocess": [{"name": "pca", "dims": 2}]},
+    "pca of a file that the server calls public": {"preprocess": [{"name": "pca", "dims": 2, "fit": "public.npz"}]},
+    "what somebody's own code says": {"dataset": {"module": "mine:load", "classes": "diagnosis"}},
     "classes": {"dataset": {"name": "csv", "files": "a.csv"}},
     "classes of a data frame": {"dataset": {"module": "dpfl_plugin.given:data_0123456789abcdef"}},
 }
 PUBLIC = {
     "steps": ["unit_norm", {"name": "scale", "factor": 2}, {"name": "standardise", "fit": "none", "mean": 0, "std": 1}],
-    "public records": [{"name": "pca", "dims": 2, "fit": "public.npz"}],
 }
 
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DpflError, MessageError
-from dpfl_plugin.runs.public_errors import kind_and_place, public_text, text_of
+from dpfl_plugin.runs.public_errors import kind_and_place, kind_of, public_text, text_of
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all
 from dpfl_plugin.runtimes.mpi.rank_log import RankLog
 from dpfl_plugin.runtimes.mpi.wire import Header
 
-UNTOLD: Final = "what it says may quote records, and is in the log of rank {rank} alone"
+UNTOLD: Final = "what it says may quote records, and is in the log of rank {rank}"
 
 
 class ServerLostError(DpflError):
@@ -157,7 +157,7 @@ class Listener(ABC):
 
     def _report(self, error: BaseException) -> None:
         """To rank 0 without what may quote records, which is for this rank's own log."""
-        known = type(error).__name__ if isinstance(error, DpflError) else None
+        known = kind_of(error)
         public, text = public_text(error), text_of(error)
         place = kind_and_place(error, self._plugins)
         if public != text or isinstance(error, MessageError):

@@ -35,6 +35,7 @@ from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.foreign_code import code_of
 from dpfl_plugin.runs.measurements import Notes
 from dpfl_plugin.runs.naming import StillTheSame, model_facts
+from dpfl_plugin.runs.public_facts import is_named, is_of_package
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runs.silo_settings import in_facts
@@ -107,7 +108,9 @@ class SiloRank(Listener):
         self._custody.check(self._config)
         self._custody.check_gradients(self._config.evaluation.dissimilarity)
         self._custody.allow("record_counts", "numbers of records")
-        self._custody.check_description(self._config, self._base)
+        self._custody.check_folder(self._config, self._base)
+        # On the owner's disk before records are read: that they cannot be, and where, tells of them, too
+        self._custody.keep_description(self._config, self._base)
         own_folders.look_in(self._base)
         self._dealt = wire.read_dealt(header)
         ownership = Ownership(lambda silo: owner(silo, self._dealt) == self._link.rank, self._agree)
@@ -115,12 +118,11 @@ class SiloRank(Listener):
         key = self._custody.mark_key(self._agree_on_key(Path(header["key"])))
         self._mine = federation.by_id()
         self._training = {i: training_digest(silo) for i, silo in self._mine.items()}
-        self._custody.tell_counts(self._config, self._base)  # on the owner's disk before rank 0 hears of them
         self._surveyed, self._outcome, self._inputs = True, federation.outcome, federation.inputs
-        own = [text for text in federation.caveats if NOT_PUBLIC in text]
+        ours = is_of_package(self._config)
+        own = [text for text in federation.caveats if NOT_PUBLIC in text or not ours]
         for text in own if self._link.rank == self._dealt[0] or self._custody.limits is not None else ():
             self._log.tell(text)
-        options = self._config.data.dataset.options
         self._say(
             "surveyed",
             num_silos=federation.num_silos,
@@ -130,7 +132,8 @@ class SiloRank(Listener):
             caveats=[text for text in federation.caveats if text not in own],
             inputs=wire.inputs_header(
                 federation.inputs,
-                named=any(options.get(key) is not None for key in ("classes", "schema")),
+                named=is_named(self._config),
+                ours=ours,
             ),
             silos=[[i, len(s.train_y), len(s.test_y), key.mark(digest(s))] for i, s in self._mine.items()],
             host=platform.node(),
@@ -143,7 +146,7 @@ class SiloRank(Listener):
     def _agree_on_key(self, path: Path) -> MarkKey:
         """The key by which silos mark their records; the first silo rank has its file."""
         first = self._link.rank == min(self._dealt)
-        self._key = MarkKey.at(path) if first else None
+        self._key = self._custody.key_at(path) if first else None
         (value,) = (said for said in self._agree(self._key.value.hex() if self._key else None) if said is not None)
         return MarkKey(path, bytes.fromhex(value), kept=True)
 

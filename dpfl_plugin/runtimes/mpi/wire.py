@@ -124,10 +124,17 @@ def read_survey(found: Mapping[str, Any]) -> Survey:
     return Survey(**_tuples(found))
 
 
-def inputs_header(inputs: Inputs | None, *, named: bool) -> Header | None:
-    """What records are, for rank 0; names of classes only if the configuration has ``named`` them: else they were read
-    from the records."""
-    return None if inputs is None else asdict(inputs if named else replace(inputs, classes=()))
+def inputs_header(inputs: Inputs | None, *, named: bool, ours: bool) -> Header | None:
+    """What records are, for rank 0: without what was read from them.
+
+    Args:
+        named: whether the configuration has the names of classes.
+        ours: whether this package's code says so: names of columns that others' code makes may be values of a column.
+    """
+    if inputs is None:
+        return None
+    shown = replace(inputs, classes=inputs.classes if named else (), columns=inputs.columns if ours else ())
+    return asdict(shown)
 
 
 def read_inputs(found: Mapping[str, Any]) -> Inputs:
