@@ -6,6 +6,7 @@ Neither data nor models are read, nor is torch: a ledger of a million lines is w
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import DataError, UnsupportedError
-from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.account import PrivacyAccount, fail
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.ledger import Ledger
@@ -122,7 +123,7 @@ def _of_folder(folder: Path) -> list[Row]:
 
     @functools.cache
     def account() -> PrivacyAccount:
-        return make_account(
+        made = make_account(
             config,
             rules=rules,
             accountant=own,
@@ -135,6 +136,9 @@ def _of_folder(folder: Path) -> list[Row]:
             stating=True,
             epsilons=silos.epsilons(),
         )
+        if _has_failed(files):
+            fail(made)
+        return made
 
     def rows_of(accountant: Accountant) -> list[Row]:
         views = account().by(accountant).views()
@@ -154,6 +158,11 @@ def _of_folder(folder: Path) -> list[Row]:
 
     rows = [*by_all_accountants(rows_of), *recipe(config, rules, setting, num_records, costs.values())]
     return [_of_tuning(config, tuning, rows[0]["neighbouring"], facts_of(own)), *rows] if tuning else rows
+
+
+def _has_failed(files: RunFolder) -> bool:
+    """As far as its result says: that of a session which goes on is gone."""
+    return files.result.exists() and json.loads(files.result.read_text()).get("status") == "failed"
 
 
 def _of_tuning(config: Config, tuning: Mapping[str, Any], neighbouring: str | None, accountant: Row) -> Row:

@@ -337,3 +337,8 @@ def know_to_fit(account: PrivacyAccount, compositions: Iterable[Terms]) -> None:
     for terms in compositions:
         if account._budget is not None:
             account._budget.holds(terms)
+
+
+def fail(account: PrivacyAccount) -> None:
+    """The run has ended on an error: a silo that is broken, say, ends it as soon as it is drawn."""
+    account._book.failed = True

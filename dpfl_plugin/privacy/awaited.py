@@ -29,9 +29,13 @@ class Awaited:
         return final
 
     def differs(self, kind: ChargeKind | None, round: int, noise_id: str) -> bool:
-        """Whether something else was released in the place of a release of this name."""
-        awaited = self._by_place.get((round, kind))
-        return awaited is not None and all(charge.noise_id != noise_id for charge in awaited)
+        """Whether something else was released in the place of a release of this name: besides it, too, by a session
+        whose rounds were asked at other values."""
+        return any(charge.noise_id != noise_id for charge in self._by_place.get((round, kind), ()))
+
+    def has(self, kind: ChargeKind | None, round: int, noise_id: str) -> bool:
+        """Whether a release of this name is among them."""
+        return any(charge.noise_id == noise_id for charge in self._by_place.get((round, kind), ()))
 
     def skips(self, round: int) -> bool:
         """Whether a release of this round leaves out an earlier one, which then is not made again."""

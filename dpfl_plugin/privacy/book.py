@@ -58,6 +58,7 @@ class Book:
         recounted: how often more was found to count than before.
         kinds: a silo for each number of records, settings of its own and past; the others cost the same.
         eligible: silos below the cap, ascending.
+        failed: whether the run ended on an error, which may come of who was drawn.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Book:
         stating: bool,
     ) -> None:
         self.spec, self.rules, self.ledger, self.earlier, self.stating = spec, rules, ledger, earlier, stating
+        self.failed = False
         self._cap = spec.max_participations
         self._made_once: list[tuple[str, tuple[object, ...], Any]] = []  # of a ledger that does not grow: see `once`
         ledger.tally.settle(beside.guessed_kind)
@@ -149,7 +151,7 @@ class Book:
         Where another was to be made again bit for bit, nothing after it will be: all that was released counts.
         """
         differs = self._awaited.differs(kind, round, noise_id)
-        if differs:
+        if differs and not self._awaited.has(kind, round, noise_id):
             self.ledger.note(RELEASED_BESIDES.format(round + 1))
         found = differs or self._awaited.skips(round)
         if found:
@@ -362,7 +364,7 @@ def as_stated(book: Book) -> Book:
     """The book as a statement has it: what is to be made again bit for bit was released, and counts there."""
     if not book._awaited:
         return book
-    return Book(
+    stated = Book(
         book.spec,
         book.rules,
         book.ledger,
@@ -373,6 +375,8 @@ def as_stated(book: Book) -> Book:
         lost=book.lost,
         stating=True,
     )
+    stated.failed = book.failed
+    return stated
 
 
 def with_ledger(book: Book, ledger: Ledger) -> Book:

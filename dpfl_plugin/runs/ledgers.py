@@ -41,11 +41,19 @@ class Ledgers:
     Attributes:
         attempt: names the noise of this session's rounds: that of the checkpoint, or a fresh one if they may not give
             the same bits as those that the ledgers hold.
+        run: what the shared ledger says of this session.
     """
 
     own: Ledger
     shared: Ledger | None
     attempt: int
+    run: Mapping[str, Any]
+
+    def fail(self) -> None:
+        """Have later runs know that this one ended on an error, which who was drawn may have decided."""
+        if self.shared is not None and self.run["drawn"] and not self.run["draws_decided"]:
+            self.shared.begin_run({**self.run, "draws_decided": True})
+            self.shared.sync()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +216,14 @@ def open_ledgers(
             attempt = fresh_attempt()
             if replayed and (what := made_again(own, found)):
                 own.note(FRESH_NOISE.format(what=what))
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        run = {**run, "attempt": attempt, "arithmetic": _digest(here), "started": now}
         if shared is not None:
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            shared.begin_run({**run, "attempt": attempt, "arithmetic": _digest(here), "started": now})
+            shared.begin_run(run)
             shared.append(own)
             shared.sync()
         own.sync()
-        yield Ledgers(own, shared, attempt)
+        yield Ledgers(own, shared, attempt, run)
 
 
 @contextlib.contextmanager

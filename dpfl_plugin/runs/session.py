@@ -428,6 +428,8 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         if job.clock.on:
             job.clock.lap("I/O")  # the last checkpoint
             folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
+        if outcome.status == "failed":
+            ledgers.fail()
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
     _describe(job)

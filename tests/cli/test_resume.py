@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -524,6 +525,25 @@ def test_rounds_that_are_asked_at_other_values_are_charged_besides(crashed: Path
     assert again and attempts(folder) == {"0"}
     assert any("round 7, which was to be released again" in note for note in result["notes"])
     assert result["epsilon"]["server"]["epsilon"] <= 3.0, "the budget knows of both"
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_both_of_two_sessions_that_were_asked_at_values_of_their_own_count_in_a_third(
+    tmp_path: Path, capped: bool
+) -> None:
+    """The third repeats what the second released, and what the first did is in the same place."""
+    cap = {"silo_rate": 0.5, "max_participations": 2, "rounds": 4}
+    budget = {"rounds": None, "silo_rate": 1.0, "privacy": {"epsilon": 3.0}}
+    config = write(tmp_path, {**(cap if capped else budget), "checkpoint": {"every": 100}})
+    crash(config, 1 if capped else 2)
+    folder = folder_of(config)
+    found = load(folder / "checkpoint")
+    assert found is not None and found.rounds == 0
+    save(folder / "checkpoint", replace(found, server={**found.server, "model": found.server["model"] + 1e-6}))
+    crash(config, 1 if capped else 2, "--resume")
+    result = run(config, "--resume", code=3 if capped else 0)
+    made = Counter(silo for silo, _, _ in {(one.silo, one.round, one.noise_id) for one in charges(folder)})
+    assert max(made.values()) <= 2 if capped else result["epsilon"]["server"]["epsilon"] <= 3.0, made
 
 
 def test_rounds_that_will_not_be_repeated_are_in_the_budget(tmp_path: Path) -> None:

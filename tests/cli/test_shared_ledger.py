@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 
 from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.errors import SiloError
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -164,6 +165,31 @@ def test_rounds_whose_length_draws_decide_leave_no_mixture(tmp_path: Path, algor
     config, ledger = write(tmp_path, {"silo_rate": 0.5, "algorithm": {"name": algorithm}}), tmp_path / "all.jsonl"
     run(config, "--ledger", ledger)
     assert [facts["draws_decided"] for facts in Ledger.open(ledger, append=False).runs] == [decided]
+
+
+def test_a_run_that_failed_as_a_silo_was_drawn_leaves_no_mixture(tmp_path: Path) -> None:
+    """A silo that is broken ends it when it is drawn, so that who was drawn decided how long it was."""
+    config, ledger, run_round = write(tmp_path, {"silo_rate": 0.25}), tmp_path / "all.jsonl", InProcess.run_round
+
+    def breaks(self: InProcess, down: Any, plan: Any, draw: Any) -> Any:
+        if 3 in plan.participants:
+            raise SiloError("silo 3: its disk is broken")
+        return run_round(self, down, plan, draw)
+
+    long = ["--ledger", ledger, "--set", "rounds=40"]
+    with mock.patch.object(InProcess, "run_round", breaks):
+        failed = run(config, *long, code=1)
+    views, folder = failed["epsilon"], failed["folder"]
+    assert failed["status"] == "failed" and 1 < failed["rounds"] < 40
+    for of in (views, views["total"]):
+        assert of["third_party"]["epsilon"] == of["server"]["worst_case_epsilon"]
+        assert "the run failed, which who was drawn may have decided" in of["third_party"]["basis"]
+    rows = {row["view"]: row["epsilon"] for row in reversed(dpfl("account", folder, "--json").json)}
+    assert rows["third party"] == views["third_party"]["epsilon"]
+    with Ledger.open(ledger, append=False) as shared:
+        assert [facts["draws_decided"] for facts in shared.runs] == [False, True]
+    whole = run(config, *long, "--resume")["epsilon"]
+    assert whole["third_party"]["epsilon"] < 0.9 * whole["server"]["worst_case_epsilon"], "all rounds that were planned"
 
 
 @pytest.mark.parametrize("capped", [False, True])

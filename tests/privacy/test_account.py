@@ -70,6 +70,19 @@ def run(of: PrivacyAccount, rounds: int, plan: Round = Round()) -> int:
     return rounds
 
 
+def test_rounds_of_drawn_length_that_the_ledger_alone_knows_leave_no_mixture() -> None:
+    """They might have been longer, which nothing says: a mixture over them would be given their draws, and over the
+    others' it would not."""
+    long, whole = replace(Round(), num_gradients=9, most_gradients=9), account(rounds=4)
+    run(whole, 4, replace(long, num_gradients=1))
+    for known in (4, 2):
+        costs = {round: cost for round, cost in whole.costs.items() if round < known}
+        views = account(rounds=4, ledger=whole.ledger, costs=costs, stating=True).views()
+        third_party = views["third_party"]
+        given = "of some of them the ledger alone is left" in third_party["basis"]
+        assert given == (known < 4) == (third_party["epsilon"] == views["server"]["worst_case_epsilon"])
+
+
 def asked(of: PrivacyAccount, round: int, plan: Round, noise_id: str) -> bool:
     """Whether a round with noise of this name may be made."""
     of.recounts(round, noise_id)

@@ -30,7 +30,14 @@ GIVEN_WHO = (
     "that other draws would have allowed no mixture is proven"
 )
 
-
+FAILED = (
+    "every round counts as the server's worst case: the run failed, which who was drawn may have decided, and of the "
+    "rounds that other draws would have allowed no mixture is proven"
+)
+UNKNOWN_LENGTHS = (
+    "every round counts as the server's worst case: who was drawn decides how long rounds are, and of some of them the "
+    "ledger alone is left, which does not say how long they might have been"
+)
 FOLLOWS = (
     "given who was drawn in earlier runs: that decided what they left of the budget, and so how long this run went on"
 )
@@ -216,15 +223,18 @@ class ThirdParty(Claims):
         on the draws, and the mixture over the rounds that happened to run proves nothing. What holds is the mixture
         over the most rounds that any draws allow, and the budget itself, which no silo passes whatever is drawn.
         Where rounds differ in their noise, their length or their records, those that other draws would have allowed
-        are not followed up: given who was drawn, a third party sees no more than the server, and that is claimed.
+        are not followed up: given who was drawn, a third party sees no more than the server, and that is claimed. So it
+        is of a run that failed, as it does again and again where a silo that is broken is drawn.
         """
         book = self.book
         alike = as_proven(book.pricing.dearest(costs), prior)
-        if not self._draws_decide(alike.values()):
-            return self._named(self.mixture(alike, charges, prior), alike)
-        if book.rules.varies or any(cost.most for cost in alike.values()) or not self._known_to_come(alike):
+        ended = self._draws_decide(alike.values())
+        if (why := self._why_given(alike, ended)) is not None:
             given = self.mixture(made_certain(costs), charges, prior)
-            return self._within_budget(replace(given, basis=f"{given.basis}; {GIVEN_WHO}"), prior)
+            given = replace(given, basis=f"{given.basis}; {why}")
+            return self._within_budget(given, prior) if ended else given
+        if not ended:
+            return self._named(self.mixture(alike, charges, prior), alike)
         if book.cap_matters():
             return self._within_budget(self.mixture(costs, charges, prior), prior)
         drawn = [round for round, cost in alike.items() if cost.probability < 1]
@@ -237,6 +247,21 @@ class ThirdParty(Claims):
         mixture = self.mixture(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
         return self._within_budget(named, prior)
+
+    def _why_given(self, costs: Mapping[int, RoundCost], ended: bool) -> str | None:
+        """Why no more is claimed than given who was drawn; None where more is.
+
+        Args:
+            ended: whether the draws may decide how long the run is.
+        """
+        if all(cost.probability == 1 for cost in costs.values()):
+            return None
+        lengths = any(cost.most for cost in costs.values())
+        if self.book.failed:
+            return FAILED
+        if lengths and any(round not in self.book.costs for round in costs):
+            return UNKNOWN_LENGTHS
+        return GIVEN_WHO if ended and (self.book.rules.varies or lengths or not self._known_to_come(costs)) else None
 
     def _known_to_come(self, costs: Mapping[int, RoundCost]) -> bool:
         """Whether rounds that other draws would have allowed cost no more than if they were the last one again.
