@@ -49,7 +49,7 @@ from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.hooks import check_callbacks
-from dpfl_plugin.runs.public_errors import words_for_others
+from dpfl_plugin.runs.public_errors import kind_and_place, words_for_others
 
 TESTED: Final = ("0.9.6",)
 LOG: Final = logging.getLogger("dpfl_plugin.fedml")
@@ -127,7 +127,7 @@ def _run(make: Callable[[], Any], trainer: PrivateTrainer, aggregator: PrivateAg
 
 def _agreed(args: Any, model: nn.Module, dataset: Sequence[Any]) -> tuple[Agreement, Path, dict[int, int]]:
     """(the agreement, the folder, numbers of records), all of it checked; a silo tells its server what is wrong."""
-    with _telling_server(args, str):  # settings, which all share
+    with _telling_server(args, _kind_and_place):  # settings have the silo's paths, a model perhaps names from records
         agreement = agreement_of(args, model)
         check(args, agreement)
         folder = folder_of(args)
@@ -149,8 +149,13 @@ def _telling_server(args: Any, text: Callable[[Exception], str]) -> Iterator[Non
         yield
     except Exception as error:
         if surroundings(args) == "deployment" and is_silo(args):
+            LOG.error("dpfl: %s", error)
             tell_server(args, text(error) if isinstance(error, DpflError) else f"it failed with {type(error).__name__}")
         raise
+
+
+def _kind_and_place(error: Exception) -> str:
+    return words_for_others(error) or f"{kind_and_place(error, ())}; its own log says why"
 
 
 def _without_records(error: Exception) -> str:

@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
-from dpfl_plugin.adapters.agreement import Agreement, agreed_here
 from dpfl_plugin.adapters.flower_arrays import TABLE, read, written
 from dpfl_plugin.adapters.flower_checks import (
     NO_METRICS,
@@ -30,8 +29,9 @@ from dpfl_plugin.adapters.flower_checks import (
     refused,
     tell_unused,
 )
+from dpfl_plugin.adapters.flower_guard import GuardedApp
 from dpfl_plugin.adapters.flower_seam import NEWEST, OLDEST, try_seam
-from dpfl_plugin.adapters.flower_settings import SOURCE, folder_of, own_folder, settings_of
+from dpfl_plugin.adapters.flower_settings import SOURCE, agreement_of, folder_of, own_folder, settings_of
 from dpfl_plugin.adapters.flower_waits import SAID_SECONDS, Evaluation, node_of
 from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message as Carried
@@ -62,20 +62,6 @@ LOG: Final = logging.getLogger("flwr")
 check_seam("flwr", OLDEST, NEWEST, try_seam)
 
 
-def agreement_of(context: Context, model: nn.Module) -> Agreement:
-    """What the run's configuration says; the same at the server and at every node.
-
-    Raises:
-        ConfigError: a key is missing, unknown or wrong.
-    """
-    values = settings_of(context.run_config, TABLE).values
-    values.pop("folder", None)
-    num_silos = values.pop("num_silos", None)
-    if type(num_silos) is not int:
-        raise ConfigError(f"{SOURCE}: num_silos={num_silos!r} must be the number of silos, M.")
-    return agreed_here().agree(values, num_silos=num_silos, model=model, source=SOURCE)
-
-
 # Clients
 
 
@@ -103,7 +89,7 @@ def private_client_app(
         UnsupportedError: a mod would change what was charged.
     """
     check_mods(mods or ())
-    app = ClientApp(mods=[_only_private, *(mods or [])])
+    app = GuardedApp(mods=[_only_private, *(mods or [])])
 
     @app.query(TABLE)
     def who(message: Message, context: Context) -> Message:
@@ -145,7 +131,10 @@ def _answered(
     loss: Loss | None,
     draw: Callable[[Context], Callable[[int], Draw]] | None,
 ) -> Carried:
-    """What this node's silo answers; what goes wrong here is told here, and the server hears only that it did."""
+    """What this node's silo answers; what goes wrong here is told here, and the server hears only that it did.
+
+    Before there is an agreement, which an answer has to name, `GuardedApp` answers that.
+    """
     show_log(lambda: LOG)
     agreement, id, asked = agreement_of(context, made), _silo_id(context), read(message.content)
     bits = None if draw is None else draw(context)

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from flwr.app import Context
+from torch import nn
 
 from dpfl_plugin import registry
+from dpfl_plugin.adapters.agreement import Agreement, agreed_here
 from dpfl_plugin.adapters.flower_arrays import TABLE
 from dpfl_plugin.adapters.platforms import folder_from, nested
+from dpfl_plugin.errors import ConfigError
 
 SOURCE: Final = f"[tool.flwr.app.config.{TABLE}]"
 SAME: Final[dict[str, tuple[str, ...]]] = {
@@ -66,6 +69,20 @@ def settings_of(run_config: Mapping[str, Any], table: str) -> ProjectSettings:
             same.add(key)
     unread = sorted(key for key in run_config if key.partition(".")[0] != table and key not in used.keys() | same)
     return ProjectSettings(values, used, tuple(unread))
+
+
+def agreement_of(context: Context, model: nn.Module) -> Agreement:
+    """What the run's configuration says; the same at the server and at every node.
+
+    Raises:
+        ConfigError: a key is missing, unknown or wrong.
+    """
+    values = settings_of(context.run_config, TABLE).values
+    values.pop("folder", None)
+    num_silos = values.pop("num_silos", None)
+    if type(num_silos) is not int:
+        raise ConfigError(f"{SOURCE}: num_silos={num_silos!r} must be the number of silos, M.")
+    return agreed_here().agree(values, num_silos=num_silos, model=model, source=SOURCE)
 
 
 def folder_of(context: Context, name: str) -> Path:

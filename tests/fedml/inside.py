@@ -1,6 +1,7 @@
 """Runs in FedML's own environment (see test_fedml.py): what the adapter refuses, and what it makes of bad uploads."""
 
 import logging
+import re
 import time
 from collections import OrderedDict
 from types import SimpleNamespace
@@ -393,8 +394,44 @@ def test_a_silo_that_finds_no_server_says_what_to_do(caplog):
     assert "start it first, and see to its address in ips.csv" in caplog.text
 
 
+KIND_AND_PLACE = r"{} \(dpfl_plugin/{}\.py, line \d+\); its own log says why"
+
+
+def named_by_a_record():
+    """A model that this package refuses by the name of its layer."""
+    return nn.Sequential(OrderedDict({"J_ Doe, HIV+": nn.BatchNorm1d(4), "out": nn.Linear(4, 3)}))
+
+
+def named_by_a_kind():
+    """And one that it refuses by the name of its class."""
+    return type("J_ Doe, HIV+", (nn.Linear,), {})(4, 3).half()
+
+
+@pytest.mark.parametrize(
+    ("model", "folder", "said", "kind", "place"),
+    [
+        (named_by_a_record, "", "layer J_ Doe, HIV+ (BatchNorm1d)", "UnsupportedError", "models/build"),
+        (named_by_a_kind, "", "the model J_ Doe, HIV+ must", "PluginError", "adapters/agreement"),
+        (lambda: nn.Linear(4, 3), "J_ Doe, HIV+", "folder='J_ Doe, HIV+' must be", "ConfigError", "adapters/platforms"),
+    ],
+    ids=["layer", "class", "folder"],
+)
+def test_what_a_model_or_a_setting_says_of_records_stays_at_the_silo(
+    tmp_path, monkeypatch, caplog, model, folder, said, kind, place
+):
+    told = []
+    monkeypatch.setattr("dpfl_plugin.adapters.fedml.tell_server", lambda args, why: told.append(why))
+    args = arguments(tmp_path, rank=1, training_type="cross_silo", backend="GRPC")
+    args.dpfl["folder"] = folder or args.dpfl["folder"]
+    with pytest.raises(DpflError, match=re.escape(said)):
+        private_runner(args, None, [0, 0, None, None, {}, {0: []}, {}, 3], model())
+    (why,) = told
+    assert re.fullmatch(KIND_AND_PLACE.format(kind, place), why), why
+    assert said in caplog.text  # at the silo
+
+
 def test_a_silo_that_cannot_begin_tells_the_server_which_ends_before_any_is_asked(tmp_path, monkeypatch, caplog):
-    """What of the error is sent: settings are known to all, and of records it is only said that they cannot be used."""
+    """What of the error is sent: kind and place, of records that they cannot be used, and what is public."""
     told, sent = [], []
     monkeypatch.setattr("dpfl_plugin.adapters.fedml.tell_server", lambda args, why: told.append(why))
     monkeypatch.setattr("dpfl_plugin.owners.limits.PLACES", ())
@@ -410,7 +447,8 @@ def test_a_silo_that_cannot_begin_tells_the_server_which_ends_before_any_is_aske
             args = arguments(tmp_path, rank=rank, **silo, **more)
             with pytest.raises(DpflError):
                 private_runner(args, None, [0, 0, None, None, {}, {0: twice}, {}, 3], nn.Linear(4, 3))
-    assert len(told) == 3 and "has no dpfl_args" in told[0]
+    assert len(told) == 3 and re.fullmatch(KIND_AND_PLACE.format("ConfigError", "adapters/fedml_given"), told[0])
+    assert "fedml_config.yaml has no dpfl_args" in caplog.text
     assert told[1:] == [
         "the owner of the data has set no limits",
         "its records cannot be used, and its own log says why",

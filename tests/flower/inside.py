@@ -25,13 +25,14 @@ from silos.task import draws, make_model
 
 from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
+from dpfl_plugin.adapters.flower_guard import failed
 from dpfl_plugin.adapters.flower_seam import try_seam
 from dpfl_plugin.adapters.flower_settings import settings_of
 from dpfl_plugin.adapters.flower_waits import Evaluation
-from dpfl_plugin.adapters.owner import say_once
+from dpfl_plugin.adapters.owner import say_once, silo_limits
 from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.cli.new import new_package
-from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, LimitError, TrainingError, UnsupportedError
 from tests.adapters.federation import SimulatedSilo
 
 SETTINGS = {
@@ -250,6 +251,118 @@ def test_what_went_wrong_at_a_silo_stays_there(tmp_path, caplog):
     silo, reply = replies[-2]
     assert silo == 1 and not reply.has_error() and "Jane" not in str(reply.content)
     assert strategy.server.rounds == 2
+
+
+SECRET = "J_ Doe, HIV+"
+
+
+class Panic(BaseException):
+    """As extension modules raise theirs, which is no Exception."""
+
+
+def spills(*_, kind=ValueError):
+    raise kind(f"invalid literal for int(): {SECRET!r}")
+
+
+def exits(*_):
+    raise SystemExit(f"no number: {SECRET!r}")
+
+
+def panics(*_):
+    spills(kind=Panic)
+
+
+def named_by_a_record():
+    """A model that this package refuses by the name of its layer."""
+    model = make_model("linear")
+    model.add_module(f"for {SECRET}", torch.nn.BatchNorm1d(3))
+    return model
+
+
+def named_by_a_kind():
+    """And one that it refuses by the name of its class."""
+    return type(SECRET, (torch.nn.Linear,), {})(4, 3).half()
+
+
+def sent(kind, content=None):
+    """A message as it comes to the node of silo 0."""
+    message = Message(content=content or RecordDict(), message_type=kind, dst_node_id=100)
+    message.metadata.__dict__["_src_node_id"] = 1
+    return message
+
+
+def spilling(model=lambda: make_model("linear"), then=lambda app: None, **options):
+    def made():
+        app = private_client_app(model, lambda context: data(0), **options)
+        then(app)
+        return app
+
+    return made
+
+
+SPILLS = {
+    "model factory": (spilling(spills), "train.dpfl"),
+    "model factory that exits": (spilling(exits), "train.dpfl"),
+    "model factory that panics": (spilling(panics), "train.dpfl"),
+    "model's layer": (spilling(named_by_a_record), "train.dpfl"),
+    "model's class": (spilling(named_by_a_kind), "train.dpfl"),
+    "draw": (spilling(draw=spills), "train.dpfl"),
+    "mod": (spilling(mods=[spills]), "train.dpfl"),
+    "mod of a question": (spilling(mods=[spills]), "query.dpfl"),
+    "lifespan": (spilling(then=lambda app: app.lifespan()(spills)), "train.dpfl"),
+    "evaluation": (spilling(then=lambda app: app.evaluate()(spills)), "evaluate"),
+    "question": (spilling(then=lambda app: app.query("own")(panics)), "query.own"),
+}
+
+
+@pytest.mark.parametrize(("made", "kind"), SPILLS.values(), ids=SPILLS)
+def test_the_text_of_whatever_a_client_app_raises_stays_there(tmp_path, caplog, made, kind):
+    """Before the silo is open, too, where Flower would send it: a factory that looks at records, a project's mod."""
+    grid = Grid(tmp_path, app_of())  # whose server has a model that is allowed
+    model, context = make_model("linear"), Context(1, 1, {}, RecordDict(), grid.config)
+    strategy = PrivateStrategy(FedAvg(), model, context, patience=0.0)
+    asked, *_ = strategy.configure_train(1, ArrayRecord(model.state_dict()), ConfigRecord(), grid)
+    caplog.clear()
+    reply = made()(sent(kind, asked.content), grid.context(100))
+    assert reply.has_error() and reply.error.code == 2
+    assert SECRET in caplog.text and "Doe" not in reply.error.reason  # at the node
+    told = r"a message of type '[a-z.]+' failed here: \w+ \((inside|dpfl_plugin/[a-z/]+)\.py, line \d+\); the log of "
+    assert re.match(told, reply.error.reason), reply.error.reason
+
+
+def test_a_round_goes_on_without_a_node_whose_model_cannot_be_made_and_its_records_stay_there(tmp_path, caplog):
+    nodes = []
+
+    def model():
+        nodes.append(len(nodes))
+        return spills() if len(nodes) == 2 else make_model("linear")
+
+    grid = Grid(tmp_path, private_client_app(model, lambda context: data(context.node_config["partition-id"])))
+    strategy, _ = run(tmp_path, grid, rounds=1)
+    assert strategy.server.rounds == 1 and len(nodes) == 3
+    (said,) = [one.getMessage() for one in caplog.records if "gives no answer" in one.getMessage()]
+    assert "a message of type 'train.dpfl' failed here: ValueError (inside.py, line " in said and SECRET not in said
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(3), SystemExit()], ids=repr)
+def test_the_end_of_a_nodes_process_comes(tmp_path, end):
+    """By a signal: its handler, Flower's, raises it wherever the process is."""
+
+    def model():
+        raise end
+
+    grid = Grid(tmp_path, private_client_app(model, lambda context: data(0)))
+    with pytest.raises(type(end)) as raised:
+        grid.app(sent("train.dpfl"), grid.context(100))
+    assert raised.value is end
+
+
+def test_what_is_public_of_an_error_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfl_plugin.owners.limits.PLACES", ())
+    with pytest.raises(LimitError) as raised:
+        silo_limits("deployment")
+    reason = failed(sent("train.dpfl"), raised.value).error.reason
+    assert reason == "a message of type 'train.dpfl' failed here: the owner of the data has set no limits"
 
 
 def test_a_plain_training_message_is_refused_at_both_ends_without_a_traceback(tmp_path, caplog):

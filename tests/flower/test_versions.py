@@ -21,7 +21,7 @@ def test_the_seam_holds_at_both_ends_of_what_is_supported(tmp_path, version):
     environment = {**os.environ, **OFF, "PYTHONPATH": f"{place}{os.pathsep}{ROOT}"}
     shown = [python, "-c", "from importlib import metadata; print(metadata.version('flwr'))"]
     assert subprocess.run(shown, env=environment, capture_output=True, text=True).stdout.strip() == version
-    chosen = "relied_on or (same_bits and linear) or plain_training or (own_privacy and Fixed)"
+    chosen = "relied_on or (same_bits and linear) or plain_training or (own_privacy and Fixed) or stays_there"
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-k", chosen]
     ran = subprocess.run(
         [*command, f"--rootdir={ROOT}", "inside.py"],
