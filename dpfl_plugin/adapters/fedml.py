@@ -49,7 +49,7 @@ from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.hooks import check_callbacks
-from dpfl_plugin.runs.public_errors import kind_and_place, words_for_others
+from dpfl_plugin.runs.public_errors import kind_and_place, name_of, words_for_others
 
 TESTED: Final = ("0.9.6",)
 LOG: Final = logging.getLogger("dpfl_plugin.fedml")
@@ -150,7 +150,7 @@ def _telling_server(args: Any, text: Callable[[Exception], str]) -> Iterator[Non
     except Exception as error:
         if surroundings(args) == "deployment" and is_silo(args):
             LOG.error("dpfl: %s", error)
-            tell_server(args, text(error) if isinstance(error, DpflError) else f"it failed with {type(error).__name__}")
+            tell_server(args, text(error) if isinstance(error, DpflError) else f"it failed with {name_of(error)}")
         raise
 
 
