@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.callbacks import MLflow, TensorBoard, Tracker, WandB
+from dpfl_plugin.callbacks.tracker import finals
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import RunFolder
 from tests.cli.command import dpfl, write
@@ -55,6 +56,16 @@ def read_mlflow(folder: Path) -> dict[str, dict[int, float]]:
     }
     assert all(len(dict(values)) == len(values) for values in series.values()), "no step twice"
     return {tag: dict(values) for tag, values in series.items()}
+
+
+def test_a_tracker_has_the_total_of_a_shared_ledger_beside_the_runs_own_epsilon(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    results = [
+        dpfl("run", config, "--out", tmp_path, "--ledger", ledger, "--set", f"algorithm.local_lr={lr}", "--json").json
+        for lr in (0.1, 0.2)
+    ]
+    one, two = map(finals, results)
+    assert two["epsilon_total/server"] > two["epsilon/server"] == one["epsilon/server"] == one["epsilon_total/server"]
 
 
 def records_of(file: bytes) -> Iterator[bytes]:

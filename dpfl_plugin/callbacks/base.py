@@ -50,8 +50,9 @@ class RoundInfo:
         begun: how many rounds have begun so far, including those that were interrupted and repeated.
         metrics: of the global model where the round was evaluated, means over silos (``train_loss``,
             ``test_accuracy``); empty where measurements stay with the silos, None where the round was not evaluated.
-        epsilon: spent so far, ``server`` and ``third_party``; one of them is None where nothing is guaranteed. None
-            where the round was not evaluated, unless the callback asks for it.
+        epsilon: spent so far by this run, ``server`` and ``third_party``; one of them is None where nothing is
+            guaranteed. None where the round was not evaluated, unless the callback asks for it. Where a run goes on
+            after a crash, what it had released counts as it comes to it again; the statement counts all of it.
         silos: ``train_loss`` and ``test_accuracy`` of every silo, for a callback that asks for them; else None.
     """
 

@@ -112,6 +112,7 @@ def epsilon_of(config: Config, neighbouring: str) -> str:
     return (
         f"one {config.privacy.unit}, {neighbouring.replace('_', '-')} neighbours, at delta {delta}; "
         "server: against the server, of the silo that spent most; third_party: against whoever sees the models alone. "
+        "Of this run alone; total: with what a shared ledger holds of earlier ones. "
         "What is assumed and what is not covered: privacy.md"
     )
 
