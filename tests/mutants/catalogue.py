@@ -78,6 +78,7 @@ ACCOUNT = "tests/runs/test_accounting.py"
 ACCOUNT_ALONE = "tests/privacy/test_account.py"
 IN_PROCESS = "tests/runtimes/test_in_process.py"
 MPI = "tests/mpi/test_protocol.py"
+SITE_LOG = "tests/adapters/test_site_log.py"
 SERVER_VIEW = "tests/mpi/test_server_view.py"
 PUBLISHED = "tests/runs/test_publishable.py"
 CALLBACKS = "tests/test_callbacks.py"
@@ -5092,6 +5093,30 @@ SERVERS = (
         "for stream in (1, 2):",
         "for stream in (1,):",
         ("tests/mpi/test_rank_log.py::test_it_goes_along_with_the_run",),
+    ),
+    Mutant(
+        "a-sites-errors-in-the-platforms-log",
+        "the text of what a loader raised at a site goes to NVFlare's log, which the server may get",
+        "adapters/site_log.py",
+        "words_for_others(error) or kind_and_place(error, ())",
+        "text_of(error)",
+        (SITE_LOG + "::test_a_platforms_log_gets_kind_and_place_and_the_file_has_the_text",),
+    ),
+    Mutant(
+        "a-sites-file-for-everybody",
+        "the file with the text of a site's errors can be read by all users of the machine, where they could before",
+        "adapters/site_log.py",
+        "        os.fchmod(handle, 0o600)  # fails where it is another user's\n",
+        "",
+        (SITE_LOG + "::test_the_file_is_nobody_elses_and_nowhere_else",),
+    ),
+    Mutant(
+        "a-silos-count-in-the-platforms-log",
+        "how many records a silo has goes to its platform's log, which others may read",
+        "adapters/silo.py",
+        'f"silo {self.id}: noise multiplier {parts.noise_multiplier:.6g}")',
+        'f"silo {self.id}: noise multiplier {parts.noise_multiplier:.6g}, {parts.num_records[self.id]} records")',
+        (SITE_LOG + "::test_no_platforms_log_says_how_many_records_a_silo_has",),
     ),
     Mutant(
         "errors-quote-records",
