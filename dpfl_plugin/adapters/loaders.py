@@ -358,8 +358,8 @@ def _pair_in(item: Mapping[Any, Any]) -> tuple[Any, Any]:
             "inputs (docs/models.md)."
         )
     (features,) = (key for key in item if key != labels[0])
-    which = f"their features are {features!r}, and their labels {labels[0]!r}"
-    say_once(logging.INFO, f"training data are mappings: {which}")
+    # Not what the other key is: of a file without a header, which a loader took its first line for, it is a record's.
+    say_once(logging.INFO, f"training data are mappings: {labels[0]!r} has their labels, and the other key features")
     return item[features], item[labels[0]]
 
 

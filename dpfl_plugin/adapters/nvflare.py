@@ -42,8 +42,10 @@ from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.adapters.nvflare_checks import (
+    check_log_stays,
     check_server_filters,
     check_site_filters,
+    folder_of,
     limits_of,
     of_site,
     surroundings,
@@ -52,6 +54,7 @@ from dpfl_plugin.adapters.platforms import begins, folder_from, is_over, over_be
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
+from dpfl_plugin.adapters.site_log import SiteLog
 from dpfl_plugin.errors import (
     ConfigError,
     DpflError,
@@ -123,7 +126,10 @@ class PrivateExecutor(Executor):
         self._given: dict[tuple[str, str], Any] = {}
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: Any, abort_signal: Any) -> Shareable:
-        """The answer to what the server asks; what goes wrong is told here, and the server hears only that it did."""
+        """The answer to what the server asks; what goes wrong is told to the owner, and the server hears that it did.
+
+        NVFlare's log gets its kind and place: the server may get that log, and others may read it (see `SiteLog`).
+        """
         _show_log()
         if task_name != TASK:
             LOG.error("dpfl: this site is asked for the task %r, and knows %r alone", task_name, TASK)
@@ -134,15 +140,15 @@ class PrivateExecutor(Executor):
             if self._agreement is None:
                 self._agreement = _agreement(self.settings, self.silos, self.model)
         except Exception as error:
-            _tell(site, error)
+            _tell(fl_ctx, site, error)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         try:
             return _written(self._answered(self._agreement, id, asked, fl_ctx))
         except LimitError as error:
-            LOG.error("dpfl: %s (silo %d) takes no part: %s", site, id, error)
+            _tell(fl_ctx, f"{site} (silo {id})", error)
             return _written(refusal(self._agreement, id, asked, error))
         except Exception as error:  # NVFlare would log its text where it likes, and it may tell of records
-            _tell(site, error)
+            _tell(fl_ctx, site, error)
             return _written(failure(self._agreement, id, asked, error))
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
@@ -156,10 +162,12 @@ class PrivateExecutor(Executor):
         return self.silos.index(site)
 
     def _answered(self, agreement: Agreement, id: int, asked: Message, fl_ctx: Any) -> Message:
-        where, local = surroundings(), Path(fl_ctx.get_workspace().get_site_config_dir())
+        where, local = surroundings(), _local(fl_ctx)
         own, site = of_site(local), str(fl_ctx.get_identity_name())
         limits = limits_of(own, local, id, where)
         check_site_filters(fl_ctx, TASK)
+        if where == "deployment":  # a simulation is one machine's, whose log is where the records are
+            check_log_stays(fl_ctx)
         folder = None
         if limits is None:  # a simulation, where whoever configures it decides
             folder = folder_from(self.folder, "folder", "~/.dpfl/nvflare") / f"silo-{id}"
@@ -199,8 +207,13 @@ class PrivateExecutor(Executor):
         return None
 
 
-def _tell(site: str, error: Exception) -> None:
-    LOG.error("dpfl: %s: %s", site, error, exc_info=not isinstance(error, DpflError | OSError))
+def _tell(fl_ctx: Any, who: str, error: Exception) -> None:
+    folder = folder_of(_local(fl_ctx), surroundings())
+    SiteLog(LOG, str(fl_ctx.get_identity_name()), folder).tell(who, error)
+
+
+def _local(fl_ctx: Any) -> Path:
+    return Path(fl_ctx.get_workspace().get_site_config_dir())
 
 
 def _agreement(settings: Mapping[str, Any], silos: Sequence[str], model: Any) -> Agreement:

@@ -7,21 +7,24 @@ import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.utils.task_utils import get_filters
+from nvflare.app_common.logging.constants import is_log_streaming_allowed
 from nvflare.private.privacy_manager import Scope
 
 from dpfl_plugin.adapters.owner import say_once, silo_limits
 from dpfl_plugin.errors import ConfigError, LimitError, UnsupportedError, nearest
-from dpfl_plugin.owners.limits import Limits, Surroundings
+from dpfl_plugin.owners.limits import Limits, Surroundings, own_folder
 
 FILE: Final = "dpfl.json"  # in local/ of a site's startup kit
 KEYS: Final = {
     "limits": "the limits file of the data's owner (docs/limits.md), an absolute path",
     "records": "where the site's records come from: package.module:function, which is called with the site's name",
 }
+UNKNOWN: Final = "~/.dpfl/nvflare"  # where a site says what is wrong as long as its owner names no folder
+RESTART: Final = "and restart the site (startup/stop_fl.sh, startup/start.sh), whose process read it when it began"
 SIMULATOR: Final = "nvflare.private.fed.app.simulator."  # modules that are started as a simulator's processes
 
 
@@ -67,6 +70,51 @@ def limits_of(own: dict[str, str], folder: Path, silo: int, where: Surroundings)
     return silo_limits(
         where, own.get("limits"), f"{folder / FILE}: limits", own=silo if where == "simulation" else None
     )
+
+
+def folder_of(local: Path, where: Surroundings) -> Path | None:
+    """Where a site keeps what nobody else may read of its errors: the owner's folder; None in a simulation.
+
+    It is asked when something went wrong, which may be what the owner has set.
+    """
+    if where == "simulation":
+        return None
+    try:
+        limits = limits_of(of_site(local), local, 0, where)
+        assert limits is not None  # there are some, or it raises
+        own_folder(limits.folder, limits.source)
+    except Exception:  # nothing of it is lost: the site met with the same, and that is what it is about to say
+        return Path(UNKNOWN).expanduser()
+    return limits.folder
+
+
+def check_log_stays(fl_ctx: Any) -> None:
+    """See to it that NVFlare does not send this site's log to the server: neither the job's part nor the site's.
+
+    As provisioned it sends each job's error_log.txt, and whatever file of the log a job asks for. Errors there are of
+    NVFlare's and of the owner's own code, and may quote records.
+
+    Raises:
+        LimitError: it does, or may; its words are about settings alone, and the server is told.
+    """
+    if is_log_streaming_allowed(fl_ctx):
+        _refuse_streaming(
+            "NVFlare may send the site's log to the server, and errors in it may quote records",
+            f'Set "allow_log_streaming": false in the site\'s local/resources.json, {RESTART}.',
+        )
+    # The site's process takes streamers out of jobs where it knows that none is allowed.
+    streamers = {type(one).__name__ for one in (fl_ctx.get_engine().get_all_components() or {}).values()}
+    if found := sorted(name for name in streamers if "LogStreamer" in name):
+        _refuse_streaming(
+            f"the job has NVFlare's {found[0]} at a site that lets no log be sent to the server",
+            f'The site has "allow_log_streaming": false in its local/resources.json: take enable_log_streaming out of '
+            f"the job if it calls that, {RESTART}.",
+        )
+
+
+def _refuse_streaming(why: str, mend: str) -> NoReturn:
+    why = f"allow_log_streaming: {why}"
+    raise LimitError(f"{why}. {mend} Nothing was released.", why)
 
 
 def check_site_filters(fl_ctx: Any, task: str) -> None:

@@ -44,6 +44,8 @@ CALLS: Final = (
     ("nvflare.apis.utils.analytix_utils", "create_analytic_dxo", "tag value data_type", "global_step"),
     ("nvflare.apis.utils.analytix_utils", "send_analytic_dxo", "component dxo fl_ctx", ""),
     ("nvflare.apis.utils.task_utils", "get_filters", "name fl_ctx filters task direction", ""),
+    ("nvflare.app_common.logging.constants", "is_log_streaming_allowed", "fl_ctx", ""),
+    ("nvflare.private.fed.client.client_run_manager", "ClientRunManager.get_all_components", "self", ""),
     ("nvflare.job_config.api", "FedJob.__init__", "self", "name min_clients"),
     ("nvflare.job_config.api", "FedJob.set_app_packages", "self packages", ""),
     ("nvflare.job_config.api", "FedJob.to_server", "self component", ""),

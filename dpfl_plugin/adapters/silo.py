@@ -169,8 +169,8 @@ class Silo:
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
         self.begins = begins(self.id, plan, self._files.path, lifetime)
         say_once(logging.INFO, self.begins)
-        what = f"noise multiplier {parts.noise_multiplier:.6g}, {parts.num_records[self.id]} training records"
-        say_once(logging.INFO, f"silo {self.id}: {what}")
+        # Not how many records it has: a platform may let others read its log, and no owner has allowed that.
+        say_once(logging.INFO, f"silo {self.id}: noise multiplier {parts.noise_multiplier:.6g}")
         self._kept = load(self._files.path / STATE, ledger, self._host.states)
         self._account = make_account(
             self._config,

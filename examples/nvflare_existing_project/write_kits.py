@@ -2,8 +2,9 @@
 
     python write_kits.py poc/example_project/prod_00
 
-Server and sites get leave to make this project's classes, and its module. Each site gets limits of an owner of its own,
-beside the kits (owners/SITE), and says where its records are. In a deployment each does this for itself.
+Server and sites get leave to make this project's classes, and its module. Each site keeps its log to itself, gets
+limits of an owner of its own, beside the kits (owners/SITE), and says where its records are. In a deployment each does
+this for itself.
 """
 
 import json
@@ -22,6 +23,7 @@ def main(kits):
             allow(kit, "PrivateController")
         elif (startup / "fed_client.json").exists():
             allow(kit, "PrivateExecutor")
+            keep_log(kit)
             own(kit, name, kits.resolve().parents[2] / "owners")
         else:
             continue  # an administrator's
@@ -38,6 +40,12 @@ def allow(kit, kind):
     wanted = [f"dpfl_plugin.adapters.nvflare.{kind}", "task.Net"]
     values["class_allow_list"] += [one for one in wanted if one not in values["class_allow_list"]]
     path.write_text(json.dumps(values, indent=2))
+
+
+def keep_log(kit):
+    """NVFlare would send it to the server."""
+    path = kit / "local" / "resources.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"allow_log_streaming": False}, indent=2))
 
 
 def own(kit, site, owners):

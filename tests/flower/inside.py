@@ -685,7 +685,7 @@ def test_what_this_package_logs_is_shown_where_flower_logs_and_the_end_is_said_o
         ends = [line for line in seen if "the run is over" in line]
         assert len(ends) == 1 and ends[0].startswith("dpfl: the run is over: done after 4 rounds. Epsilon: at most ")
         for silo in range(3):
-            about = f"silo {silo}: noise multiplier 1.5, {20 + 7 * silo} training records"
+            about = f"silo {silo}: noise multiplier 1.5"  # and no number of records: a log may be read by others
             assert seen.count(about) == 1 and any(line.startswith(f"silo {silo}: agreed epsilon") for line in seen)
         seen.clear()
         run(tmp_path, Grid(tmp_path, app_of()), rounds=4)

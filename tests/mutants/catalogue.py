@@ -78,6 +78,7 @@ ACCOUNT = "tests/runs/test_accounting.py"
 ACCOUNT_ALONE = "tests/privacy/test_account.py"
 IN_PROCESS = "tests/runtimes/test_in_process.py"
 MPI = "tests/mpi/test_protocol.py"
+SITE_LOG = "tests/adapters/test_site_log.py"
 SERVER_VIEW = "tests/mpi/test_server_view.py"
 PUBLISHED = "tests/runs/test_publishable.py"
 CALLBACKS = "tests/test_callbacks.py"
@@ -2584,7 +2585,7 @@ VIEWING = (
         "mixture-over-the-realised-rounds",
         "a third party is promised the mixture over as many rounds as the draws happened to allow",
         "privacy/claims/third_party.py",
-        "if not self._draws_decide(alike.values()):",
+        "if not ended:",
         "if True:",
         (ACCOUNT + "::test_a_third_partys_epsilon_does_not_depend_on_how_long_the_draws_let_a_run_go_on",),
     ),
@@ -2592,8 +2593,8 @@ VIEWING = (
         "rounds-to-come-as-the-last",
         "rounds that a budget kept from running count to a third party as the last one, whose batch was a smaller part",
         "privacy/claims/third_party.py",
-        " or not self._known_to_come(alike):",
-        ":",
+        " or not self._known_to_come(costs))",
+        ")",
         (ACCOUNT_ALONE + "::test_rounds_that_other_draws_would_have_allowed_are_not_taken_for_cheaper_ones",),
     ),
     Mutant(
@@ -4250,8 +4251,8 @@ OWNERS = (
         "classes-of-a-frame",
         "settings may have classes read from the records of a data frame, whatever their owner allows",
         LIMITS,
-        ' or is_given(data.dataset.module, "data")',
-        "",
+        "(data.dataset.name in FILES or given) and not is_named(config)",
+        "data.dataset.name in FILES and not is_named(config)",
         (f"{LIMITS_TESTS}::test_what_is_fitted_to_the_records_is_for_their_owner_to_allow",),
     ),
     Mutant(
@@ -4549,8 +4550,8 @@ HOSTILE_RANK_0 = (
         "classes-read-from-records-sent",
         "silo ranks tell rank 0 all names of classes, though they were read from the records and not configured",
         "runtimes/mpi/wire.py",
-        "asdict(inputs if named else replace(inputs, classes=()))",
-        "asdict(inputs)",
+        "classes=inputs.classes if named else ()",
+        "classes=inputs.classes",
         ("tests/mpi/test_server_view.py::test_what_labels_a_silo_has_is_told_between_silo_ranks_only",),
     ),
     Mutant(
@@ -5172,6 +5173,30 @@ SERVERS = (
         "for stream in (1, 2):",
         "for stream in (1,):",
         ("tests/mpi/test_rank_log.py::test_it_goes_along_with_the_run",),
+    ),
+    Mutant(
+        "a-sites-errors-in-the-platforms-log",
+        "the text of what a loader raised at a site goes to NVFlare's log, which the server may get",
+        "adapters/site_log.py",
+        "words_for_others(error) or kind_and_place(error, ())",
+        "text_of(error)",
+        (SITE_LOG + "::test_a_platforms_log_gets_kind_and_place_and_the_file_has_the_text",),
+    ),
+    Mutant(
+        "a-sites-file-for-everybody",
+        "the file with the text of a site's errors can be read by all users of the machine, where they could before",
+        "adapters/site_log.py",
+        "        os.fchmod(handle, 0o600)  # fails where it is another user's\n",
+        "",
+        (SITE_LOG + "::test_the_file_is_nobody_elses_and_nowhere_else",),
+    ),
+    Mutant(
+        "a-silos-count-in-the-platforms-log",
+        "how many records a silo has goes to its platform's log, which others may read",
+        "adapters/silo.py",
+        'f"silo {self.id}: noise multiplier {parts.noise_multiplier:.6g}")',
+        'f"silo {self.id}: noise multiplier {parts.noise_multiplier:.6g}, {parts.num_records[self.id]} records")',
+        (SITE_LOG + "::test_no_platforms_log_says_how_many_records_a_silo_has",),
     ),
     Mutant(
         "errors-quote-records",

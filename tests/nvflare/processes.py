@@ -84,6 +84,13 @@ class Deployment:
         values["class_allow_list"] += classes
         (local / "resources.json").write_text(json.dumps(values))
 
+    def keep_log(self, name: str) -> None:
+        """What a site's administrator does once more: its process knows of it from its next start on."""
+        path = self.kits / name / "local" / "resources.json"
+        values = json.loads(path.read_text())
+        assert values["allow_log_streaming"] is True, "as NVFlare provisions"
+        path.write_text(json.dumps({**values, "allow_log_streaming": False}))
+
     def call(self, *command: str) -> str:
         done = self._run(*command)
         assert done.returncode == 0, done.stdout + self.said()

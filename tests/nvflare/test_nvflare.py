@@ -37,7 +37,7 @@ def run(folder, *command, cwd):
 def test_where_nvflare_can_be_imported(tmp_path):
     """The adapter on NVFlare's own types, and the contract of adapters."""
     options = ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", f"--rootdir={ROOT}"]
-    run(tmp_path, "-m", "pytest", *options, "inside.py", "wire_inside.py", cwd=APP.parent)
+    run(tmp_path, "-m", "pytest", *options, "inside.py", "logs_inside.py", "wire_inside.py", cwd=APP.parent)
 
 
 def test_the_example_is_a_job(tmp_path):
