@@ -355,11 +355,13 @@ def test_code_is_not_looked_for_where_others_may_put_it(start: Start, tmp_path: 
         assert answer == "surveyed" or "folder that others may write to" in said["text"]
 
 
-def test_marks_of_records_are_by_a_key_that_rank_0_has_no_part_in(start: Start) -> None:
-    """Marks by a key that it knows would confirm a guess of all records: rank 0 names the key's file."""
+def test_marks_of_records_are_by_a_key_that_nobody_else_has_a_part_in(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marks by a key that somebody knows would confirm a guess of all records: the silos' key is another owner's."""
     server = start()
-    known = MarkKey(server.folder / "key", b"k" * 32, kept=False)
-    known.keep()
+    known = MarkKey(server.folder / "key", b"k" * 32, kept=True)
+    monkeypatch.setattr(SiloRank, "_agree_on_key", lambda self, path: known)
     marks = [mark for *_, mark in server.survey()["silos"]]
     guessed = [known.mark(digest(silo)) for silo in server.rank._mine.values()]
     assert len(marks) == len(guessed) == 4 and not set(marks) & set(guessed)

@@ -4460,11 +4460,11 @@ ONCE = f"{HOSTILE}::test_silos_take_part_once_and_are_known"
 HOSTILE_RANK_0 = (
     Mutant(
         "marks-by-a-named-key",
-        "marks of records are made with a key that rank 0 may know, since it names the file: it tries guesses on them",
+        "marks of records are made with a key that another owner knows, who tries guesses on them",
         CUSTODY,
         'return replace(silos_key, value=hmac.digest(secret_of(self.limits), b"marks" + silos_key.value, "sha256"))',
         "return silos_key",
-        (f"{HOSTILE}::test_marks_of_records_are_by_a_key_that_rank_0_has_no_part_in",),
+        (f"{HOSTILE}::test_marks_of_records_are_by_a_key_that_nobody_else_has_a_part_in",),
     ),
     Mutant(
         "gradients-among-metrics",
