@@ -161,8 +161,13 @@ def _of_folder(folder: Path) -> list[Row]:
 
 
 def _has_failed(files: RunFolder) -> bool:
-    """As far as its result says: that of a session which goes on is gone."""
-    return files.result.exists() and json.loads(files.result.read_text()).get("status") == "failed"
+    """As far as its result says: that of a session which goes on is gone. One that cannot be read may say so."""
+    if not files.result.exists():
+        return False
+    try:
+        return bool(json.loads(files.result.read_text())["status"] == "failed")
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def _of_tuning(config: Config, tuning: Mapping[str, Any], neighbouring: str | None, accountant: Row) -> Row:

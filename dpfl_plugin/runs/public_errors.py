@@ -85,15 +85,20 @@ def kind_of(error: BaseException) -> str | None:
 def _in_module(kind: type) -> object:
     found: object = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):
-        found = getattr(found, part, None)
+        found = _held(found, part)
     return found
+
+
+def _held(by: object, name: str) -> object:
+    """What it has by this name already: a lazy module would import something now, and may fail."""
+    return getattr(by, "__dict__", {}).get(name)
 
 
 def _shown(file: str) -> str:
     """A file's name; none where code was made as it ran, as its maker calls it what it likes."""
     if file.startswith(_PACKAGE):
         return "dpfl_plugin" + os.sep + file.removeprefix(_PACKAGE)
-    known = any(getattr(module, "__file__", None) == file for module in tuple(sys.modules.values()))
+    known = any(_held(module, "__file__") == file for module in tuple(sys.modules.values()))
     return Path(file).name if known else "code without a file"
 
 

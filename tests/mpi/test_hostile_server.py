@@ -340,6 +340,9 @@ def test_rank_0_names_no_file_that_silos_look_at_or_write(start: Start) -> None:
     assert marks[0] == marks[2] != marks[1], "records are known again by the runs of one key"
     server.known = wire.survey_header(joined({1: said}))
     assert server.ask("begin", "ready", survey=server.known, **server.facts)["say"] == "ready"
+    server.take({"privacy": SECURE, "algorithm": {"name": None, "module": "found_here:Found"}})
+    said = [server.survey(base=str(server.folder / name)) for name in ("smith.csv", "jones.csv")]
+    assert said[0]["text"] == said[1]["text"] and "for another description" in said[0]["text"]
     assert not (server.folder / "jones.csv").exists() and (server.folder / "smith.csv").read_text() == "no key"
 
 

@@ -44,7 +44,7 @@ def test_each_rank_keeps_the_limits_of_its_owner(tmp_path):
         path = tmp_path / f"owner-{rank}" / "data.lifetime.jsonl"
         assert {charge.silo for charge in Ledger.open(path, append=False)} == silos
         assert [one.epsilon for one in read_reservations(path)] == [3.0]
-        (log,) = (tmp_path / "runs").glob(f"one/*/silos/rank-{rank}.log")
+        log = tmp_path / f"owner-{rank}" / f"rank-{rank}.log"
         assert f"rank {rank}: silos {', '.join(map(str, sorted(silos)))}: agreed epsilon 3" in log.read_text()
     limits(tmp_path, 2, epsilon=5)
     done = job(tmp_path, write(tmp_path, {"name": "two", "privacy": PRIVACY}))

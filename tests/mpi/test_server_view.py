@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.measurements import join_lines, join_result
+from dpfl_plugin.runs.public_errors import kind_and_place
 from dpfl_plugin.runs.result import Result
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runs.setting import federate
@@ -427,6 +429,21 @@ def test_what_somebodys_own_data_set_says_of_records_stays_at_the_silos(
     assert f"{SECRET} is left out" in capsys.readouterr().err, "in the silo rank's own log"
     kept = [file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     assert SECRET not in json.dumps(network.said()) and SECRET.encode() not in b"".join(kept)
+
+
+class Lazy:
+    """A module that imports what it is asked for, as those of six do."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(name)
+
+
+def test_an_error_is_placed_beside_modules_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lazy", Lazy())  # type: ignore[arg-type]
+    kind = type("Lost", (ValueError,), {"__module__": "lazy"})
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        raise kind
+    assert kind_and_place(raised.value, ()).startswith("ValueError (test_server_view.py, line ")
 
 
 def test_rank_0_is_told_which_file_is_missing_as_the_configuration_names_it_and_no_path_of_a_silos_machine(

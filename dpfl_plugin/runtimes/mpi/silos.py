@@ -108,9 +108,9 @@ class SiloRank(Listener):
         self._custody.check(self._config)
         self._custody.check_gradients(self._config.evaluation.dissimilarity)
         self._custody.allow("record_counts", "numbers of records")
-        self._custody.check_folder(self._config, self._base)
-        # On the owner's disk before records are read: that they cannot be, and where, tells of them, too
+        # On the owner's disk before records or folders are looked at: what is wrong with them, and where, tells of them
         self._custody.keep_description(self._config, self._base)
+        self._custody.check_folder(self._config, self._base)
         own_folders.look_in(self._base)
         self._dealt = wire.read_dealt(header)
         ownership = Ownership(lambda silo: owner(silo, self._dealt) == self._link.rank, self._agree)
@@ -179,7 +179,8 @@ class SiloRank(Listener):
         reveals = self._config.evaluation.reveal == "server"
         folder, own = Path(header["folder"]), self._custody.limits is not None
         notes = Notes(folder / f"rank-{self._link.rank}.jsonl", own=own)
-        self._log.move(folder, own=own)
+        limits = self._custody.limits
+        self._log.move(folder if limits is None else limits.folder, own=own)  # rank 0 names no folder of an owner's
         self.take(parts.host, parts.model.device, parts.stack, None if reveals else notes)
         if header["profile"]:
             parts.host.clock = Stopwatch()
