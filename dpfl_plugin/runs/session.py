@@ -324,7 +324,9 @@ def _describe(job: Job) -> None:
     """Have where the run runs in its folder; as it ends once more, with all that it imported."""
     folder = job.folder
     described = {**environment.describe(), "base": str(job.base.resolve())}
-    described |= {"engine": job.parts.engine.name, "device": str(job.parts.model.device)}
+    parts = job.parts
+    described |= {"engine": parts.engine.name, "device": str(parts.model.device), "chunk_bytes": parts.memory.chunk}
+    described |= {"lockstep": parts.stack if parts.lockstep else 0}
     described |= {"threads": job.config.runtime.threads, "memory": job.parts.memory.described(), "label": job.label}
     described["packages_before"] = folder.packages_before(described["package_sha256"])
     folder.write(folder.environment, to_json(described))

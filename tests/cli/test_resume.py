@@ -289,7 +289,9 @@ def test_crashed_and_resumed(crashed: Path, undisturbed: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_what_is_computed_again_is_said_and_whether_it_is_charged_again(tmp_path: Path, secure: bool) -> None:
-    config = crash(write(tmp_path, CHANGES | {"privacy": {"epsilon": 3.0, "secure": secure}}), 8)
+    config = crash(
+        write(tmp_path, CHANGES | {"privacy": {"epsilon": 3.0, "randomness": "fresh" if secure else "seeded"}}), 8
+    )
     done = dpfl("run", config, "--out", tmp_path / "runs", "--json", "--resume")
     assert done.code == 0 and "resumed after round 6" in done.err, done.err
     (said,) = (line for line in done.err.splitlines() if "2 rounds" in line)
@@ -636,7 +638,7 @@ def test_a_run_that_goes_on_without_compiled_loops_draws_fresh_noise(tmp_path: P
 
 def test_secure_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path) -> None:
     """Nobody can repeat it: what was released before a crash and is not in the checkpoint was released twice."""
-    config = crash(write(tmp_path, {**CHANGES, "privacy": {"epsilon": 3.0, "secure": True}}), 8)
+    config = crash(write(tmp_path, {**CHANGES, "privacy": {"epsilon": 3.0, "randomness": "fresh"}}), 8)
     before = charges(folder_of(config))
     result = run(config, "--resume")
     after = charges(folder_of(config))
@@ -648,7 +650,7 @@ def test_secure_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path)
 
 def test_secure_runs_of_one_seed_are_two_releases(tmp_path: Path) -> None:
     """The same configuration in two folders: other noise, other names in the ledger, and no trace of a key."""
-    one, other = (run(write(tmp_path / _folder(tmp_path, name), {"privacy": {"secure": True}})) for name in "ab")
+    one, other = (run(write(tmp_path / _folder(tmp_path, name), {"privacy": {"randomness": "fresh"}})) for name in "ab")
     assert one["model_sha256"] != other["model_sha256"] and one["id"] == other["id"]
     assert not {c.noise_id for c in charges(one["folder"])} & {c.noise_id for c in charges(other["folder"])}
     statement = json.loads((Path(one["folder"]) / "ledger.json").read_text())

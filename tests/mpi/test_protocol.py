@@ -316,8 +316,8 @@ def test_charges_plans_and_draws_come_through_as_they_are() -> None:
     (found,) = wire.read_charges(wire.decode(wire.encode({"c": wire.charges_header([charge])}))["c"])
     assert (found, found.kind) == (charge, "score")
     plan = lab().plan([0, 4])
-    header = wire.decode(wire.encode(wire.plan_header(plan, Draw(2**62, 3, 1, "run"))))
-    assert wire.read_plan(header) == (plan, Draw(2**62, 3, 1, "run"))
+    header = wire.decode(wire.encode(wire.plan_header(plan, Draw(2**62, 3, "run"))))
+    assert wire.read_plan(header) == (plan, Draw(2**62, 3, "run"))
     for value in (math.inf, -math.inf, 5e-324, 0.1):
         assert wire.decode(wire.encode({"value": value}))["value"] == value
 

@@ -74,7 +74,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "early_stopping": {"share": 0.25, "every": 2, "patience": 1, "min_gain": 0.99, "noise_multiplier": 2.0},
         "personalise": {"local_steps": 2, "local_lr": 0.1},
     },
-    "secure": {"privacy": {"secure": True}, "rounds": 2},
+    "secure": {"privacy": {"randomness": "fresh"}, "rounds": 2},
     "settings of single silos": {
         "silos": {0: {"noise_multiplier": 9.0}, 5: {"clip_norm": 0.5}},
         "silo_weights": "noise",

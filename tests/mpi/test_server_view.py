@@ -192,7 +192,7 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
     "everything": {},
-    "secure": {"privacy": {"secure": True}},
+    "secure": {"privacy": {"randomness": "fresh"}},
     "adaptive": {"privacy": {"clip": "adaptive"}, "early_stopping": None, "personalise": None},
     "reduce": {"runtime": {"aggregation": "reduce"}, "early_stopping": None, "personalise": None},
     "silo": {

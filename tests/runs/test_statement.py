@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "per layer": {"privacy": {"clip": "per_layer"}},
     "solved": {"privacy": {"noise_multiplier": None, "epsilon": 2.5}},
     "capped": {"max_participations": 3, "silo_rate": 0.5, "rounds": 4},
-    "secure": {"privacy": {"secure": True}},
+    "secure": {"privacy": {"randomness": "fresh"}},
     "one of several": {},
     "fitted": {"data": {"preprocess": [{"name": "standardise"}]}},
 }
@@ -172,7 +172,7 @@ def test_the_default_seed_is_said_to_be_known(tmp_path: Path) -> None:
         return "which everybody knows" in (Path(result["folder"]) / "privacy.md").read_text()
 
     assert said("default", {"seed": None})
-    assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"secure": True}})
+    assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"randomness": "fresh"}})
 
 
 def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
