@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from dpfl_plugin.access import Access, opener
-from dpfl_plugin.core.forks import this_process
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
@@ -59,7 +58,7 @@ class LedgerFile:
         self._checks = array("Q")
         self._check = ""
         self._file: BinaryIO | None = None
-        self._usable, self._process = True, this_process()
+        self._usable, self._process = True, os.getpid()
         self._unsynced = True  # of lines that were read, too, it is not known whether they are on disk
         self._size, self._rest, self._complete = 0, b"", False  # whole lines; what follows them, and is it a line?
 
@@ -139,9 +138,9 @@ class LedgerFile:
 
     def require_usable(self) -> None:
         """Raise LedgerError where nothing can be charged."""
-        if self.path is not None and self._process != this_process():
+        if self.path is not None and self._process != os.getpid():
             raise LedgerError(
-                f"{self.path} was opened by process {self._process.number}, of which this is a fork: what both charged "
+                f"{self.path} was opened by process {self._process}, of which this is a fork: what both charged "
                 "would count once. Nothing may leave here. Open it after the fork, in one process."
             )
         if not self._usable:
@@ -196,7 +195,7 @@ class LedgerFile:
             return
         file = self._file
         try:
-            if self._unsynced and self._usable and self._process == this_process():
+            if self._unsynced and self._usable and self._process == os.getpid():
                 self.sync()
         finally:
             self._file, self._usable = None, False
