@@ -227,7 +227,7 @@ class Silo:
         frozen = Frozen(self._files.path / FROZEN, model)
         others = silo_for(records, lambda: frozen.seen)
         same = self._hashed.same(others) and self._decided_with(frozen).same(self._decided)
-        return self._sound and same and self._ledger.in_place
+        return self._sound and same
 
     @property
     def num_bytes(self) -> int:

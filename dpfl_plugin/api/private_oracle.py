@@ -150,7 +150,7 @@ class PrivateOracle:
         check_layers(module, type(net).__name__)
         mine = _records(dataset, module)
         with contextlib.ExitStack() as stack:
-            read = stack.enter_context(locked_shared(path))
+            stack.enter_context(locked_shared(path))
             key = MarkKey.at(shared_key(path))
             parts = _parts(config, module, mine, of_loss, key, path)
             _check_labels(parts, mine, named=isinstance(loss, str))
@@ -159,7 +159,7 @@ class PrivateOracle:
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
             key.keep()
-            account.shared = shared = stack.enter_context(open_shared(path, None if read is None else read.head))
+            account.shared = shared = stack.enter_context(open_shared(path))
             shared.begin_run(_facts(config, parts, token, account.prior))
             shared.sync()
             found = cls(net, _Opened(config, parts, account, path, token, stack.pop_all()))

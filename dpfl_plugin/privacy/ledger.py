@@ -218,11 +218,6 @@ class Ledger:
         self._lines.close()
 
     @property
-    def in_place(self) -> bool:
-        """Whether its file is where it was, and as it was left here."""
-        return self._lines.in_place
-
-    @property
     def head(self) -> str:
         """The last line's checksum. Noted elsewhere, it shows later whether whole lines are missing at the end."""
         return self._lines.head

@@ -57,7 +57,6 @@ class Job:
         clock: takes the time of each part.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
         tables: whether the result has all measures of the final model.
-        head: of the shared ledger when it was read; None once this run has charged to it.
     """
 
     config: Config
@@ -75,7 +74,6 @@ class Job:
     clock: Stopwatch = STOPPED
     stage: Stage | None = None
     tables: bool = True
-    head: str | None = None
 
     @property
     def records(self) -> str:
@@ -113,8 +111,7 @@ def make_job(
     expected = _expected_rounds(config, parts, prior, path, coins)
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
     bits = secrets.token_hex(16) if parts.rules.secure else naming.bits
-    head = None if shared is None else shared.head
-    return Job(config, base, folder, parts, path, prior, naming, here, bits, expected, coins, head=head)
+    return Job(config, base, folder, parts, path, prior, naming, here, bits, expected, coins)
 
 
 def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:

@@ -233,7 +233,7 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
         held = functools.partial(place.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
         check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
-        job = Job(parts=parts, **(others | {"here": arithmetic_of(others["config"], parts), "head": None}))
+        job = Job(parts=parts, **(others | {"here": arithmetic_of(others["config"], parts)}))
 
 
 def _together(parts: Parts) -> int:
@@ -389,7 +389,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     if found is not None:  # by another process, while this one was loading its data
         job = replace(job, coins=str(found.facts["coins"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
-    with open_ledgers(folder, ledger_facts(job), found, here, job.shared, shared_facts(job), job.head) as ledgers:
+    with open_ledgers(folder, ledger_facts(job), found, here, job.shared, shared_facts(job)) as ledgers:
         folder.write(folder.config, to_yaml(config))
         _describe(job)
         for note in ledgers.own.notes:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -120,30 +119,6 @@ def test_only_so_many_bytes_of_records_are_held_beside_the_last(tmp_path):
         assert len(silos) == 1
     silos.close()
     assert len(silos) == 0
-
-
-@pytest.mark.parametrize("what", ["set back", "overwritten", "deleted", "lost with its folder"])
-def test_a_ledger_that_is_not_as_it_was_left_ends_it_before_more_is_released(tmp_path, what):
-    agreement, data, silos = agree(block(rounds=8), num_silos=1, model=module()), records()[0], Held()
-    folder, copy = tmp_path / "silo", tmp_path / "copy"
-    server, make = Server(agreement, module()), Counted(agreement, 0, module(), data, folder)
-    for round in range(3):
-        with silos.silo(0, module(), data, make) as silo:
-            server.receive(0, silo.answer(server.begin()))
-        assert server.end()
-        if round == 1:
-            shutil.copy(folder / "ledger.jsonl", copy)
-    if what == "set back":
-        copy.replace(folder / "ledger.jsonl")
-    elif what == "overwritten":
-        (folder / "ledger.jsonl").write_bytes(copy.read_bytes())
-    elif what == "deleted":
-        (folder / "ledger.jsonl").unlink()
-    else:
-        shutil.rmtree(folder)
-    with pytest.raises(DpflError), silos.silo(0, module(), data, make) as silo:
-        server.receive(0, silo.answer(server.begin()))
-    assert make.opened == 2 and len(silos) == 0
 
 
 def test_an_owners_limits_hold_for_one_message(tmp_path, monkeypatch):
