@@ -158,7 +158,7 @@ def write_result(
     result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
     if final.by_silo:
         folder.write(folder.silos, _table_of_silos(final.by_silo, parts, said["silos"] or ()))
-    write_statement(folder, said, result["silo_names"])
+    write_statement(folder, said)
     folder.write(folder.result, to_json(result))
     return result, said
 
