@@ -271,6 +271,16 @@ def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
     return ledger, facts
 
 
+def check_ledger(folder: RunFolder) -> None:
+    """Check that a finished run's ledger is whole, if its folder has one.
+
+    Raises:
+        LedgerError, DataError: see `read_whole`.
+    """
+    if folder.ledger.exists() or folder.statement.exists():
+        read_whole(folder)
+
+
 def _read_statement(path: Path) -> tuple[int, str] | None:
     """How many charges a ledger held when its statement was written, and its last line's checksum.
 

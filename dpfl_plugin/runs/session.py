@@ -43,7 +43,6 @@ from dpfl_plugin.runs.extra_releases import check_in_shared
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.forecast import solving, strain
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
-from dpfl_plugin.runs.integrity import check_kept
 from dpfl_plugin.runs.job import (
     Job,
     arithmetic_of,
@@ -58,7 +57,7 @@ from dpfl_plugin.runs.job import (
     silo_noise_begun_with,
     stopping_of,
 )
-from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_shared, locked_shared, open_ledgers
+from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
 from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
 from dpfl_plugin.runs.naming import StillTheSame
 from dpfl_plugin.runs.place import Place
@@ -188,7 +187,7 @@ def _check_finished(
     if ledger is not None:
         with locked_shared(ledger, wait) as shared:
             check_shared(folder, ledger, shared)
-    check_kept(folder, result)
+    check_ledger(folder)
     check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
 
 
