@@ -14,7 +14,6 @@ import contextlib
 import functools
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from dpfl_plugin.access import Access, too_open
+from dpfl_plugin.access import Access
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.beginning import begun, holds, own, parts_of
 from dpfl_plugin.adapters.frozen import FILE as FROZEN
@@ -115,8 +114,6 @@ class Silo:
         with contextlib.ExitStack() as stack:
             lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
             self._files.make()
-            if said := too_open(self._files.path, access):
-                warnings.warn(said, stacklevel=2)
             taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
             stack.enter_context(locked(self._files.path / ".lock", taken))
             self._open(model, records, loss, lifetime, stack, None if kept is None else kept.take(self._files.path))

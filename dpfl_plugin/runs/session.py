@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 
 from dpfl_plugin import given
-from dpfl_plugin.access import too_open
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
@@ -211,9 +210,6 @@ def _check_finished(
 
 def _run_told(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """Run a job whose folder is locked; ``hooks`` are closed after it."""
-    for path in (job.folder.path, job.shared):
-        if path is not None and (open_to := too_open(path, job.folder.access)):
-            hooks.note(f"warning: {open_to}")
     try:
         return _run_in_memory(job, place, hooks, stop)
     finally:
