@@ -48,7 +48,7 @@ def only(access: Access) -> dict[str, set[int]]:
 @pytest.mark.usefixtures("umask", "pictures")
 def test_what_a_run_writes_is_its_owners(tmp_path: Path) -> None:
     shared = tmp_path / "shared.jsonl"
-    path = write(tmp_path, {"evaluation": {"every": 2}})
+    path = write(tmp_path, {"evaluation": {"every": 2}, "privacy": {"randomness": "fresh"}})
     done = dpfl("run", path, "--out", tmp_path / "deep" / "runs", "--ledger", shared, "--profile")
     assert done.code == 0, done.err
     assert modes(tmp_path / "deep") == only("owner")

@@ -254,15 +254,6 @@ class Silo:
     def noise_multiplier(self) -> float:
         return self._rules.noise_multiplier
 
-    @property
-    def ledger_head(self) -> str:
-        """The checksum of the ledger's last line; kept elsewhere, it shows whether lines are missing at the end."""
-        return self._ledger.head
-
-    def holds(self, head: str) -> bool:
-        """Whether the ledger is one that once had this `ledger_head`, and grew since."""
-        return self._ledger.holds(head)
-
     def answer(self, message: Message) -> Message:
         """Take part in the round that the server asks for: the upload, or why there is none.
 

@@ -276,14 +276,14 @@ def test_limits_that_are_lowered_or_taken_away_stop_a_silo_that_stays_open(tmp_p
     server = server_of(agreement)
     with silo_of(agreement, None) as silo:
         assert rounds_with(silo, server, 1) == ["upload"]
-        charged = silo.ledger_head
+        charged = silo._ledger.head
         limit(0.5)
         with pytest.raises(LimitError, match="has changed the limits since the silo was opened"):
             rounds_with(silo, server, 1)
         path.unlink()
         with pytest.raises(LimitError, match="limits"):
             silo.answer(over_the_wire(server.begin()))
-        assert silo.ledger_head == charged
+        assert silo._ledger.head == charged
         limit(20)
         assert silo.answer(over_the_wire(server.begin())).header["status"] == "upload"
 
