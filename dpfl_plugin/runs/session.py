@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 
 from dpfl_plugin import given
-from dpfl_plugin.access import too_open
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
@@ -42,7 +41,6 @@ from dpfl_plugin.runs.extra_releases import check_in_shared
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.forecast import solving, strain
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
-from dpfl_plugin.runs.integrity import check_kept
 from dpfl_plugin.runs.job import (
     Job,
     begun_with,
@@ -56,7 +54,7 @@ from dpfl_plugin.runs.job import (
     silo_noise_begun_with,
     stopping_of,
 )
-from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_shared, locked_shared, open_ledgers
+from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
 from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
@@ -206,15 +204,12 @@ def _check_finished(
     if ledger is not None:
         with locked_shared(ledger, wait) as shared:
             check_shared(folder, ledger, shared)
-    check_kept(folder, result)
+    check_ledger(folder)
     check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
 
 
 def _run_told(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """Run a job whose folder is locked; ``hooks`` are closed after it."""
-    for path in (job.folder.path, job.shared):
-        if path is not None and (open_to := too_open(path, job.folder.access)):
-            hooks.note(f"warning: {open_to}")
     try:
         return _run_in_memory(job, place, hooks, stop)
     finally:
@@ -250,7 +245,7 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
         held = functools.partial(place.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
         check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
-        job = Job(parts=parts, **(others | {"head": None}))
+        job = Job(parts=parts, **others)
 
 
 def _together(parts: Parts) -> int:
@@ -411,7 +406,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     if found is not None:  # by another process, while this one was loading its data
         job = replace(job, coins=str(found.facts["coins"]), run_name=str(found.facts["run_name"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
-    with open_ledgers(folder, ledger_facts(job), found, job.shared, shared_facts(job), job.head) as ledgers:
+    with open_ledgers(folder, ledger_facts(job), found, job.shared, shared_facts(job)) as ledgers:
         folder.write(folder.config, to_yaml(config))
         _describe(job)
         for note in ledgers.own.notes:

@@ -107,11 +107,7 @@ def test_noise_that_is_drawn_for_several_sums_at_once_is_used_once():
     assert stats.kstest(every[:200] / 9e9, "norm").pvalue > ALPHA
 
 
-@pytest.mark.parametrize("number", ["its own", "its parent's"])
-def test_no_two_holders_of_a_secure_stream_draw_the_same(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork has its parent's number where both are the first of a container."""
-    if number == "its parent's":
-        monkeypatch.setattr(os, "getpid", lambda: 1)
+def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
     source = SecureStream(8)
     source.seek(b"").rounded(10, 1e6)  # and seven more, which are there to be handed out
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
