@@ -29,6 +29,8 @@ ASSUMPTIONS = (
     "The server is honest but curious: it sees every message of every silo, and who took part.",
     "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
     "that it was drawn with the stated probability.",
+    "The user's own code is trusted: models and losses compute a record's output from that record and the parameters "
+    "alone, and plugins and callbacks do what they say.",
     "The numbers of training and test records of the silos are public.",
 )
 PERSONS = (
