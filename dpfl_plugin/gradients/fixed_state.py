@@ -70,7 +70,8 @@ class _Snapshot:
     @classmethod
     def of(cls, module: nn.Module, frozen: frozenset[str]) -> _Snapshot:
         buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
-        versions = {name: (value, _version(value)) for name, value in module.named_parameters() if name in frozen}
+        versions: dict[str, tuple[Tensor, int]] = {}
+        versions |= {name: (value, _version(value)) for name, value in module.named_parameters() if name in frozen}
         return cls(module, [layer.training for layer in module.modules()], buffers, versions)
 
     def changed(self) -> str | None:

@@ -26,6 +26,8 @@ class Net(nn.Module):
     """Calls ``change`` in each forward pass once ``active`` is set."""
 
     active = False
+    mean: Tensor
+    count: Tensor
 
     def __init__(self, change: Callable[[Net, Tensor], None] | None = None) -> None:
         super().__init__()
