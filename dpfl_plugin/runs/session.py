@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedByEvaluationError, ChangedError, ConfigError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, ConfigError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
@@ -359,10 +359,8 @@ def _run_rounds(
         if fault is None:
             raise
         folder.append(folder.log, plugin_errors.trace(error))
-        evaluated = isinstance(error, ChangedByEvaluationError)
-        at = f"after round {progress.rounds}" if evaluated else f"round {progress.rounds + 1}"
         elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
-        reason = f"{at}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
+        reason = f"round {progress.rounds + 1}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
         experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
         return Outcome("failed", Cause.ERROR, reason)
     finally:

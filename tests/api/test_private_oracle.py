@@ -81,7 +81,6 @@ def test_a_total_with_a_model_of_a_users_own_says_that_it_is_taken_on_trust(tmp_
     for model in (Own(3, 2), net()):
         with made(tmp_path / "silo.jsonl", model) as oracle:
             oracle.backward()
-    assert "code from outside this package" not in oracle.statement
     assert "a user's own model, the total takes on trust as well" in oracle.statement
 
 
