@@ -10,7 +10,8 @@ from typing import Any
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of
-from dpfl_plugin.errors import ConfigError, PluginError
+from dpfl_plugin.errors import ConfigError, DataError, PluginError
+from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.sweeps.manifest import Sweep
 
 
@@ -32,11 +33,10 @@ def check_finished(sweep: Sweep, rows: Sequence[Row]) -> None:
 
 def _facts(sweep: Sweep, row: Row) -> dict[str, Any] | None:
     """Of a finished run's checkpoint, if users' code was in it."""
-    newest = sorted((sweep.folder_of(row).checkpoint).glob("round-*/facts.json"))
     try:
-        facts: dict[str, Any] = json.loads(newest[-1].read_text())
+        facts = load_facts(sweep.folder_of(row).checkpoint) or {}
         return facts if facts["code"]["files"] else None
-    except (OSError, ValueError, KeyError, TypeError, IndexError):  # of an earlier version, or nothing is left of it
+    except (DataError, KeyError, TypeError):  # of an earlier version, or nothing is left of it
         return None
 
 
