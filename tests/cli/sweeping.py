@@ -61,10 +61,10 @@ def write_long(folder: Path, sweep: dict[str, Any] | None = None, name: str = "s
 def deep_in_all(out: Path) -> bool:
     """Whether each run of a folder has got past a checkpoint."""
     begun = any(out.glob("sweeps/*/manifest.jsonl"))
-    facts = (
-        [load_facts(folder) for run in rows(out) for folder in out.glob(f"runs/*/{run}/checkpoint")] if begun else []
-    )
-    return begun and len(facts) == len(rows(out)) and all(one and one["rounds"] for one in facts)
+    if not begun:
+        return False
+    facts = [load_facts(folder) for run in rows(out) for folder in out.glob(f"runs/*/{run}/checkpoint")]
+    return len(facts) == len(rows(out)) and all(found and found["rounds"] for found in facts)
 
 
 def rows(out: Path) -> dict[str, Row]:

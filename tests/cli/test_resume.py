@@ -126,7 +126,7 @@ def crash(config: Path, number: int, *args: object) -> Path:
 def test_interrupted_and_resumed(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, number: int, calls: int
 ) -> None:
-    """The signal comes while the silos of a stack are at work; ``calls`` counts stacks, of which a round has two."""
+    """The signal comes while the silos of a stack are at work, and their round is finished; a round has two stacks."""
     config, seen, real = write(tmp_path, CHANGES), 0, SiloGroup.run
 
     def work(self: SiloGroup, *args: Any) -> Any:
@@ -139,7 +139,7 @@ def test_interrupted_and_resumed(
     monkeypatch.setattr(SiloGroup, "run", work)
     done = dpfl("run", config, "--out", tmp_path / "runs", "--json")
     assert done.code == 4 and f"dpfl run {config} --out {config.parent / 'runs'} --resume" in done.err
-    assert done.json["status"] == "interrupted" and done.json["rounds"] == calls // 2
+    assert done.json["status"] == "interrupted" and done.json["rounds"] == (calls + 1) // 2
     assert json.loads((folder_of(config) / "result.json").read_text()) == done.json
     assert len(list((folder_of(config) / "checkpoint").iterdir())) == 1
     same(run(config, "--resume"), undisturbed)
