@@ -294,7 +294,7 @@ def third_party_view(
       bounds whatever anybody makes of the models. The same goes for batches, whose amplification is an average over
       their draw in every view.
 
-    Therefore `privacy.secure` draws participants from the operating system's randomness (`planning.fresh_coins`), and
+    Therefore `privacy.randomness: fresh` draws participants from the operating system's randomness (`planning.fresh_coins`), and
     the basis of a simulation's number says that it holds as if they had been.
 
     Args:

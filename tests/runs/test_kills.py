@@ -28,7 +28,7 @@ ROUNDS, EPSILON = 10, 4.0
 FRESH: dict[str, Any] = {
     "rounds": ROUNDS,
     "algorithm": {"name": "scaffold", "local_steps": 2, "local_lr": 0.5},
-    "privacy": {"secure": True, "epsilon": EPSILON, "noise_multiplier": None, "record_rate": 0.5},
+    "privacy": {"randomness": "fresh", "epsilon": EPSILON, "noise_multiplier": None, "record_rate": 0.5},
 }
 
 
