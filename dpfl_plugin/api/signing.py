@@ -98,8 +98,8 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
         raise ConfigError(f"{folder}: nothing is guaranteed ({why}), so there is nothing to sign.")
     if said["mechanism"].get("randomness") != "fresh":
         raise ConfigError(
-            f"{folder}: privacy.randomness: seeded: the run was a simulation, whose noise follows from its seed: nobody "
-            "should sign for it. Run it again with --set privacy.randomness=fresh, or without a seed."
+            f"{folder}: privacy.randomness: seeded: the run was a simulation, whose noise follows from its seed: "
+            "nobody should sign for it. Run it again with --set privacy.randomness=fresh, or without a seed."
         )
 
 

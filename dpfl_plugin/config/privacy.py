@@ -68,8 +68,8 @@ class PrivacyConfig(Strict):
     accountant: PluginBlock = Field(default=Block(name="pld"), description="what composes the releases")
     randomness: Literal["fresh", "seeded"] | None = Field(
         None,
-        description="fresh: batches, noise and participants from the operating system; seeded: from seed, which repeats "
-        "and protects nobody; default: seeded where a seed is named",
+        description="fresh: batches, noise and participants from the operating system; seeded: from seed, which "
+        "repeats and protects nobody; default: seeded where a seed is named",
     )
 
     @model_serializer(mode="wrap")

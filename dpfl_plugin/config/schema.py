@@ -233,8 +233,8 @@ class Config(Strict):
         None,
         ge=0,
         lt=2**63,
-        description="of the initial model and of how records are dealt; of the noise, too (privacy.randomness: seeded), "
-        "unless randomness is fresh; left out: drawn, and noise is fresh",
+        description="of the initial model and of how records are dealt, and of the noise where privacy.randomness is "
+        "seeded, as it is by default with a seed; left out: drawn, and noise is fresh",
     )
     rounds: int | None = Field(None, ge=1, le=10**7, description="T; left out: as many as privacy.epsilon allows")
     silo_rate: float = Field(1.0, gt=0, le=1, description="l, share of silos in a round")

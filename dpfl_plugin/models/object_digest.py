@@ -67,13 +67,10 @@ def _facts(value: Any, within: tuple[int, ...]) -> Any:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Of a module without the registries of hooks, which torch numbers as it goes."""
-    found = vars(value)
-    if not isinstance(value, torch.nn.Module):
-        return dict(found)
-    hidden = {"_non_persistent_buffers_set", "_is_full_backward_hook"}
-    return {
-        key: one for key, one in found.items() if not key.endswith("_hooks") and "_hooks_" not in key
-    } | dict.fromkeys(hidden & found.keys())
+    found = dict(vars(value))
+    if isinstance(value, torch.nn.Module):
+        found = {key: one for key, one in found.items() if not key.endswith("_hooks") and "_hooks_" not in key}
+    return found
 
 
 def _of_class(kind: type) -> Any:

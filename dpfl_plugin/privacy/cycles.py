@@ -1,7 +1,7 @@
 """Where silos are in their cycles of batches, and what the noise of their next steps is correlated with.
 
-It is kept from round to round as a silo's own state, and is in checkpoints. Cycles are for seeded runs only, whose noise
-anybody with the seed can compute, so the sums x of the last steps, which no noise covers, are kept as they are.
+It is kept from round to round as a silo's own state, and is in checkpoints. Cycles are for seeded runs only, whose
+noise anybody with the seed can compute, so the sums x of the last steps, which no noise covers, are kept as they are.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class PrivacyRules:
             )
         if self.fresh:
             raise UnsupportedError(
-                "runtime.noise='device' with privacy.randomness: fresh: the device's numbers follow from the seed. Use noise: "
-                "host."
+                "runtime.noise='device' with privacy.randomness: fresh: the device's numbers follow from the seed. Use "
+                "noise: host."
             )
         if not callable(getattr(self.mechanism, "add", None)):
             raise UnsupportedError(

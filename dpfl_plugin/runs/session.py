@@ -74,8 +74,8 @@ from dpfl_plugin.runs.void_statement import void_statement
 PROFILE_SCHEMA = 1
 FRESH: Final = "randomness fresh: batches and noise come from the operating system, and another run draws other ones."
 SEEDED: Final = (
-    "randomness seeded (seed {seed}): a reproducible simulation, whose noise can be computed from its seed and protects "
-    "nobody."
+    "randomness seeded (seed {seed}): a reproducible simulation, whose noise can be computed from its seed and "
+    "protects nobody."
 )
 
 

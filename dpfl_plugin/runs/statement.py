@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dpfl_plugin.config.privacy import OF_PERSONS
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.federation.outcome import Cause
@@ -45,8 +46,8 @@ REVEALED = (
 )
 REVEALED_GRADIENTS = " with (evaluation.dissimilarity) its gradient"
 SIMULATION = (
-    "Reproducible simulation. With fresh randomness these settings would cost epsilon = {epsilon}; this run's noise can "
-    "be computed from its seed, so it protects nobody."
+    "Reproducible simulation. With fresh randomness these settings would cost epsilon = {epsilon}; this run's noise "
+    "can be computed from its seed, so it protects nobody."
 )
 BY_SCHEMA = (
     "The categories and ranges of the schema are public: they are known without the records, and not read from them.",
@@ -56,8 +57,8 @@ SEEDED = (
     "the seed.",
 )
 FRESH = (
-    "Batches and noise came from AES in counter mode under keys that each silo drew from its operating system, used for "
-    "one computation and never stored: the seed of the run does not reveal them.",
+    "Batches and noise came from AES in counter mode under keys that each silo drew from its operating system, used "
+    "for one computation and never stored: the seed of the run does not reveal them.",
 )
 FRESH_DRAWS = (
     "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
@@ -279,7 +280,7 @@ def warnings(config: Config, account: PrivacyAccount, rules: PrivacyRules, *, re
     if not rules.fresh and rules.release(1.0).noise_multiplier > 0:
         tuning = account.ledger.facts.get("tuning")
         epsilon = account.views()["server"]["epsilon"] if tuning is None else tuning["epsilon"]
-        found.append(SIMULATION.format(epsilon="none" if epsilon is None else number(epsilon)))
+        found.append(SIMULATION.format(epsilon="none" if epsilon is None else digits(epsilon, 4)))
     if revealed:
         found.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
     return found
