@@ -24,7 +24,7 @@ from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.runtime import Interrupted, Runtime
+from dpfl_plugin.federation.runtime import Runtime
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.survivors import TooFewSilosError
 from dpfl_plugin.gradients.choice import faster
@@ -283,6 +283,12 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
         assert config.privacy.epsilon is not None
         if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
             hooks.note(f"warning: {why}.")
+    every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
+    if parts.rules.fresh and every != 1 and seconds:
+        hooks.note(
+            "checkpoint: noise is fresh, so what was released after the last checkpoint is charged again if the run is "
+            "killed. Leave out checkpoint.every and checkpoint.seconds to have one after every round."
+        )
     _tell_silos(config, parts, hooks)
     for said in slow_noise(config, parts.noise_multiplier):
         hooks.note(said)
@@ -389,8 +395,6 @@ def _finish(
             kept, retry = experiment.kept(progress), experiment.survivors.retry
             if tables:
                 measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
-        except Interrupted:
-            outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
         except TooFewSilosError as error:
             outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
         except ChangedError as error:
@@ -411,7 +415,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
             hooks.note(f"ledger: {note}")
         account = account_of(job, ledgers, found)
         look_ahead(job, account)
-        runtime = place.runtime(parts, account, config, stop)
+        runtime = place.runtime(parts, account, config)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
         holders = held_by.of_run(None if found is None else found.facts.get("held_by"), parts.held_by)
@@ -480,6 +484,7 @@ def _solved_for(config: Config, prior: Prior) -> str:
 
 def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
     config = job.config
+    every, seconds = config.checkpoint.when(fresh=job.parts.rules.fresh)
     return Experiment(
         planner=planner_of(config, job.parts, job.coins),
         runtime=runtime,
@@ -493,8 +498,8 @@ def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list
         evaluations=replace(evaluations_of(job), may_end=job.stage is None),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
-        checkpoint_every=config.checkpoint.every,
-        checkpoint_seconds=config.checkpoint.seconds,
+        checkpoint_every=every,
+        checkpoint_seconds=seconds,
         first=first_round_of(job, account),
         stopping=stopping_of(config),
         personalise=config.personalise,

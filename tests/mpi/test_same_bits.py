@@ -134,9 +134,8 @@ def here(config: Path) -> dict[str, Any]:
 
 def states(result: dict[str, Any]) -> dict[str, bytes]:
     """What the last checkpoint holds."""
-    (newest,) = (Path(result["folder"]) / "checkpoint").iterdir()
-    files = [(path, load_file(path)) for path in newest.glob("*.safetensors")]
-    return {f"{path.name} {key}": value.tobytes() for path, found in files for key, value in found.items()}
+    found = load_file(Path(result["folder"]) / "checkpoint" / "state.safetensors")
+    return {key: value.tobytes() for key, value in found.items()}
 
 
 def compare(one: dict[str, Any], other: dict[str, Any], label: str) -> None:

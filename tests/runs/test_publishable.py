@@ -12,6 +12,7 @@ import pytest
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.federation.planning import draw_participants
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.statement import SIMULATION
 from tests.cli.command import charges, run, write
@@ -41,8 +42,7 @@ def published(result: dict[str, Any]) -> str:
 
 
 def facts(result: dict[str, Any]) -> dict[str, Any]:
-    (newest,) = RunFolder(Path(result["folder"])).checkpoint.iterdir()
-    return dict(json.loads((newest / "facts.json").read_text()))
+    return load_facts(RunFolder(Path(result["folder"])).checkpoint) or {}
 
 
 def test_what_is_published_is_the_same_whoever_took_part(tmp_path: Path) -> None:
