@@ -159,6 +159,7 @@ def test_an_outsider_is_told_of_one_sample_only_where_the_draw_repeats(secure: b
     assert (one.outsider() is None) == secure
 
 
+@pytest.mark.slow
 def test_rounds_that_other_draws_would_have_allowed_are_not_taken_for_cheaper_ones() -> None:
     """Two phases on halves and quarters of the records, the second at twice the rate; the budget ends the first."""
     half, quarter = (Round((0, 1), share=share) for share in ((0.0, 0.5), (0.5, 0.75)))
@@ -330,6 +331,7 @@ def test_how_silos_take_part_is_the_federations() -> None:
         assert one.ahead()[1] == pytest.approx(epsilon(1, probability), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", BOTH)
 @pytest.mark.parametrize("beta", [1.0, 0.999])
 def test_what_will_not_be_repeated_counts_before_the_next_release(view: BudgetView, beta: float) -> None:
