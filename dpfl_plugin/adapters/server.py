@@ -89,7 +89,7 @@ class Server:
         config, setting = agreement.config, agreement.setting
         self._access: Access = access
         self.agreement, self._folder, self._min_share = agreement, None if folder is None else Path(folder), min_share
-        self._planner = Planner(agreement.algorithm, setting, setting.weights, config.seed)
+        self._planner = Planner(agreement.algorithm, setting, setting.weights, config.public_seed)
         self.rounds, self.status, self.reason = 0, "running", ""
         self._void = 0
         self._counted: dict[int, str] = {}

@@ -196,7 +196,7 @@ class PrivateOracle:
                 parts.host.engine,
                 [parts.host.train[0]],
                 [0],
-                _draw(step, opened.name),
+                Draw.fresh(step, opened.name),
                 max_gradients=1,
                 layers=layers(self._layout),
                 clip_norms=self._clip_norms,
@@ -322,11 +322,6 @@ class PrivateOracle:
         return published(said)
 
 
-def _draw(step: int, name: str) -> Draw:
-    """A name that is used once; the bits come from the operating system."""
-    return Draw(0, step, 0, name)
-
-
 def _config(
     net: nn.Module, privacy: Any, steps: int | None, loss: Any, l2: float, engine: str, name: str
 ) -> tuple[Config, Callable[..., Any] | None]:
@@ -336,10 +331,10 @@ def _config(
     if not isinstance(privacy, PrivacyConfig | Mapping):
         raise ConfigError(f"{WHERE}: privacy is a {type(privacy).__name__}: give dpfl.Privacy(epsilon=..., delta=...).")
     given = privacy if isinstance(privacy, PrivacyConfig) else Privacy(**{str(k): v for k, v in privacy.items()})
-    if "secure" in given.model_fields_set and not given.secure:
+    if given.randomness == "seeded":
         raise ConfigError(
-            "privacy.secure=False: an oracle's batches and noise are from the operating system, never from a seed. "
-            "Leave it out."
+            "privacy.randomness='seeded': an oracle's batches and noise are from the operating system, never from a "
+            "seed. Leave it out."
         )
     if given.unit != "record":
         raise UnsupportedError(f"privacy.unit={given.unit!r}: an oracle protects records. Use unit='record'.")
@@ -364,7 +359,7 @@ def _config(
     values: dict[str, Any] = {
         "name": plain(name),
         "algorithm": {"name": "fedsgd", "form": "single", "local_lr": 1.0},
-        "privacy": {**given.model_dump(exclude_unset=True), "secure": True},
+        "privacy": {**given.model_dump(exclude_unset=True), "randomness": "fresh"},
         "loss": said,
         "l2": plain(l2),
         "engine": plain(engine),
@@ -472,7 +467,5 @@ def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, 
         "draws_decided": follows,
         "follows_draws": follows,
         "largest_rate": rules.release(rules.sampler.rate(parts.num_records[0])).rate,
-        "attempt": 0,
-        "arithmetic": "",
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

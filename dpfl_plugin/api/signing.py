@@ -96,10 +96,10 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
     if said["guarantee"].startswith("none"):
         why = said["guarantee"].removeprefix("none: ")
         raise ConfigError(f"{folder}: nothing is guaranteed ({why}), so there is nothing to sign.")
-    if not said["mechanism"]["secure"]:
+    if said["mechanism"].get("randomness") != "fresh":
         raise ConfigError(
-            f"{folder}: the run was a simulation, whose noise follows from its seed: nobody should sign for it. Run it "
-            "anew with privacy.secure: true in the file (--set privacy.secure=true), Privacy(secure=True) in Python."
+            f"{folder}: privacy.randomness: seeded: the run was a simulation, whose noise follows from its seed: "
+            "nobody should sign for it. Run it again with --set privacy.randomness=fresh, or without a seed."
         )
 
 

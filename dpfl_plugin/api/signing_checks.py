@@ -75,7 +75,7 @@ def _facts(ledger: Ledger, config: Config, proven: Mapping[str, Any]) -> dict[st
         "accountant.name": build_plugin("accountants", config.privacy.accountant, where="privacy.accountant").name,
         "views.server.delta": config.privacy.delta,
         "views.server.neighbouring": proven["server"]["neighbouring"],
-        "mechanism.secure": config.privacy.secure,
+        "mechanism.randomness": config.privacy.randomness,
         "tuning": ledger.facts.get("tuning"),
         **{f"protects.{key}": next(iter(found)) for key, found in kinds.items() if len(found) == 1},
         **{f"protects.{key}": getattr(config.privacy, key) if persons else None for key in OF_PERSONS},

@@ -50,7 +50,7 @@ def train(
     algorithm: Any,
     privacy: Privacy | Mapping[str, Any],
     rounds: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
@@ -67,7 +67,8 @@ def train(
         algorithm: an instance, e.g. ``dpfl.Scaffold(local_steps=20, local_lr=1.0)``, a name or a block.
         privacy: `Privacy`, or its keys as a mapping.
         rounds: None: as many as ``privacy.epsilon`` allows.
-        seed: of everything that is drawn; whoever knows it can compute the noise (``privacy.secure`` for real use).
+        seed: None: noise is fresh, and another run draws another one. A number: a simulation that repeats, whose noise
+            whoever knows the seed can compute, unless ``privacy.randomness`` is "fresh".
         out: folder of run folders; None: one of its own, runs/DATE-TIME.
         resume: go on with the run that an earlier call with the same arguments began in ``out``.
         ledger: a file by which several runs on the same data share a budget.
@@ -290,7 +291,7 @@ def trained_model(
         DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
     """
     block = {key: value for key, value in {"name": config.model.name, "module": config.model.module}.items() if value}
-    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.seed, outcome)
+    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.public_seed, outcome)
     try:
         found.load_state_dict(load_file(files.model))
     except (OSError, SafetensorError, RuntimeError) as error:

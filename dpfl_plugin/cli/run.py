@@ -237,7 +237,7 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
         *_of_silos(results),
         *_doubts(plan, results),
         *_meaning(results, told),
-        *_repeatable(plan, results),
+        *_seeded(plan, results),
         *_unspent(plan, results),
         *_comparisons(plan, results),
         *_files(plan, results),
@@ -356,14 +356,14 @@ def _doubts(plan: Plan, results: dict[str, Result]) -> list[str]:
     return lines
 
 
-def _repeatable(plan: Plan, results: dict[str, Result]) -> list[str]:
+def _seeded(plan: Plan, results: dict[str, Result]) -> list[str]:
     """That an epsilon does not hold against whoever has the seed."""
-    private = [v for v in plan.variants if (v.label or v.config.name) in results and not v.config.privacy.secure]
+    private = [v for v in plan.variants if (v.label or v.config.name) in results and not v.config.fresh]
     if not any(results[v.label or v.config.name]["epsilon"]["server"]["epsilon"] for v in private):
         return []
     return [
         "This is a simulation: its noise follows from the seed, and whoever has the folder can compute it. Before "
-        "anything of a run leaves your hands: --set privacy.secure=true."
+        "anything of a run leaves your hands: --set privacy.randomness=fresh."
     ]
 
 

@@ -38,7 +38,7 @@ class FirstRound:
         self,
         progress: Progress,
         *,
-        draw: Callable[[Progress, int, Vectors, RoundPlan], Draw],
+        draw: Callable[[int], Draw],
         send: Callable[[Progress, Vectors, RoundPlan, Draw], Vectors],
         stop: Callable[[], bool],
         save: Callable[[], None],
@@ -58,7 +58,7 @@ class FirstRound:
             down = {"model": progress.server["model"]}
             plan = self.planner.of_all("statistics", lost=progress.lost)
             plan = replace(plan, weights=(1.0,) * len(plan.participants))  # a sum, and no mean
-            named = draw(progress, 0, down, plan)
+            named = draw(0)
             if not self.account.affords_beside("statistics", 0, named.noise_id):
                 return False
             if stop():
@@ -68,6 +68,6 @@ class FirstRound:
             progress.statistics = torch.cat([torch.tensor(of, dtype=sums.dtype, device=sums.device), sums])
             save()
         plan, down = self.planner.of_all("scale", lost=progress.lost), {"sums": progress.statistics}
-        send(progress, down, plan, draw(progress, 0, down, plan))
+        send(progress, down, plan, draw(0))
         self.done = True
         return True

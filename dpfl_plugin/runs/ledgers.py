@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, DataError, LedgerBusyError, LedgerError, Worded
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
@@ -23,10 +21,6 @@ from dpfl_plugin.privacy.ledger_file import BEGINNING
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.runs.folder import RunFolder, held, locked, locks_of_one_machine
 
-FRESH_NOISE = (
-    "released already, and not to be repeated bit for bit here, because the machine or the versions differ, the noise "
-    "is secure, or silos that were lost take part again: {what}. This is run with fresh noise and charged again."
-)
 BESIDE_ROUNDS = {
     "score": "validation scores",
     "statistics": "statistics of columns",
@@ -39,14 +33,11 @@ class Ledgers:
     """What a session charges to.
 
     Attributes:
-        attempt: names the noise of this session's rounds: that of the checkpoint, or a fresh one if they may not give
-            the same bits as those that the ledgers hold.
         run: what the shared ledger says of this session.
     """
 
     own: Ledger
     shared: Ledger | None
-    attempt: int
     run: Mapping[str, Any]
 
     def fail(self) -> None:
@@ -187,7 +178,6 @@ def open_ledgers(
     folder: RunFolder,
     facts: Mapping[str, Any],
     found: Checkpoint | None,
-    here: Mapping[str, Any],
     path: Path | None,
     run: Mapping[str, Any],
     head: str | None = None,
@@ -196,7 +186,7 @@ def open_ledgers(
 
     Args:
         facts: what the own ledger is to say of the run.
-        found: the checkpoint to go on from; here: the arithmetic of this session (`environment.arithmetic`).
+        found: the checkpoint to go on from.
         path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
         head: see `open_shared`.
 
@@ -206,24 +196,15 @@ def open_ledgers(
     with contextlib.ExitStack() as stack:
         shared = None if path is None else stack.enter_context(open_shared(path, head))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
-        noise = run["noise"]
         if shared is not None:
-            _add_missing(own, shared, noise)
-        before = 0 if found is None else int(found.facts["attempt"])
-        replayed = any(charge.round >= (0 if found is None else found.rounds) for charge in own)
-        attempt = before
-        if not _repeats(found, replayed, _arithmetics(found, shared, noise, before), here):
-            attempt = fresh_attempt()
-            if replayed and (what := made_again(own, found)):
-                own.note(FRESH_NOISE.format(what=what))
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        run = {**run, "attempt": attempt, "arithmetic": _digest(here), "started": now}
+            _add_missing(own, shared, run["noise"])
+        run = {**run, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         if shared is not None:
             shared.begin_run(run)
             shared.append(own)
             shared.sync()
         own.sync()
-        yield Ledgers(own, shared, attempt, run)
+        yield Ledgers(own, shared, run)
 
 
 @contextlib.contextmanager
@@ -338,28 +319,6 @@ def _add_missing(own: Ledger, shared: Ledger, noise: str) -> None:
         )
 
 
-def _arithmetics(found: Checkpoint | None, shared: Ledger | None, noise: str, attempt: int) -> set[str]:
-    """On what the rounds of an attempt were computed, as far as is known."""
-    known = set() if found is None else {_digest(found.facts["arithmetic"])}
-    runs = [] if shared is None else shared.runs
-    return known | {run["arithmetic"] for run in runs if (run["noise"], run["attempt"]) == (noise, attempt)}
-
-
-def _repeats(found: Checkpoint | None, replayed: bool, arithmetics: set[str], here: Mapping[str, Any]) -> bool:
-    """Whether the attempt goes on: the rounds to come have noise that was never drawn, or will be the same to the bit.
-
-    Args:
-        replayed: whether some of them were released before.
-    """
-    if not replayed:
-        # Another run of this name, in another folder, may have released the same rounds as this was computed before.
-        # And where that is in doubt, a copy of this folder may go on as well.
-        return found is None or (bool(here["repeats"]) and arithmetics == {_digest(here)})
-    # Silos that were lost take part again: the same rounds would release other values.
-    same = found is None or not any(loss["back"] is None for loss in found.facts.get("losses", ()))
-    return same and bool(here["repeats"]) and arithmetics == {_digest(here)}
-
-
 def is_known(found: Checkpoint | None, charge: Charge) -> bool:
     """Whether what was released beside the rounds is in the checkpoint: then it is not released again."""
     if found is None:
@@ -380,10 +339,6 @@ def made_again(own: Iterable[Charge], found: Checkpoint | None) -> str:
     rounds = len({one.round for one in later if one.kind not in BESIDE_ROUNDS})
     counted = [f"{rounds} round{'s' * (rounds != 1)}"] if rounds else []
     return ", ".join([*counted, *(name for kind, name in BESIDE_ROUNDS.items() if any(kind == c.kind for c in later))])
-
-
-def _digest(arithmetic: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(arithmetic, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _has_a_line(path: Path) -> bool:

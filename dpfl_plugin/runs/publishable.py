@@ -17,7 +17,6 @@ from typing import Any, Final
 from dpfl_plugin.data.base import NOT_PUBLIC
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.runs.folder import RunFolder, to_json
-from dpfl_plugin.runs.said_twice import whoever_took_part
 
 DETAILS_SCHEMA: Final = 1
 FAILED: Final = "an error, which result.json tells"
@@ -36,6 +35,16 @@ def published(said: dict[str, Any]) -> dict[str, Any]:
         shown["silos"] = None
         shown["views"] = {**said["views"], "server": whoever_took_part(said["views"]["server"])}
     return shown
+
+
+def whoever_took_part(server: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's view without what the silo that took part most often released: its number tells how often."""
+    return {
+        **server,
+        "epsilon": server["worst_case_epsilon"],
+        "basis": server["worst_case_basis"],
+        "worst_silo": None,
+    }
 
 
 def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,6 @@ from dpfl_plugin.runs.job import planner_of, stopping_of
 from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
-from dpfl_plugin.runs.said_twice import check_agrees
 from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
 
 RESULT_SCHEMA = 1
@@ -66,7 +65,7 @@ def finished_result(folder: RunFolder) -> Result | None:
     """The result of a run that ended for good, or None.
 
     Raises:
-        DataError: it cannot be read, or the statement beside it says something else.
+        DataError: it cannot be read.
     """
     if not folder.result.exists():
         return None
@@ -83,12 +82,11 @@ def finished_result(folder: RunFolder) -> Result | None:
         )
     if status not in ("done", "budget_exhausted"):
         return None
-    check_agrees(folder, result)
     return {**result, "folder": str(folder.path)}  # which may have been moved, or be seen from another place
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
+class Ended:
     """What a run ended with.
 
     Attributes:
@@ -121,11 +119,12 @@ def write_result(
     account: PrivacyAccount,
     progress: Progress,
     outcome: Outcome,
-    final: Final,
+    final: Ended,
     revealed: bool,
     given: int,
     held_by: HeldBy | None,
     seen: Sequence[str] = (),
+    code: Mapping[str, str] | None = None,
 ) -> tuple[Result, dict[str, Any]]:
     """(result, statement), which are in the folder then.
 
@@ -133,6 +132,7 @@ def write_result(
         held_by: who held the records, in all sessions of the run.
         given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
         seen: as of a `Stage`.
+        code: digests of the files of users' code that the configuration names.
     """
     model = final.model
     state, left_out = whole_state(parts.module, model, parts.state)
@@ -156,6 +156,7 @@ def write_result(
     if final.measures is not None and (final.measures["pooled"] or {"model": {}})["model"].get("c_index", 0) is None:
         notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
     result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
+    result["code"] = dict(code or {})
     if final.by_silo:
         folder.write(folder.silos, _table_of_silos(final.by_silo, parts, said["silos"] or ()))
     write_statement(folder, said, result["silo_names"])
@@ -211,7 +212,7 @@ def _result(
     parts: Parts,
     progress: Progress,
     outcome: Outcome,
-    final: Final,
+    final: Ended,
     lines: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
     said: Mapping[str, Any],
@@ -225,7 +226,8 @@ def _result(
         "name": config.name,
         "id": run_id(config),
         "algorithm": config.algorithm.name or config.algorithm.module,
-        "seed": config.seed,
+        "seed": config.public_seed,
+        "randomness": config.privacy.randomness,
         "rounds": progress.rounds,
         "num_silos": parts.setting.num_silos,
         "num_train_records": sum(parts.num_records),
@@ -245,7 +247,7 @@ def _result(
         **statistics_in_result(config, parts, progress),
         "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
-        "warnings": [text for text in said["warnings"] if text != SIMULATION],
+        "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": said["views"],
         "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
         "seconds": round(progress.seconds, 3),

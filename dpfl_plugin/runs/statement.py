@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dpfl_plugin.config.privacy import OF_PERSONS
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.federation.outcome import Cause
@@ -45,30 +46,21 @@ REVEALED = (
 )
 REVEALED_GRADIENTS = " with (evaluation.dissimilarity) its gradient"
 SIMULATION = (
-    "A simulation: noise, batches and participants are computed from the seed, which is in the run's config.yaml (0 by "
-    "default). Nothing is promised against anyone who knows or guesses it: without unknown noise there is no epsilon, "
-    "and known batches and participants amplify nothing. The epsilons here are those the algorithm would have if all "
-    "of this had been drawn unpredictably, as privacy.secure does."
+    "Reproducible simulation. With fresh randomness these settings would cost epsilon = {epsilon}; this run's noise "
+    "can be computed from its seed, so it protects nobody."
 )
 BY_SCHEMA = (
     "The categories and ranges of the schema are public: they are known without the records, and not read from them.",
 )
 SEEDED = (
-    "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
-    "A simulation's seed is in its configuration: its epsilon is the algorithm's, not that of publishing this folder.",
-    "Runs of one seed share noise only where configuration, records, code, model and machine are the same, and rounds "
-    "only where they are asked at the same values. What code reads while it runs (files, environment variables, "
-    "clocks) is taken to stay as it is.",
+    "Batches, noise and participants would be drawn unpredictably (privacy.randomness: fresh); here they follow from "
+    "the seed.",
 )
-KNOWN_SEED = (
-    "The seed is 0, the default, which everybody knows: nothing that was released is protected from anybody. Use a "
-    "seed that nobody can guess, or privacy.secure: true.",
+FRESH = (
+    "Batches and noise came from AES in counter mode under keys that each silo drew from its operating system, used "
+    "for one computation and never stored: the seed of the run does not reveal them.",
 )
-SECURE = (
-    "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
-    "used for one round and never stored: the seed of the run does not reveal them.",
-)
-SECURE_DRAWS = (
+FRESH_DRAWS = (
     "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
     "and are in its checkpoint only.",
 )
@@ -144,7 +136,6 @@ OWN_CODE = (
     "{what}: code from outside this package decides what is released, or what it is charged as. That it does what it "
     "says is taken on trust: no test of this package covers it."
 )
-STATISTICAL_GENERATOR = "Noise comes from a statistical generator (SFC64), not a cryptographic one: see privacy.secure."
 
 
 def statement(
@@ -176,7 +167,7 @@ def statement(
     as_read = [text for text in caveats if text.startswith(AS_READ)]
     return {
         "schema": STATEMENT_SCHEMA,
-        "warnings": warnings(config, rules, revealed=revealed),
+        "warnings": warnings(config, account, rules, revealed=revealed),
         "guarantee": _guarantee(rules, views, account),
         "run": run,
         "held_by": held_by,
@@ -228,7 +219,7 @@ def _mechanism(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> 
         "sampler": config.privacy.sampler,
         "record_rate": config.privacy.record_rate,
         "batch_size": config.privacy.batch_size,
-        "secure": rules.secure,
+        "randomness": "fresh" if rules.fresh else "seeded",
         "formula": _formula(rules),
         **cycle_facts(rules),
     }
@@ -242,9 +233,8 @@ def _assumptions(
         *ASSUMPTIONS[:-1],
         *(PERSONS if rules.unit == "person" else ASSUMPTIONS[-1:]),
         *_of_schema(config),
-        *(SECURE if rules.secure else SEEDED),
-        *(SECURE_DRAWS if rules.secure and draws else ()),
-        *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
+        *(FRESH if rules.fresh else SEEDED),
+        *(FRESH_DRAWS if rules.fresh and draws else ()),
         *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
         *(OUTSIDER if outsider else ()),
         *(STATISTICS if config.private_statistics is not None else ()),
@@ -263,7 +253,6 @@ def _of_computing(rules: PrivacyRules, accountant: Accountant) -> list[str]:
         TIMES,
         *(() if _is_others(rules.mechanism) else (BITS,)),
         *_own_code(rules, accountant),
-        *(() if rules.secure else (STATISTICAL_GENERATOR,)),
     ]
 
 
@@ -285,13 +274,15 @@ def _own_code(rules: PrivacyRules, accountant: Accountant) -> list[str]:
     return [OWN_CODE.format(what=", ".join(found))] if found else []
 
 
-def warnings(config: Config, rules: PrivacyRules, *, revealed: bool) -> list[str]:
+def warnings(config: Config, account: PrivacyAccount, rules: PrivacyRules, *, revealed: bool) -> list[str]:
     """What has to be read before any number, first things first."""
     found = []
+    if not rules.fresh and rules.release(1.0).noise_multiplier > 0:
+        tuning = account.ledger.facts.get("tuning")
+        epsilon = account.views()["server"]["epsilon"] if tuning is None else tuning["epsilon"]
+        found.append(SIMULATION.format(epsilon="none" if epsilon is None else digits(epsilon, 4)))
     if revealed:
         found.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
-    if not rules.secure and rules.release(1.0).noise_multiplier > 0:
-        found.append(SIMULATION)
     return found
 
 

@@ -16,7 +16,6 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Seconds
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.runtime import ChargeSink, Interrupted, Observer, Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.oracle import Draw
@@ -49,7 +48,6 @@ class InProcess:
 
     def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         self._host.discard()  # what an earlier, abandoned round left
-        draw = draw if draw.asked else asked_at(draw, down, plan)  # once for all stacks
         total, seen = WeightedSum(), []
         for first in range(0, len(plan.participants), self._stack_size):
             if self._stop():

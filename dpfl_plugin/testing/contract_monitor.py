@@ -243,7 +243,7 @@ class Trial:
             states=self.watched.init_silos(parts.model, parts.setting.num_silos),
         )
         self._runtime = InProcess(self.host, self, stack_size=stack)
-        self._planner = Planner(self.watched, parts.setting, parts.setting.weights, config.seed)
+        self._planner = Planner(self.watched, parts.setting, parts.setting.weights, config.public_seed)
         self._rounds = config.rounds or 1
 
     def append(self, charges: Sequence[Charge]) -> None:
@@ -259,7 +259,7 @@ class Trial:
             self.watched.round = round
             plan = self._planner.plan(self.server, round)
             assert plan is not None
-            draw = Draw(self._planner.seed, round, run="contract")
+            draw = Draw(self._planner.seed, round)
             mean_up = self._runtime.run_round(self.watched.download(self.server), plan, draw)
             self.server = self.watched.aggregate(self.server, mean_up, plan)
             self._runtime.commit()
