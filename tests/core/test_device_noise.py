@@ -53,7 +53,7 @@ def test_known_answers(device: str, counter: str, key: str, output: str) -> None
     assert " ".join(f"{int(value):08x}" for value in found) == output
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(counter=st.tuples(word, word, word, word), key=st.tuples(word, word))
 def test_the_integers_of_another_implementation(counter: tuple[int, ...], key: tuple[int, ...]) -> None:
     """randomgen counts once before its first block."""
@@ -140,6 +140,7 @@ def exactly(key: bytes, index: int, u_bits: int, v_bits: int) -> mpmath.mpf:
     return mpmath.sqrt(-2 * mpmath.log(u)) * turn(2 * mpmath.pi * v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_normals_are_as_near_to_the_exact_ones_as_is_said(device: str) -> None:
     """Whatever bits follow, to a sixteenth of `NEAR`: the rest of it is room for other devices."""

@@ -153,6 +153,7 @@ def test_an_outsider_is_told_of_one_sample_only_where_the_draw_repeats(fresh: bo
     assert (one.outsider() is None) == fresh
 
 
+@pytest.mark.slow
 def test_rounds_that_other_draws_would_have_allowed_are_not_taken_for_cheaper_ones() -> None:
     """Two phases on halves and quarters of the records, the second at twice the rate; the budget ends the first."""
     half, quarter = (Round((0, 1), share=share) for share in ((0.0, 0.5), (0.5, 0.75)))
