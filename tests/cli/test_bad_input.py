@@ -80,7 +80,7 @@ SETTINGS = {
     # types
     "rounds=many": ["rounds='many'"],
     "rounds=2.5": ["rounds=2.5"],
-    "seed=": ["seed=None"],
+    "privacy.randomness=secure": ["privacy.randomness='secure'"],
     "privacy=3": ["privacy=3", "a mapping"],
     "model=3": ["model=3", "a plugin's name, or a mapping"],
     "algorithm.local_steps=x": ["algorithm.local_steps='x'"],

@@ -61,6 +61,7 @@ def for_server(config: Config, base: Path, members: Members) -> Project:
         ConfigError: the configuration is wrong, or has no meaning here; what records are is not known to the server.
     """
     check(config, members)
+    config = config.with_public_seed(0)  # the same at the server, and at each start of a silo
     if config.data.dataset.name == TABLE:
         return _project(config, members, _described(config, base))
     try:
@@ -87,6 +88,7 @@ def for_silo(
         ConfigError, DataError: as of a run.
     """
     check(config, members)
+    config = config.with_public_seed(0)  # the same at the server, and at each start of a silo
     federation = build_federation(
         spec_of(config, base) if file is None else _own_file(config, base, members, silo, file)
     )
