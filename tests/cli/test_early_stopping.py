@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from dpfl_plugin.federation.query_digest import asked_at
 from safetensors.torch import load_file
 
 from dpfl_plugin.config.load import load
@@ -21,7 +22,6 @@ from dpfl_plugin.core.rounded_normals import by_numpy
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.planning import Planner
-from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.shares import part_of

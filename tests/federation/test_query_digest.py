@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from dpfl_plugin.federation.query_digest import asked_at
 
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.clipping import Adaptive
 from dpfl_plugin.privacy.events import Charge

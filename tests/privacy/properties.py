@@ -38,7 +38,7 @@ from dpfl_plugin.core.streams import PURPOSES, stream
 from dpfl_plugin.data import persons
 from dpfl_plugin.data.base import Federation, Inputs, Silo
 from dpfl_plugin.data.memmap_store import Scratch
-from dpfl_plugin.errors import ConfigError, LedgerError, LimitError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, UnsupportedError
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.federation.validation import counted
 from dpfl_plugin.gradients import blocks
@@ -70,6 +70,7 @@ from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.slots import Slots
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.statistics import Statistics
+from dpfl_plugin.runs import public_errors
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
 from tests.adapters.federation import NOISY, block
@@ -313,6 +314,13 @@ def fresh_noise_is_drawn_once() -> None:
     drawn = [source.rounded(1000, 2.0**20) for source in (one, one, one, other)]
     for first, second in itertools.combinations(drawn, 2):
         assert np.count_nonzero(first == second) < 10
+
+
+def fresh_noise_does_not_follow_from_names() -> None:
+    """Computed again, an answer has other noise, whatever round and silo it is of."""
+    y, records = torch.zeros(1, D, dtype=torch.float64), [silo([0.0] * D, [0.0] * D)]
+    one, other = (oracle_of(rules(8.0, 1.0, fresh=True), records).gradient(y)[0] for _ in range(2))
+    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.11
 
 
 def every_stream_has_a_key_of_its_own() -> None:
@@ -718,3 +726,8 @@ def rank_0_is_told_nothing_that_was_read_from_records() -> None:
     assert "malignant" not in told and "patient" not in told
     with pytest.raises(Exception, match="server"):
         wire.read_dealt({"dealt": [0, 1]})
+
+
+def rank_0_hears_no_words_of_an_error_that_may_quote_records() -> None:
+    for error in (DataError("a.csv, line 7: 'malignant' is no number"), ValueError("malignant")):
+        assert public_errors.public_text(error) is None

@@ -7,11 +7,11 @@ import importlib
 from pathlib import Path
 
 import pytest
+from dpfl_plugin.runs.foreign_code import trace
+from dpfl_plugin.runs.hidden_imports import unseen
 
 import dpfl_plugin
 from dpfl_plugin import loaded
-from dpfl_plugin.runs.foreign_code import trace
-from dpfl_plugin.runs.hidden_imports import unseen
 
 PATH = "__file__"
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from dpfl_plugin.runs.foreign_code import Code, trace
+from dpfl_plugin.runs.naming import model_facts
 from torch import nn
 from torch.nn import functional
 
 from dpfl_plugin import loaded
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.runs.foreign_code import Code, trace
-from dpfl_plugin.runs.naming import model_facts
 from dpfl_plugin.runtimes.mpi.session import check_code
 
 

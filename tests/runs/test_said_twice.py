@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from dpfl_plugin.runs.said_twice import UNCHECKED
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.api.exports import export
@@ -18,7 +19,6 @@ from dpfl_plugin.errors import DataError
 from dpfl_plugin.published.numbers import read_run
 from dpfl_plugin.report.runs import scan
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.said_twice import UNCHECKED
 from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.sweeps import single, state
 from tests.test_callbacks import SECURE_DRAWN, session
