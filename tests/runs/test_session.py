@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from dpfl_plugin.runs.naming import OtherCodeError
 
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
