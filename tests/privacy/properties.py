@@ -496,7 +496,9 @@ def each_release_takes_a_slot_of_its_own_kind() -> None:
         slots = Slots(planned)
         with pytest.raises(LedgerError):
             slots.take([wrong])
-        slots.take([Planned(wanted, 2)])
+        with pytest.raises(LedgerError):
+            slots.take([Planned(wanted, 1)] * 3)
+        slots.take([Planned(wanted, 1)] * 2)
         with pytest.raises(LedgerError):
             slots.take([Planned(wanted, 1)])
 
