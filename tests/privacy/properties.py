@@ -67,7 +67,7 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic, FixedSize, FullBatch, Poisson, WithReplacement
 from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.privacy.scores import Scores
-from dpfl_plugin.privacy.slots import Slots
+from dpfl_plugin.privacy.slots import Slots, released
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.statistics import Statistics
 from dpfl_plugin.runs import public_errors
@@ -501,6 +501,8 @@ def each_release_takes_a_slot_of_its_own_kind() -> None:
         slots.take([Planned(wanted, 1)] * 2)
         with pytest.raises(LedgerError):
             slots.take([Planned(wanted, 1)])
+    used = [Planned(charge.release, charge.count, charge.share) for charge in CHARGES]
+    assert released(CHARGES) == used
 
 
 @contextmanager
