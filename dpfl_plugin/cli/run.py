@@ -39,12 +39,15 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runtimes.mpi import job
 
 MOST_COLUMNS = 8  # whose private statistics are printed
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
+NO_ROUND = 7  # interrupted before a round was finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
     given = settings if options.out is None else [*settings, f"out={json.dumps(str(options.out))}"]
     experiment = Experiment(path, tuple(given), options.variant)
     plan, results, told = experiment.loaded(), dict[str, Result](), set[str]()
+    before = _saved_rounds(plan)
     console = Console(stderr=True)
     with stopping() as stop:
         for one in plan.variants:
@@ -97,7 +101,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
             except KeyboardInterrupt:
                 _tell(plan, results, told, options)
                 print(f"dpfl: {label}: interrupted during planning: no round began.", file=sys.stderr)
-                return EXIT_CODES["interrupted"]
+                return EXIT_CODES["interrupted"] if _saved_rounds(plan) != before else NO_ROUND
             except (ConfigError, DataError) as error:
                 _tell(plan, results, told, options)  # what the variants before it came to is not lost
                 anew = ""
@@ -115,7 +119,12 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
         if result["status"] != "done":
             prefix = f"{label}: " if len(plan.variants) > 1 else ""
             print(f"dpfl: {prefix}{_ending(result, again)}", file=sys.stderr)
-    return max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
+    code = max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
+    return NO_ROUND if code == EXIT_CODES["interrupted"] and _saved_rounds(plan) == before else code
+
+
+def _saved_rounds(plan: Plan) -> list[int]:
+    return [saved_rounds(folder_of(variant.config).checkpoint) for variant in plan.variants]
 
 
 def _tell(plan: Plan, results: dict[str, Result], told: Collection[str], options: Options) -> None:
