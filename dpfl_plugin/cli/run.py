@@ -29,6 +29,7 @@ from dpfl_plugin.api.running import (
     cause_of,
     in_file,
     place_of,
+    rounds_saved,
 )
 from dpfl_plugin.api.runs import Scored, difference
 from dpfl_plugin.cli import profiles, starting
@@ -39,9 +40,7 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.folder import RunFolder, to_json
-from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runtimes.mpi import job
 
 MOST_COLUMNS = 8  # whose private statistics are printed
@@ -91,7 +90,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
     given = settings if options.out is None else [*settings, f"out={json.dumps(str(options.out))}"]
     experiment = Experiment(path, tuple(given), options.variant)
     plan, results, told = experiment.loaded(), dict[str, Result](), set[str]()
-    before = _saved_rounds(plan)
+    before = [rounds_saved(variant.config) for variant in plan.variants]
     console = Console(stderr=True)
     with stopping() as stop:
         for one in plan.variants:
@@ -101,7 +100,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
             except KeyboardInterrupt:
                 _tell(plan, results, told, options)
                 print(f"dpfl: {label}: interrupted during planning: no round began.", file=sys.stderr)
-                return EXIT_CODES["interrupted"] if _saved_rounds(plan) != before else NO_ROUND
+                return _interrupted(plan, before)
             except (ConfigError, DataError) as error:
                 _tell(plan, results, told, options)  # what the variants before it came to is not lost
                 anew = ""
@@ -120,11 +119,13 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
             prefix = f"{label}: " if len(plan.variants) > 1 else ""
             print(f"dpfl: {prefix}{_ending(result, again)}", file=sys.stderr)
     code = max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
-    return NO_ROUND if code == EXIT_CODES["interrupted"] and _saved_rounds(plan) == before else code
+    return _interrupted(plan, before) if code == EXIT_CODES["interrupted"] else code
 
 
-def _saved_rounds(plan: Plan) -> list[int]:
-    return [saved_rounds(folder_of(variant.config).checkpoint) for variant in plan.variants]
+def _interrupted(plan: Plan, before: list[int]) -> int:
+    """The exit code of an interrupted command, by the rounds of each run that were saved before it began."""
+    progress = [rounds_saved(variant.config) for variant in plan.variants] != before
+    return EXIT_CODES["interrupted"] if progress else NO_ROUND
 
 
 def _tell(plan: Plan, results: dict[str, Result], told: Collection[str], options: Options) -> None:

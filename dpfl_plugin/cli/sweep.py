@@ -18,8 +18,6 @@ from dpfl_plugin import own_folders
 from dpfl_plugin.cli import sweep_scores
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
-from dpfl_plugin.runs.checkpoint import saved_rounds
-from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
@@ -109,15 +107,10 @@ def sweep_task(folder: Path, task: int, pack: int, jobs: int) -> int:
     if not rows:
         raise ConfigError(f"{folder}: there is no task {task} of {pack} runs: the manifest has {len(sweep.rows)}.")
     _fail_those_requeued(sweep, rows)
-    before = [_progress(sweep.folder_of(row)) for row in rows]
+    before = [state.progress(sweep.folder_of(row)) for row in rows]
     code = _run(sweep, list(rows), jobs, with_parent=True)
-    return NO_ROUND if code == INTERRUPTED and before == [_progress(sweep.folder_of(row)) for row in rows] else code
-
-
-def _progress(folder: RunFolder) -> tuple[int, bool]:
-    """Rounds that are saved, and whether the run is not to be run again."""
-    ended = state.state_of(folder, None, time.time()).status in ("done", "failed")
-    return saved_rounds(folder.checkpoint), ended
+    idle = before == [state.progress(sweep.folder_of(row)) for row in rows]
+    return NO_ROUND if code == INTERRUPTED and idle else code
 
 
 def _fail_those_requeued(sweep: Sweep, rows: Sequence[Row]) -> None:

@@ -120,12 +120,6 @@ def load(folder: Path) -> Checkpoint | None:
     return Checkpoint(int(facts["rounds"]), server, silos, facts)
 
 
-def saved_rounds(folder: Path) -> int:
-    """Rounds of the newest checkpoint; 0 if there is none."""
-    found = _all(folder)
-    return int(found[-1].stem.removeprefix("round-")) if found else 0
-
-
 def load_facts(folder: Path) -> dict[str, Any] | None:
     """The facts of the newest checkpoint, without its vectors; raises as `load`."""
     found = _all(folder)
