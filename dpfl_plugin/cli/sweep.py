@@ -23,7 +23,7 @@ from dpfl_plugin.runs.named_files import changed, file_digests
 from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
-from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, Stop, Supervisor
+from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, NO_ROUND, Stop, Supervisor
 
 COMPOSES = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
@@ -108,7 +108,10 @@ def sweep_task(folder: Path, task: int, pack: int, jobs: int) -> int:
     if not rows:
         raise ConfigError(f"{folder}: there is no task {task} of {pack} runs: the manifest has {len(sweep.rows)}.")
     _fail_those_requeued(sweep, rows)
-    return _run(sweep, list(rows), jobs, with_parent=True)
+    before = [state.progress(sweep.folder_of(row)) for row in rows]
+    code = _run(sweep, list(rows), jobs, with_parent=True)
+    idle = before == [state.progress(sweep.folder_of(row)) for row in rows]
+    return NO_ROUND if code == INTERRUPTED and idle else code
 
 
 def _fail_those_requeued(sweep: Sweep, rows: Sequence[Row]) -> None:

@@ -87,7 +87,7 @@ def test_interrupted_before_anything_was_released(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(SiloGroup, "run", interrupted)
     config = write(tmp_path, {"checkpoint": {"every": 1}})
     done = dpfl("run", config, "--out", tmp_path / "runs")
-    assert done.code == 4
+    assert done.code == 7
     assert "Go on with" in done.err
     assert "picture" not in done.out
 

@@ -91,7 +91,7 @@ def test_a_signal_ends_long_planning_at_once(
     monkeypatch.setattr(session, "build", build)
     config = write(tmp_path, {**SOLVED, "rounds": MANY_ROUNDS})
     done = dpfl("run", config, "--out", tmp_path / "runs")
-    assert done.code == 4 and "solving for the noise of 10,000 rounds" in done.err
+    assert done.code == 7 and "solving for the noise of 10,000 rounds" in done.err
     assert "interrupted during planning: no round began" in done.err and "stopping" not in done.err
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
