@@ -104,7 +104,7 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
         self.id, self._agreement, self._where, self._draw = id, agreement, surroundings, draw or _fresh_draw
-        self._trials, self._turn = None if kept is None else kept.trials, threading.Lock()
+        self._passed, self._turn = None if kept is None else kept.passed, threading.Lock()
         self._limits_now = functools.partial(_limits_now, limits, surroundings, id)
         limits = self.limits = self._limits_now()
         if limits is not None:
@@ -229,7 +229,7 @@ class Silo:
 
     def _parts(self, noise_multiplier: float | None) -> Parts:
         what = self._decided, self._hashed, self._frozen.model(), self._agreement.num_silos, self.id
-        return parts_of(*what, noise_multiplier, self._trials)
+        return parts_of(*what, noise_multiplier, self._passed)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:

@@ -55,7 +55,6 @@ from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.job import new_account, shared_prior
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 from dpfl_plugin.runs.locations import shared_key
-from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import weak_claims
@@ -176,7 +175,7 @@ class PrivateOracle:
             BudgetError: it would pass the budget; nothing was released.
             ConfigError: the oracle is closed, of another process, or the net was changed otherwise than by training.
             LedgerError: it cannot be charged; nothing was released.
-            ChangedError: the own code of the net or the loss keeps something; nothing was released.
+            ChangedError: a buffer, a mode or a frozen parameter of the net changed; nothing was released.
         """
         with self._lock:
             self._check()
@@ -200,8 +199,8 @@ class PrivateOracle:
                 layers=layers(self._layout),
                 clip_norms=self._clip_norms,
             )
-            with parts.host.steady():
-                value = oracle.gradient(y.unsqueeze(0))[0]
+            value = oracle.gradient(y.unsqueeze(0))[0]
+            parts.host.fixed_state.check()
             oracle.close()
             account.begin_round(step, PLAN)
             self.num_releases += 1  # whatever comes of it: the next one has another name
@@ -308,7 +307,7 @@ class PrivateOracle:
             rules=opened.parts.rules,
             accountant=opened.parts.accountant,
             run=run,
-            caveats=(*opened.parts.caveats, *of_model(opened.parts.module, opened.parts.loss)),
+            caveats=opened.parts.caveats,
             notes=(),
             measurements=LOOP,
             draws=False,

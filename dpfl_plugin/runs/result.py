@@ -37,7 +37,6 @@ from dpfl_plugin.runs.extra_releases import training_records
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.job import planner_of, stopping_of
-from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
 from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
@@ -193,7 +192,7 @@ def _stated(
             "status": outcome.status,
             "reason": outcome.reason,
         },
-        caveats=(*parts.caveats, *seen, *of_model(parts.module, parts.loss)),
+        caveats=(*parts.caveats, *seen),
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
         measurements=(*MEASUREMENTS, *ended, *GIVEN[:given]),

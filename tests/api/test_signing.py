@@ -26,7 +26,7 @@ from dpfl_plugin.runs.statement import ENDED_EARLY
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message, write
 
-SECURE = {"privacy": {"secure": True, "noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}, "seed": None}
+SECURE = {"privacy": {"randomness": "fresh", "noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}, "seed": None}
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,14 @@ def test_of_a_shared_ledger_a_page_gives_the_total(tmp_path: Path) -> None:
     ids=["scores", "own models"],
 )
 def test_a_site_that_no_round_drew_is_told_what_it_released_beside_them(tmp_path: Path, more: dict[str, Any]) -> None:
-    drawn = {"rounds": 1, "silo_rate": 0.25, "privacy": {"secure": True}, "seed": None, "out": str(tmp_path), **more}
+    drawn = {
+        "rounds": 1,
+        "silo_rate": 0.25,
+        "privacy": {"randomness": "fresh"},
+        "seed": None,
+        "out": str(tmp_path),
+        **more,
+    }
     done = command("run", write(tmp_path, drawn), "--json")
     assert done.code == 0, done.err
     folder = Path(done.json["folder"])
@@ -270,7 +277,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = dpfl.train(
         dpfl.Federation.from_arrays(arrays, classes=[0, 1]),
         algorithm=dpfl.FedAvg(local_steps=1, local_lr=0.1),
-        privacy=dpfl.Privacy(noise_multiplier=5.0, secure=True),
+        privacy=dpfl.Privacy(noise_multiplier=5.0, randomness="fresh"),
         rounds=1,
         out=tmp_path_factory.mktemp("named"),
         progress=False,

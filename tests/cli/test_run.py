@@ -93,7 +93,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, pictures: None) -> None:
     assert len(charges(folder)) == 6 * 4
     statement = json.loads((folder / "ledger.json").read_text())
     assert statement["views"] == result["epsilon"] and statement["num_charges"] == 24
-    assert [path.name for path in (folder / "checkpoint").iterdir()] == ["round-00000006.000"]
+    assert [path.name for path in (folder / "checkpoint").iterdir()] == ["state.safetensors"]
     again = load(folder / "config.yaml").variants[0].config
     assert run_id(again) == result["id"] == folder.name
 

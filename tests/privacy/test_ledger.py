@@ -109,6 +109,7 @@ def test_silos_with_noise_of_their_own_stay_apart(tmp_path: Path) -> None:
     assert set(Ledger.open(tmp_path / "l", append=False)) == set(charges)
 
 
+@pytest.mark.slow
 def test_speed(tmp_path: Path) -> None:
     start = time.process_time()
     path = tmp_path / "ledger.jsonl"
@@ -344,6 +345,7 @@ def release_until_killed(path: Path, out: int) -> None:
         t += 1
 
 
+@pytest.mark.slow
 def test_killed_anywhere_nothing_that_left_is_missing(tmp_path: Path) -> None:
     """Twelve kills -9 at random points of one run: it opens each time, and holds every round that was announced."""
     path = tmp_path / "ledger.jsonl"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from dpfl_plugin.runs.naming import OtherCodeError
 
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.naming import OtherCodeError
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessPlace
 from tests.adapters.federation import Mute
