@@ -29,7 +29,6 @@ ELSEWHERE: Final = {
     "evaluation": PLATFORM,
     "checkpoint": "a server with a folder saves every round",
     "out": "give the folder to Server and to Silo",
-    "access": "who may read a folder is for its owner to say: give it to Server or to Silo",
     "early_stopping": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "private_evaluation": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "personalise": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",

@@ -335,7 +335,6 @@ def _known_keys(parents: list[Any]) -> list[str]:
 NOT_IN_ID: Final[dict[str, Any]] = {
     "name": True,
     "out": True,
-    "access": True,
     "description": True,
     "trackers": True,
     "checkpoint": True,

@@ -23,7 +23,6 @@ from pydantic import (
     model_validator,
 )
 
-from dpfl_plugin.access import Access
 from dpfl_plugin.config.augmentation import AugmentationConfig, check_augmentation
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
 from dpfl_plugin.config.cycles import check_cycles
@@ -273,7 +272,6 @@ class Config(Strict):
         default=[], description="what keeps curves and results: tensorboard, mlflow, wandb; nothing of it changes a run"
     )
     out: str = Field("runs", description="folder of run folders")
-    access: Access = Field("owner", description="who may read what is written, on this machine: seed and ledger, too")
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -331,6 +329,12 @@ class Config(Strict):
             return self
         solved = self.private_statistics.model_copy(update={"noise_multiplier": noise_multiplier})
         return self.model_copy(update={"private_statistics": solved})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_keys(cls, values: Any) -> Any:
+        """Leave out `access`, which files of earlier versions have: modes of files are no part of a configuration."""
+        return {key: value for key, value in values.items() if key != "access"} if isinstance(values, dict) else values
 
     @model_validator(mode="before")
     @classmethod

@@ -36,7 +36,7 @@ from dpfl_plugin.runs.setting import spec_of, steps_of
 
 WITHOUT_EFFECT: Final = ("evaluation", "checkpoint", "trackers")
 """Keys that say something of `dpfl run` alone, and change nothing of what is released."""
-USED_HERE: Final = ("data", "model", "out", "access")
+USED_HERE: Final = ("data", "model", "out")
 MADE_UP: Final = 2  # records, by which a server finds what preprocessing makes of one
 
 
