@@ -27,7 +27,7 @@ from dpfl_plugin.runs.folder import RunFolder
 def own(agreement: Agreement, *, seeded: bool) -> Config:
     """As one silo sees it: it may be asked in every round, whatever the server says of draws."""
     config = agreement.config
-    privacy = config.privacy.model_copy(update={"secure": not seeded})
+    privacy = config.privacy.model_copy(update={"randomness": "seeded" if seeded else "fresh"})
     dtype = str(agreement.dtype).removeprefix("torch.")
     runtime = config.runtime.model_copy(update={"dtype": dtype})
     return config.model_copy(update={"silo_rate": 1.0, "privacy": privacy, "runtime": runtime})

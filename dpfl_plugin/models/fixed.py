@@ -78,6 +78,12 @@ def fixed_digest(model: nn.Module) -> str:
     return digest_of(pack(model))
 
 
+def model_digest(model: nn.Module) -> str:
+    """sha256 over how a model is built, its parameters and what of it does not train."""
+    trained = [_bytes(name, value.detach()).cpu().numpy().tobytes() for name, value in model.named_parameters()]
+    return hashlib.sha256(b"".join([structure(model).encode(), fixed_digest(model).encode(), *trained])).hexdigest()
+
+
 def digest_of(packed: Tensor) -> str:
     return hashlib.sha256(packed.cpu().numpy().tobytes()).hexdigest()
 

@@ -209,7 +209,7 @@ def _batch_norm():
         ({"data": (X * float("nan"), Y)}, DataError, "not finite"),
         ({"data": (X[:0], Y[:0])}, DataError, "no training records"),
         ({"privacy": {**GIVEN, "unit": "silo"}}, UnsupportedError, "an oracle protects records"),
-        ({"privacy": {**GIVEN, "secure": False}}, ConfigError, "never from a seed"),
+        ({"privacy": {**GIVEN, "randomness": "seeded"}}, ConfigError, "never from a seed"),
         ({"privacy": {**GIVEN, "noise_multiplier": 0}}, ConfigError, "nothing would be private"),
         ({"privacy": {**GIVEN, "budget_view": "third_party"}}, UnsupportedError, "sees all of them"),
         ({"privacy": {**GIVEN, "clip": "median"}}, UnsupportedError, "no epsilon holds"),
