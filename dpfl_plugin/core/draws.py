@@ -122,6 +122,8 @@ def uniform(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
 
 def _fresh_subset(rng: FreshGenerator, num_all: int, size: int) -> NDArray[np.int64]:
     """As `subset`, of words: by a kernel, or the first ``size`` different ones of a sequence of independent numbers."""
+    if not 0 <= size <= num_all < 2**32:
+        raise ValueError(f"a subset of {size} cannot be larger than all {num_all}, which must be below 2^32.")
     if 2 * size > num_all:
         left_out = np.ones(num_all, np.bool_)
         left_out[_fresh_subset(rng, num_all, num_all - size)] = False
