@@ -324,21 +324,11 @@ class Config(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _randomness(cls, values: Any) -> Any:
-        """The default depends on seed, and is written out, so that a run's folder says what was done."""
+    def _secure(cls, values: Any) -> Any:
+        """Read ``privacy.secure: false`` of earlier versions, whose default seed was 0."""
         privacy = values.get("privacy") if isinstance(values, dict) else None
-        if isinstance(privacy, PrivacyConfig):
-            if privacy.randomness is not None:
-                return values
-            default = "fresh" if values.get("seed") is None else "seeded"
-            return {**values, "privacy": privacy.model_copy(update={"randomness": default})}
-        if not isinstance(privacy, dict) or privacy.get("randomness") is not None:
-            return values
-        if isinstance(privacy.get("secure"), bool):  # of earlier versions, whose default seed was 0
-            old = privacy["secure"] is False and values.get("seed") is None
-            return {**values, "seed": 0} if old else values
-        default = "fresh" if values.get("seed") is None else "seeded"
-        return {**values, "privacy": {**privacy, "randomness": default}}
+        old = isinstance(privacy, dict) and privacy.get("secure") is False and values.get("seed") is None
+        return {**values, "seed": 0} if old else values
 
     @field_validator("silos", "silo_weights", mode="before")
     @classmethod
@@ -352,6 +342,15 @@ class Config(Strict):
     @classmethod
     def _present(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _randomness(self) -> Config:
+        """Write out the default, which depends on seed, but not as a key that was given: deployments refuse that."""
+        if self.privacy.randomness is None:
+            privacy = self.privacy.model_copy()
+            privacy.__dict__["randomness"] = "fresh" if self.seed is None else "seeded"
+            self.__dict__["privacy"] = privacy
+        return self
 
     @model_validator(mode="after")
     def _ends(self) -> Config:
