@@ -1,4 +1,4 @@
-"""Wrong algorithms that search memory: code in doubt, whose noise is fresh in each run, so they have a module apart."""
+"""Wrong algorithms that search memory."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ WRONG = [
     ("StateOnSelf", "test_resume", "interrupted after round . and resumed, the run ends with another model"),
     ("StateInAGlobal", "test_resume", "neither attributes of self nor globals"),
     ("CoinsOfItsOwn", "test_resume", "nor the state of a random generator"),
-    ("SearchesTheMemory", "test_resume", "no two runs can be compared: noise is fresh: .* uses gc.get_objects"),
     ("CoinsOfItsOwn", "test_stack", "no random numbers of your own"),
     ("MoreGradients", "test_plan", r"asks for gradient 4 \(round 0, m = 1\), but its round_plan says num_gradients=3"),
     ("FewerGradients", "test_plan", "asks for 3 gradients in round 0, and its round_plan says num_gradients=4"),
