@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ SITES = ["site-1", "site-2", "site-3"]
 
 
 class Site:
-    """A machine with a startup kit of its own, whose owner has set limits; or a ``simulated`` one, with seeded noise."""
+    """A machine with a startup kit of its own, whose owner has set limits; or a simulated one, with seeded noise."""
 
     def __init__(self, folder, name, hidden=0, executor=PrivateExecutor, simulated=False, **limits):
         self.name, self.folder = name, folder / name
