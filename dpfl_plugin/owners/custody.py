@@ -2,8 +2,8 @@
 
 A rank that is started with DPFL_LIMITS (see `dpfl_plugin.owners.limits`) keeps them, whatever rank 0 asks for: its
 plan is reserved in the lifetime ledger before the first round, each release takes a slot of the plan, and is in that
-ledger, on disk, before anything of it leaves the rank. Where noise is drawn afresh each computation is a release, by
-whatever name it is asked for. Without limits nothing is bounded here.
+ledger, on disk, before anything of it leaves the rank. Noise is fresh, so each computation is a release, by whatever
+name it is asked for. Without limits nothing is bounded here.
 """
 
 from __future__ import annotations
