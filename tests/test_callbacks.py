@@ -32,7 +32,13 @@ SECURE_DRAWN: dict[str, Any] = {
     "silo_rate": 0.5,
     "data": {"num_silos": 6},
     "algorithm": {"name": "fedavg"},
-    "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0, "secure": True},
+    "privacy": {
+        "unit": "silo",
+        "sampler": "full",
+        "record_rate": None,
+        "noise_multiplier": 20.0,
+        "randomness": "fresh",
+    },
 }
 
 
@@ -199,7 +205,7 @@ def test_a_callback_that_changes_what_is_computed_ends_the_run(tmp_path: Path, m
     assert result["cause"] == "error"
     assert touches.result["status"] == "failed" and "cause" not in touches.result, "it may be a loss on raw records"
     monkeypatch.setattr("tests.test_callbacks.FACTOR", [1.0])
-    secure = session(tmp_path / "secure", touches, loss=f"{__name__}:loss_by_factor", privacy={"secure": True})
+    secure = session(tmp_path / "secure", touches, loss=f"{__name__}:loss_by_factor", privacy={"randomness": "fresh"})
     assert secure["status"] == "failed" and "or of a callback, changed" in secure["reason"]
     assert {one.round for one in charges(secure["folder"])} == {0}
 
@@ -225,7 +231,7 @@ class TellsTorch(Callback):
 def test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise(tmp_path: Path, secure: bool, tell: str) -> None:
     callback = TellsTorch(tell)
     try:
-        result = session(tmp_path, callback, privacy={"secure": secure})
+        result = session(tmp_path, callback, privacy={"randomness": "fresh" if secure else "seeded"})
     finally:
         torch.set_float32_matmul_precision("highest")
         for hook in callback.hooks:
@@ -308,7 +314,7 @@ def hospitals(folder: Path) -> dict[str, Any]:
         rows = [f"{i % 7 + shift},{i},{('HIV_positive_Smith', 'healthy')[(i + i // 5) % 2]}" for i in range(40)]
         (folder / f"{name}.csv").write_text("\n".join(["a,b,label", *rows]))
     dataset = {"name": "csv", "files": "st-*.csv", "num_features": None, "num_classes": None, "records_per_silo": None}
-    return {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}, "privacy": {"secure": True}}
+    return {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}, "privacy": {"randomness": "fresh"}}
 
 
 @pytest.mark.usefixtures("measured")
@@ -357,7 +363,14 @@ def test_the_label_of_a_run_of_a_sweep_does_not_tell_callbacks_the_seed(tmp_path
     rate, site = "algorithm.local_lr=0.5", "silos.St. Mary.clip_norm=0.5"
     for label, shown in (("seed=7", None), (f"{rate} seed=7", rate), (f"{site} seed=7", None), (None, None)):
         spy = Spy()
-        session(tmp_path / str(label), spy, label=label, seed=7, rounds=1, privacy={"secure": secure})
+        session(
+            tmp_path / str(label),
+            spy,
+            label=label,
+            seed=7,
+            rounds=1,
+            privacy={"randomness": "fresh" if secure else "seeded"},
+        )
         assert spy.run is not None and spy.run.label == (label if secure and site not in (label or "") else shown)
 
 
@@ -369,7 +382,10 @@ def test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos(tmp
         (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,label", *rows]))
     spy = Spy()
     dataset = {"name": "csv", "files": "st-*.csv", "num_features": None, "num_classes": None, "records_per_silo": None}
-    changes = {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}, "privacy": {"secure": secure}}
+    changes = {
+        "data": {"dataset": dataset, "num_silos": None, "partition": "natural"},
+        "privacy": {"randomness": "fresh" if secure else "seeded"},
+    }
     result = session(tmp_path / "out", spy, base=tmp_path, seed=918273645, **changes)
     assert "st-mary" in str(result["silo_names"]) and spy.run is not None
     given = [text for part in (dict(spy.run.config), spy.result) for text in texts(part)]

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from dpfl_plugin.access import Access, too_open
+from dpfl_plugin.access import Access
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.beginning import begun, holds, own, parts_of
 from dpfl_plugin.adapters.frozen import FILE as FROZEN
@@ -105,7 +104,7 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
         self.id, self._agreement, self._where, self._draw = id, agreement, surroundings, draw or _fresh_draw
-        self._trials, self._turn = None if kept is None else kept.trials, threading.Lock()
+        self._passed, self._turn = None if kept is None else kept.passed, threading.Lock()
         self._limits_now = functools.partial(_limits_now, limits, surroundings, id)
         limits = self.limits = self._limits_now()
         if limits is not None:
@@ -115,8 +114,6 @@ class Silo:
         with contextlib.ExitStack() as stack:
             lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
             self._files.make()
-            if said := too_open(self._files.path, access):
-                warnings.warn(said, stacklevel=2)
             taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
             stack.enter_context(locked(self._files.path / ".lock", taken))
             self._open(model, records, loss, lifetime, stack, None if kept is None else kept.take(self._files.path))
@@ -223,7 +220,7 @@ class Silo:
         frozen = Frozen(self._files.path / FROZEN, model)
         others = silo_for(records, lambda: frozen.seen)
         same = self._hashed.same(others) and self._decided_with(frozen).same(self._decided)
-        return self._sound and same and self._ledger.in_place
+        return self._sound and same
 
     @property
     def num_bytes(self) -> int:
@@ -232,7 +229,7 @@ class Silo:
 
     def _parts(self, noise_multiplier: float | None) -> Parts:
         what = self._decided, self._hashed, self._frozen.model(), self._agreement.num_silos, self.id
-        return parts_of(*what, noise_multiplier, self._trials)
+        return parts_of(*what, noise_multiplier, self._passed)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:
@@ -256,15 +253,6 @@ class Silo:
     @property
     def noise_multiplier(self) -> float:
         return self._rules.noise_multiplier
-
-    @property
-    def ledger_head(self) -> str:
-        """The checksum of the ledger's last line; kept elsewhere, it shows whether lines are missing at the end."""
-        return self._ledger.head
-
-    def holds(self, head: str) -> bool:
-        """Whether the ledger is one that once had this `ledger_head`, and grew since."""
-        return self._ledger.holds(head)
 
     def answer(self, message: Message) -> Message:
         """Take part in the round that the server asks for: the upload, or why there is none.

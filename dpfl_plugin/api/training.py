@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +21,7 @@ from dpfl_plugin.api.progress import Teller
 from dpfl_plugin.api.run_text import doubts
 from dpfl_plugin.api.running import carried_out, place_here
 from dpfl_plugin.api.runs import Run, Shape
+from dpfl_plugin.api.signals import stopping
 from dpfl_plugin.config.load import base_of, configure, load
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
@@ -82,7 +80,8 @@ def train(
     Raises:
         ConfigError, DataError: something that is given is wrong; names the key and the value. Nothing was released.
         TrainingError: the run failed; its folder holds the last good state.
-        KeyboardInterrupt: asked to stop; what is done is saved, for ``resume``.
+        KeyboardInterrupt: asked to stop, by Ctrl-C, SIGTERM or SIGUSR1; the round was finished and saved, for
+            ``resume``.
     """
     check_how(resume, ledger, callbacks, progress, profile)
     if resume and out is None:
@@ -315,36 +314,5 @@ class _Seen:
     def begin(self) -> None:
         self._place.begin()
 
-    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
-        return self._place.runtime(parts, charges, config, stop)
-
-
-class _Stop:
-    """Whether Ctrl-C came, or a notebook's stop button; the second time it ends at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    def hear(self, number: int, frame: Any) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        os.write(2, b"\ndpfl: stopping after this silo's work; once more to stop at once.\n")
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[_Stop]:
-    """Hear Ctrl-C, where this is the main thread: no other gets signals."""
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.signal(signal.SIGINT, stop.hear)
-    try:
-        yield stop
-    finally:
-        if before is not None:  # one that was not set by Python cannot be put back
-            signal.signal(signal.SIGINT, before)
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
+        return self._place.runtime(parts, charges, config)

@@ -111,15 +111,25 @@ class StatisticsConfig(Strict):
     )
 
 
+CHECKPOINT_SECONDS: Final = 30.0
+
+
 class CheckpointConfig(Strict):
     """When the state is saved, besides at the end and when interrupted."""
 
     every: int | None = Field(None, ge=1, description="rounds between checkpoints")
-    seconds: float = Field(
-        30.0,
+    seconds: float | None = Field(
+        None,
         ge=0,
-        description="or seconds between them, more where one takes over a twentieth of that; 0: after every round",
+        description="or seconds between them, more where one takes over a twentieth of that; 0: after every round; "
+        "default: 30, and with fresh noise, unless `every` is given, after every round",
     )
+
+    def when(self, *, fresh: bool) -> tuple[int | None, float]:
+        """(rounds, seconds) between two checkpoints, whichever come first."""
+        if fresh and self.every is None and self.seconds is None:
+            return 1, CHECKPOINT_SECONDS
+        return self.every, CHECKPOINT_SECONDS if self.seconds is None else self.seconds
 
 
 SIZE: Final = r"([0-9]+(?:\.[0-9]+)?) ?((?:[kmgt]i?)?)b?"  # in any case; with i by powers of 1024

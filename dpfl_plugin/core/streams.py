@@ -8,6 +8,7 @@ of them on the CPU, so that a long run would meet two streams with the same seed
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol
@@ -15,7 +16,6 @@ from typing import Final, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.core.forks import this_process
 from dpfl_plugin.core.fresh import FreshGenerator
 from dpfl_plugin.core.sfc64_state import OpenSFC64
 
@@ -108,12 +108,12 @@ class SecureStream:
     """
 
     def __init__(self, sums: int = 1) -> None:
-        self._process, self._sums, self._generator = this_process(), sums, FreshGenerator(sums)
+        self._process, self._sums, self._generator = os.getpid(), sums, FreshGenerator(sums)
 
     def seek(self, key: bytes | Words) -> np.random.Generator:
         """The generator, wherever it is: each draw is fresh, so a name for it means nothing."""
-        if self._process != this_process():
-            self._process, self._generator = this_process(), FreshGenerator(self._sums)
+        if self._process != os.getpid():
+            self._process, self._generator = os.getpid(), FreshGenerator(self._sums)
         return self._generator
 
     def __reduce__(self) -> NoReturn:

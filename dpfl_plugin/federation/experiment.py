@@ -23,7 +23,7 @@ from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.rehearsal import rehearsal
-from dpfl_plugin.federation.runtime import Interrupted, Runtime, SilosLost
+from dpfl_plugin.federation.runtime import Runtime, SilosLost
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.federation.summaries import means
@@ -94,7 +94,8 @@ class Experiment:
 
         Args:
             save: writes a checkpoint; record: gets each evaluation as plain values; tick: called after every round;
-            stop: asked before every round, true ends the run; note: told which silos were lost.
+            stop: asked before every round, and before silos make models of their own; true ends the run there.
+            note: told which silos were lost.
         """
         keep = lambda: self.survivors.retry(progress, lambda: save(progress), save=save, note=note)  # noqa: E731
         try:
@@ -147,6 +148,8 @@ class Experiment:
             if checkpoints.due(progress.rounds):
                 checkpoints.write(progress.rounds)
                 self.clock.lap("I/O")
+        if self.personalise is not None and outcome.status in ("done", "budget_exhausted") and stop():
+            outcome = _stopped_after(progress)  # silos' own models may take as long as a round
         stopping = self.stopping if outcome.status == "done" and self._stopped(progress) else None
         ended = bool(stopping) or outcome.status == "budget_exhausted"
         if ended and self.evaluations.made and progress.rounds > evaluated:
@@ -172,14 +175,9 @@ class Experiment:
         Raises:
             SilosLost: the round does not count.
         """
-        try:
-            first = self.first
-            if first and not first.run(progress, draw=self.draw, send=self._sent, stop=stop, save=keep):
-                return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
-            self._score(progress, stop)
-        except Interrupted:
-            when = f"{'the score' if progress.rounds else 'statistics'} after round {progress.rounds}"
-            return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop before {when}")
+        if self.first and not self.first.run(progress, draw=self.draw, send=self._sent, save=keep):
+            return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
+        self._score(progress, keep)
         if self._stopped(progress) or progress.rounds >= self.rounds:
             return Outcome("done", Cause.ROUNDS)
         if self.until is not None and progress.rounds >= self.until:
@@ -190,11 +188,10 @@ class Experiment:
             return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
         if not self.account.affords(progress.rounds, plan):
             return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
+        if stop():
+            return _stopped_after(progress)
         try:
-            _unless(stop)
             server = self.advance(progress, plan, down)
-        except Interrupted:
-            return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop in round {progress.rounds + 1}")
         except TrainingError as error:
             return Outcome("failed", Cause.ERROR, f"round {progress.rounds + 1}: {error}")
         if not all_finite(server):
@@ -203,7 +200,7 @@ class Experiment:
             return Outcome("failed", Cause.NOT_FINITE, reason)
         return plan, server
 
-    def _score(self, progress: Progress, stop: Callable[[], bool]) -> None:
+    def _score(self, progress: Progress, keep: Callable[[], None]) -> None:
         """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
@@ -211,11 +208,12 @@ class Experiment:
         draw = self.draw(progress.rounds)
         if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
             return
-        _unless(stop)
         mean = self._sent(progress, down, plan, draw)
         progress.scored(mean["score"].flatten().tolist())
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
             progress.best = progress.server["model"]
+        if self.checkpoint_every == 1:
+            keep()
 
     def _sent(self, progress: Progress, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         mean_up = self.runtime.run_round(down, plan, draw)
@@ -257,7 +255,6 @@ class Experiment:
         """(metrics of the final model at each silo, notes); before that, silos' own models, if the budget allows them.
 
         Raises:
-            Interrupted: silos did not finish theirs.
             TooFewSilosError: see `Survivors.lose`.
         """
         model, notes = self.kept(progress), []
@@ -368,9 +365,8 @@ def _not_finite(line: dict[str, Any], last_finite: int) -> Outcome:
     return Outcome("failed", Cause.NOT_FINITE, f"{reason}; it was last finite after round {last_finite}")
 
 
-def _unless(stop: Callable[[], bool]) -> None:
-    if stop():
-        raise Interrupted
+def _stopped_after(progress: Progress) -> Outcome:
+    return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop; ended after round {progress.rounds}")
 
 
 def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:

@@ -15,7 +15,6 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.runtime import Interrupted
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.account import PrivacyAccount
 
@@ -40,17 +39,12 @@ class FirstRound:
         *,
         draw: Callable[[int], Draw],
         send: Callable[[Progress, Vectors, RoundPlan, Draw], Vectors],
-        stop: Callable[[], bool],
         save: Callable[[], None],
     ) -> bool:
         """Whether records are scaled now; False where the budget has no room for statistics: after a crash.
 
         Args:
-            draw, send: see `Experiment`; stop: true ends the run before anything is released; save: writes a
-                checkpoint.
-
-        Raises:
-            Interrupted: it was stopped.
+            draw, send: see `Experiment`; save: writes a checkpoint.
         """
         if self.done:
             return True
@@ -61,8 +55,6 @@ class FirstRound:
             named = draw(0)
             if not self.account.affords_beside("statistics", 0, named.noise_id):
                 return False
-            if stop():
-                raise Interrupted
             sums = send(progress, down, plan, named)["sums"]
             of = sum(self.num_records[silo] for silo in plan.participants), len(plan.participants)
             progress.statistics = torch.cat([torch.tensor(of, dtype=sums.dtype, device=sums.device), sums])

@@ -27,12 +27,12 @@ from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of
 from dpfl_plugin.federation.validation import counted, num_correct, outputs_of
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
+from dpfl_plugin.gradients.fixed_state import FixedState
 from dpfl_plugin.gradients.losses import cross_entropy, logistic
 from dpfl_plugin.gradients.persons import MeanLoss, by_person
 from dpfl_plugin.gradients.replay import Record, Replayed
 from dpfl_plugin.gradients.shares import Cuts, part_of
 from dpfl_plugin.gradients.stacked import Pool
-from dpfl_plugin.gradients.steady import Steady
 from dpfl_plugin.gradients.views import single
 from dpfl_plugin.measures.answers import Answers, answers
 from dpfl_plugin.measures.tables import score
@@ -118,7 +118,7 @@ class SiloGroup:
 
     Attributes:
         clock: takes the time of each part of the work; nobody's, unless one is put there.
-        steady: looks whether model and loss stay what they were, around whatever calls them to release something.
+        fixed_state: checks that modes, buffers and frozen parameters stay as they were.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class SiloGroup:
         self._smoothed: dict[smoothing.Kind, Engine] = {}
         self._scores, self._chunk_bytes, self._cuts = scores, chunk_bytes, Cuts()
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
-        self.steady = Steady(model, loss, getattr(engine, "runs", None))
+        self.fixed_state = FixedState(model, loss, getattr(engine, "runs", None))
 
     @property
     def engine(self) -> Engine:
@@ -185,10 +185,12 @@ class SiloGroup:
 
         Raises:
             MemoryShortError: there is no memory left; nothing of these silos was released.
-            ChangedError: the model or the loss did not stay what it was; nothing of these silos may leave.
+            ChangedError: a buffer, a mode or a frozen parameter changed; nothing of these silos may leave.
         """
-        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"), self.steady():
-            return self._run(ids, down, plan, draw)
+        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
+            answer = self._run(ids, down, plan, draw)
+            self.fixed_state.check()
+        return answer
 
     def _run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         if plan.task == "statistics":
@@ -296,7 +298,7 @@ class SiloGroup:
             if made is None:
                 return lambda features: functional_call(self._model, parameters, (features,))
             self._evaluator = made.requires_grad_(False)
-            self.steady.know(self._evaluator)
+            self.fixed_state.watch(self._evaluator)
         # Its own parameters made views: functional_call takes longer than a small silo's forward pass.
         for name, value in parameters.items():
             self._evaluator.get_parameter(name).data = value
@@ -328,7 +330,7 @@ class SiloGroup:
             self._personal.pop(silo, None)
 
     def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
-        with _told_if_short("an evaluation"), self.steady.in_evaluation():
+        with _told_if_short("an evaluation"):
             return self._evaluate(model, dissimilarity)
 
     @torch.no_grad()
@@ -379,7 +381,7 @@ class SiloGroup:
     @torch.no_grad()
     def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:
         by_silo, names, persons = {}, 0, self._rules.unit == "person"
-        with _told_if_short("an evaluation"), self.steady.in_evaluation():
+        with _told_if_short("an evaluation"):
             for silo in self.ids:
                 test, own = self._test[silo], self._own_model(silo)
                 said, names = self._said(self._at(model), test)

@@ -48,7 +48,7 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, to_plain
-from dpfl_plugin.runs.folder import held, locked, to_json, write_atomic
+from dpfl_plugin.runs.folder import locked, to_json, write_atomic
 
 SECRET: Final = "secret"
 ROUNDING: Final = 1e-9  # relative: 0.1 + 0.2 is 0.3
@@ -217,12 +217,8 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
         _check_there(path, marker, head, begun)
         if not begun:
             path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-        else:
-            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         ledger = Ledger.open(path) if begun else Ledger(path, {"lifetime": limits.data, "unit": limits.unit})
         stack.enter_context(ledger)
-        if not begun:
-            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         _check_whole(ledger, marker, head, limits)
         lifetime = Lifetime(limits, ledger, marker, secret_of(limits), head)
         if head != ledger.head:

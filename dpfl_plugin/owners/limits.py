@@ -233,14 +233,13 @@ def _trusted_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             found, data = os.fstat(file.fileno()), file.read()
-        folders = [(folder, folder.stat(), True) for folder in dict.fromkeys(_on_the_way(path))]
-        above = [(folder, folder.stat()) for one, *_ in folders for folder in one.resolve().parents]
+        folder = path.parent.stat()
     except OSError as error:
         raise ConfigError(
             f"the limits file {path} cannot be read ({error.strerror}). Write it, or make it readable: chmod u+r "
             f"{path}."
         ) from error
-    for what, one, sticky in ((path, found, False), *folders):
+    for what, one, sticky in ((path, found, False), (path.parent, folder, True)):
         if one.st_uid not in (0, os.getuid()):
             raise ConfigError(
                 f"{what} belongs to user {one.st_uid}: limits count only if they are this user's own, or root's. Make "
@@ -249,25 +248,10 @@ def _trusted_text(path: Path) -> str:
         others = stat.S_IWGRP | stat.S_IWOTH
         if one.st_mode & others and not (sticky and one.st_mode & stat.S_ISVTX):
             raise ConfigError(f"{what} can be written by others: anybody might raise the limits. chmod go-w {what}.")
-    for what, one in above:
-        if one.st_mode & stat.S_IWOTH and not one.st_mode & stat.S_ISVTX:
-            raise ConfigError(
-                f"{what}, above {path}, can be written by everybody: anyone might put another folder in its place. "
-                "Move the limits file to a folder of your own."
-            )
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
-
-
-def _on_the_way(path: Path) -> list[Path]:
-    """The folders whose writers decide what ``path`` is: its own, and those of the links that it leads through."""
-    found = [path.parent]
-    while path.is_symlink() and len(found) < 50:
-        path = path.parent / os.readlink(path)
-        found.append(path.parent)
-    return found
 
 
 def own_folder(folder: Path, source: str) -> None:

@@ -83,7 +83,7 @@ class Book:
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
         final = self._to_state() if stating else [charge for charge in ledger if not pending(charge)]
-        self._pending = len(final) < len(ledger)
+        self._pending = not stating and len(final) < len(ledger)
         in_rounds = [] if stating else of_rounds(final)
         self.spending, self.found = Spending(in_rounds), self.pricing.rounds_in(in_rounds)
         self._count_rounds()

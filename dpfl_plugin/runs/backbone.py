@@ -168,8 +168,6 @@ def backbone(
                 x = np.ascontiguousarray(getattr(silo, key))
                 make = functools.partial(_computed, made, factory, x, batch_size, place)
                 setattr(silo, key, make() if kept is None else kept.get(x, make))
-    if kept is not None and (warning := kept.warning()):
-        federation.notes.append(warning)
     federation.columns = ()
     if federation.inputs is not None:
         federation.inputs = replace(federation.inputs, backbones=(*federation.inputs.backbones, made.digest))

@@ -23,8 +23,8 @@ from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.choice import PassedTrials
 from dpfl_plugin.gradients.replay import cuda_graph
-from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.models.fixed import Before, state_before
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
@@ -203,7 +203,7 @@ def build(
     module: torch.nn.Module | None = None,
     loss: engines.Loss | None = None,
     silo_noise: Mapping[int, float] | None = None,
-    trials: Trials | None = None,
+    passed: PassedTrials | None = None,
 ) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
 
@@ -212,12 +212,12 @@ def build(
         prior: what earlier runs released, for silos with these records: noise is solved for what they left.
         hold: loads this process's records. chunk_bytes: for gradients of single examples at once; None: by free memory.
         module, loss: a model and its loss where somebody else made them; None for what the configuration names.
-        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id. trials: of engines that passed.
+        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id. passed: trials of engines.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
     """
-    draft = _draft(config, base, hold, chunk_bytes, module, loss, trials)
+    draft = _draft(config, base, hold, chunk_bytes, module, loss, passed)
     own, survey, setting, extra = draft.own, draft.holding.survey, draft.setting, beside(config, draft.accountant)
     noise, planned = _noise(config, draft, prior, noise_multiplier)
     if own.of and silo_noise is None:
@@ -261,7 +261,7 @@ def _draft(
     chunk_bytes: int | None,
     module: torch.nn.Module | None,
     loss: engines.Loss | None,
-    trials: Trials | None,
+    passed: PassedTrials | None,
 ) -> _Draft:
     # Cheap parts first, so that a misspelt option is found before data are loaded.
     algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
@@ -278,7 +278,7 @@ def _draft(
     train, test = records_of(holding, trial)
     stack = stack_of(config, may_be_together(config, rules, module, loss))
     room = plan_memory(config, algorithm, setting, rules, model, train, test, stack, chunk_bytes)
-    engine, reason = choose_engine(config, rules, module, loss, holding.survey, trial, room, trials)
+    engine, reason = choose_engine(config, rules, module, loss, holding.survey, trial, room, passed)
     return _Draft(
         algorithm=algorithm,
         accountant=accountant,

@@ -56,7 +56,6 @@ class Job:
         clock: takes the time of each part.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
         tables: whether the result has all measures of the final model.
-        head: of the shared ledger when it was read; None once this run has charged to it.
     """
 
     config: Config
@@ -73,7 +72,6 @@ class Job:
     clock: Stopwatch = STOPPED
     stage: Stage | None = None
     tables: bool = True
-    head: str | None = None
 
 
 def make_job(
@@ -101,8 +99,7 @@ def make_job(
     _check_states(config, parts)
     coins = _coins(began, parts.rules)
     expected = _expected_rounds(config, parts, prior, path, coins)
-    head = None if shared is None else shared.head
-    return Job(config, base, folder, parts, path, prior, name, file_digests(config), expected, coins, head=head)
+    return Job(config, base, folder, parts, path, prior, name, file_digests(config), expected, coins)
 
 
 def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:

@@ -19,7 +19,7 @@ from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import BEGINNING
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
-from dpfl_plugin.runs.folder import RunFolder, held, locked, locks_of_one_machine
+from dpfl_plugin.runs.folder import RunFolder, locked, locks_of_one_machine
 
 BESIDE_ROUNDS = {
     "score": "validation scores",
@@ -93,13 +93,7 @@ def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> N
     _check_machine(path, lock)
     while True:
         try:
-            with contextlib.ExitStack() as taken:
-                taken.enter_context(
-                    locked(lock, Worded(f"{{ledger}} {path}: another run ({{holder}}) is writing to it."))
-                )
-                if path.exists():
-                    taken.enter_context(held(path, _by_another_name(path)))
-                stack.push(taken.pop_all())
+            stack.enter_context(locked(lock, Worded(f"{{ledger}} {path}: another run ({{holder}}) is writing to it.")))
             return
         except BusyError as error:
             waited = time.monotonic() - began
@@ -180,7 +174,6 @@ def open_ledgers(
     found: Checkpoint | None,
     path: Path | None,
     run: Mapping[str, Any],
-    head: str | None = None,
 ) -> Iterator[Ledgers]:
     """Both ledgers, holding the same charges of this run.
 
@@ -188,13 +181,12 @@ def open_ledgers(
         facts: what the own ledger is to say of the run.
         found: the checkpoint to go on from.
         path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
-        head: see `open_shared`.
 
     Raises:
-        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of; or as `open_shared`.
+        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
     """
     with contextlib.ExitStack() as stack:
-        shared = None if path is None else stack.enter_context(open_shared(path, head))
+        shared = None if path is None else stack.enter_context(open_shared(path))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
         if shared is not None:
             _add_missing(own, shared, run["noise"])
@@ -208,36 +200,16 @@ def open_ledgers(
 
 
 @contextlib.contextmanager
-def open_shared(path: Path, head: str | None = None) -> Iterator[Ledger]:
-    """A shared ledger to append to, which the caller has locked; a new one where there is none.
-
-    Args:
-        head: of what the caller read, after it was locked, and counts; None where it counts nothing of it.
-
-    Raises:
-        LedgerError: it is another one by now; nothing of it was changed.
-    """
-
-    def check(found: Ledger) -> None:
-        if head not in (None, found.head):
-            raise LedgerError(
-                f"{path}: was replaced, moved, deleted or changed since it was read: what it holds is not what this "
-                "run counted. Nothing was charged. Bring back the longest one, and begin again."
-            )
-
+def open_shared(path: Path) -> Iterator[Ledger]:
+    """A shared ledger to append to, which the caller has locked; a new one where there is none."""
     if _has_a_line(path):
-        with Ledger.open(path, check=check) as ledger:
+        with Ledger.open(path) as ledger:
             yield ledger
         return
-    check(Ledger())
     real = path.resolve()  # a link stays one: by the name that it leads to it is locked, and found by others
     real.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-    with Ledger(real, {"shared": uuid.uuid4().hex}) as ledger, held(real, _by_another_name(path)):
+    with Ledger(real, {"shared": uuid.uuid4().hex}) as ledger:
         yield ledger
-
-
-def _by_another_name(path: Path) -> str:
-    return Worded(f"{{ledger}} {path}: another run is writing to it by another name, a hard link.")
 
 
 def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | None, shared: Ledger | None) -> Ledger:
@@ -278,6 +250,16 @@ def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
                 "end is missing, and without it no epsilon can be stated. Restore the file from a copy."
             )
     return ledger, facts
+
+
+def check_ledger(folder: RunFolder) -> None:
+    """Check that a finished run's ledger is whole, if its folder has one.
+
+    Raises:
+        LedgerError, DataError: see `read_whole`.
+    """
+    if folder.ledger.exists() or folder.statement.exists():
+        read_whole(folder)
 
 
 def _read_statement(path: Path) -> tuple[int, str] | None:

@@ -36,9 +36,7 @@ from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.extra_releases import training_records
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import GIVEN
-from dpfl_plugin.runs.integrity import model_file_sha256
 from dpfl_plugin.runs.job import planner_of, stopping_of
-from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
 from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
@@ -159,7 +157,7 @@ def write_result(
     result["code"] = dict(code or {})
     if final.by_silo:
         folder.write(folder.silos, _table_of_silos(final.by_silo, parts, said["silos"] or ()))
-    write_statement(folder, said, result["silo_names"])
+    write_statement(folder, said)
     folder.write(folder.result, to_json(result))
     return result, said
 
@@ -194,7 +192,7 @@ def _stated(
             "status": outcome.status,
             "reason": outcome.reason,
         },
-        caveats=(*parts.caveats, *seen, *of_model(parts.module, parts.loss)),
+        caveats=(*parts.caveats, *seen),
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
         measurements=(*MEASUREMENTS, *ended, *GIVEN[:given]),
@@ -256,7 +254,6 @@ def _result(
         "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(final.model),
-        "model_file_sha256": model_file_sha256(folder),
         **({"tuning": said["tuning"]} if "tuning" in said else {}),
         "notes": list(notes),
         "folder": str(folder.path),

@@ -12,20 +12,19 @@ from typing import Any, Final
 import torch
 
 from dpfl_plugin import given
-from dpfl_plugin.access import too_open
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedByEvaluationError, ChangedError, ConfigError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, ConfigError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.runtime import Interrupted, Runtime
+from dpfl_plugin.federation.runtime import Runtime
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.survivors import TooFewSilosError
 from dpfl_plugin.gradients.choice import faster
@@ -42,7 +41,6 @@ from dpfl_plugin.runs.extra_releases import check_in_shared
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.forecast import solving, strain
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
-from dpfl_plugin.runs.integrity import check_kept
 from dpfl_plugin.runs.job import (
     Job,
     begun_with,
@@ -56,7 +54,7 @@ from dpfl_plugin.runs.job import (
     silo_noise_begun_with,
     stopping_of,
 )
-from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_shared, locked_shared, open_ledgers
+from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
 from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
@@ -206,15 +204,12 @@ def _check_finished(
     if ledger is not None:
         with locked_shared(ledger, wait) as shared:
             check_shared(folder, ledger, shared)
-    check_kept(folder, result)
+    check_ledger(folder)
     check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
 
 
 def _run_told(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """Run a job whose folder is locked; ``hooks`` are closed after it."""
-    for path in (job.folder.path, job.shared):
-        if path is not None and (open_to := too_open(path, job.folder.access)):
-            hooks.note(f"warning: {open_to}")
     try:
         return _run_in_memory(job, place, hooks, stop)
     finally:
@@ -250,7 +245,7 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
         held = functools.partial(place.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
         check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
-        job = Job(parts=parts, **(others | {"head": None}))
+        job = Job(parts=parts, **others)
 
 
 def _together(parts: Parts) -> int:
@@ -288,6 +283,12 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
         assert config.privacy.epsilon is not None
         if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
             hooks.note(f"warning: {why}.")
+    every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
+    if parts.rules.fresh and every != 1 and seconds:
+        hooks.note(
+            "checkpoint: noise is fresh, so what was released after the last checkpoint is charged again if the run is "
+            "killed. Leave out checkpoint.every and checkpoint.seconds to have one after every round."
+        )
     _tell_silos(config, parts, hooks)
     for said in slow_noise(config, parts.noise_multiplier):
         hooks.note(said)
@@ -324,7 +325,9 @@ def _describe(job: Job) -> None:
     """Have where the run runs in its folder; as it ends once more, with all that it imported."""
     folder = job.folder
     described = {**environment.describe(), "base": str(job.base.resolve())}
-    described |= {"engine": job.parts.engine.name, "device": str(job.parts.model.device)}
+    parts = job.parts
+    described |= {"engine": parts.engine.name, "device": str(parts.model.device), "chunk_bytes": parts.memory.chunk}
+    described |= {"lockstep": parts.stack if parts.lockstep else 0}
     described |= {"threads": job.config.runtime.threads, "memory": job.parts.memory.described(), "label": job.label}
     described["packages_before"] = folder.packages_before(described["package_sha256"])
     folder.write(folder.environment, to_json(described))
@@ -362,10 +365,8 @@ def _run_rounds(
         if fault is None:
             raise
         folder.append(folder.log, plugin_errors.trace(error))
-        evaluated = isinstance(error, ChangedByEvaluationError)
-        at = f"after round {progress.rounds}" if evaluated else f"round {progress.rounds + 1}"
         elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
-        reason = f"{at}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
+        reason = f"round {progress.rounds + 1}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
         experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
         return Outcome("failed", Cause.ERROR, reason)
     finally:
@@ -394,8 +395,6 @@ def _finish(
             kept, retry = experiment.kept(progress), experiment.survivors.retry
             if tables:
                 measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
-        except Interrupted:
-            outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
         except TooFewSilosError as error:
             outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
         except ChangedError as error:
@@ -409,14 +408,14 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     if found is not None:  # by another process, while this one was loading its data
         job = replace(job, coins=str(found.facts["coins"]), run_name=str(found.facts["run_name"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
-    with open_ledgers(folder, ledger_facts(job), found, job.shared, shared_facts(job), job.head) as ledgers:
+    with open_ledgers(folder, ledger_facts(job), found, job.shared, shared_facts(job)) as ledgers:
         folder.write(folder.config, to_yaml(config))
         _describe(job)
         for note in ledgers.own.notes:
             hooks.note(f"ledger: {note}")
         account = account_of(job, ledgers, found)
         look_ahead(job, account)
-        runtime = place.runtime(parts, account, config, stop)
+        runtime = place.runtime(parts, account, config)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
         holders = held_by.of_run(None if found is None else found.facts.get("held_by"), parts.held_by)
@@ -485,6 +484,7 @@ def _solved_for(config: Config, prior: Prior) -> str:
 
 def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
     config = job.config
+    every, seconds = config.checkpoint.when(fresh=job.parts.rules.fresh)
     return Experiment(
         planner=planner_of(config, job.parts, job.coins),
         runtime=runtime,
@@ -498,8 +498,8 @@ def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list
         evaluations=replace(evaluations_of(job), may_end=job.stage is None),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
-        checkpoint_every=config.checkpoint.every,
-        checkpoint_seconds=config.checkpoint.seconds,
+        checkpoint_every=every,
+        checkpoint_seconds=seconds,
         first=first_round_of(job, account),
         stopping=stopping_of(config),
         personalise=config.personalise,

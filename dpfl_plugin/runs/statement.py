@@ -30,6 +30,8 @@ ASSUMPTIONS = (
     "The server is honest but curious: it sees every message of every silo, and who took part.",
     "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
     "that it was drawn with the stated probability.",
+    "The user's own code is trusted: models and losses compute a record's output from that record and the parameters "
+    "alone, and plugins and callbacks do what they say.",
     "The numbers of training and test records of the silos are public.",
 )
 PERSONS = (
@@ -71,8 +73,7 @@ ZERO_OUT = (
 SHARED = (
     "The total covers the runs that the shared ledger holds, and no other use of the records. In each of them a record "
     "is at one silo at most, and how records are dealt to silos is taken as given: a partitioner that looks at labels "
-    "could deal other records elsewhere if one were replaced. What the statements of the other runs take on trust, as "
-    "a user's own model, the total takes on trust as well.",
+    "could deal other records elsewhere if one were replaced.",
 )
 TUNED = (
     "What each place of the tuning's plan releases was fixed before the first of them; only which configuration takes "
@@ -132,10 +133,6 @@ BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
     "at most 0.2 % more noise. It is assumed that a row of a product of matrices depends on no other row's values."
 )
-OWN_CODE = (
-    "{what}: code from outside this package decides what is released, or what it is charged as. That it does what it "
-    "says is taken on trust: no test of this package covers it."
-)
 
 
 def statement(
@@ -191,7 +188,7 @@ def statement(
             *(text for text in caveats if text not in as_read),
             *(FAILURES if lost or run["status"] == "failed" else ()),
             *measurements,
-            *_of_computing(rules, accountant),
+            *_of_computing(rules),
         ],
         "notes": [*(text for text in as_read if text not in notes), *notes],
     }
@@ -247,13 +244,9 @@ def _assumptions(
     ]
 
 
-def _of_computing(rules: PrivacyRules, accountant: Accountant) -> list[str]:
+def _of_computing(rules: PrivacyRules) -> list[str]:
     """What no epsilon covers of how releases are computed."""
-    return [
-        TIMES,
-        *(() if _is_others(rules.mechanism) else (BITS,)),
-        *_own_code(rules, accountant),
-    ]
+    return [TIMES, *(() if _is_others(rules.mechanism) else (BITS,))]
 
 
 def _of_schema(config: Config) -> tuple[str, ...]:
@@ -266,12 +259,6 @@ def _of_schema(config: Config) -> tuple[str, ...]:
 def _is_others(plugin: object) -> bool:
     """Whether the class of a plugin is not this package's."""
     return type(plugin).__module__.partition(".")[0] != "dpfl_plugin"
-
-
-def _own_code(rules: PrivacyRules, accountant: Accountant) -> list[str]:
-    parts = {"mechanism": rules.mechanism, "clip": rules.clipping, "accountant": accountant}
-    found = [f"privacy.{key}" for key, plugin in parts.items() if _is_others(plugin)]
-    return [OWN_CODE.format(what=", ".join(found))] if found else []
 
 
 def warnings(config: Config, account: PrivacyAccount, rules: PrivacyRules, *, revealed: bool) -> list[str]:

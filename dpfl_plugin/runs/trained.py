@@ -17,7 +17,7 @@ from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.preprocess import fitted_on_records
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, Worded
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.integrity import check_kept
+from dpfl_plugin.runs.ledgers import check_ledger
 from dpfl_plugin.runs.result import finished_result
 from dpfl_plugin.runs.setting import steps_of
 from dpfl_plugin.runs.shown_results import check_shown
@@ -72,7 +72,7 @@ class Trained:
             )
         if not folder.model.exists():
             raise DataError(f"{folder.model} is missing: it is the run's model. Restore it from a copy.")
-        check_kept(folder, result)
+        check_ledger(folder)
         base = base_of(folder.config)
         own_folders.look_in(base)
         (variant,) = load(folder.config).variants

@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 
 from dpfl_plugin.config.load import base_of, read_yaml
 from dpfl_plugin.core.outcomes import score_key
-from dpfl_plugin.errors import DpflError
+from dpfl_plugin.errors import DataError, DpflError
+from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import RunFolder, run_folders
 
 SILENT_SECONDS: Final = 600.0  # after which a process of another machine is taken for ended
@@ -125,9 +126,10 @@ def _heard(folder: RunFolder, now: float) -> float | None:
 
 
 def _checkpoint(folder: RunFolder) -> int:
-    """The round after which the newest checkpoint was written."""
-    names = (path.name.removeprefix("round-").partition(".")[0] for path in folder.checkpoint.glob("round-*"))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    """The round after which the checkpoint was written."""
+    with contextlib.suppress(DataError):
+        return int((load_facts(folder.checkpoint) or {"rounds": 0})["rounds"])
+    return 0
 
 
 def _behind(folder: RunFolder, line: dict[str, Any], after: int) -> bool:

@@ -208,8 +208,7 @@ def plain_loop(folder, kind):
 
 
 def final_model(folder):
-    (last,) = (folder / "silos" / "server" / "checkpoint").glob("round-*")
-    return load_file(last / "server.safetensors")["model"]
+    return load_file(folder / "silos" / "server" / "checkpoint" / "state.safetensors")["server.model"]
 
 
 def check_states(folder):

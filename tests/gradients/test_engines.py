@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from dpfl_plugin.runs.naming import model_facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -17,7 +18,6 @@ from dpfl_plugin.gradients.choice import Terms, choose
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.opacus import Opacus
 from dpfl_plugin.gradients.vmap import Vmap, _add_clipped, _norms
-from dpfl_plugin.runs.naming import model_facts
 
 
 def linear(features: int, outputs: int, bias: bool = True) -> nn.Module:

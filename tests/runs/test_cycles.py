@@ -164,7 +164,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "fedexp": {"algorithm": {"name": "fedavg", "server_optimizer": "fedexp"}},
     "AutoS": {"privacy": {"clip": "auto_s"}},
     "Adaptive": {"privacy": {"clip": "adaptive"}},
-    "secure": {"privacy": {"secure": True}},
+    "secure": {"privacy": {"randomness": "fresh"}},
     "device": {"runtime": {"noise": "device"}},
     "silos": {"silos": {0: {"noise_multiplier": 9.0}}},
     "bands": {"privacy": {"bands": 5}},

@@ -12,6 +12,7 @@ import pytest
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.federation.planning import draw_participants
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.statement import SIMULATION
 from tests.cli.command import charges, run, write
@@ -21,7 +22,13 @@ DRAWN: dict[str, Any] = {"rounds": 12, "silo_rate": 0.5, "data": {"num_silos": 6
 OUTSIDER: dict[str, Any] = {
     **DRAWN,
     "algorithm": {"name": "fedavg"},
-    "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0, "secure": True},
+    "privacy": {
+        "unit": "silo",
+        "sampler": "full",
+        "record_rate": None,
+        "noise_multiplier": 20.0,
+        "randomness": "fresh",
+    },
 }
 
 
@@ -35,8 +42,7 @@ def published(result: dict[str, Any]) -> str:
 
 
 def facts(result: dict[str, Any]) -> dict[str, Any]:
-    (newest,) = RunFolder(Path(result["folder"])).checkpoint.iterdir()
-    return dict(json.loads((newest / "facts.json").read_text()))
+    return load_facts(RunFolder(Path(result["folder"])).checkpoint) or {}
 
 
 def test_what_is_published_is_the_same_whoever_took_part(tmp_path: Path) -> None:
@@ -51,7 +57,10 @@ def test_what_is_published_is_the_same_whoever_took_part(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_no_digest_no_name_of_noise_and_no_other_run_is_published(tmp_path: Path, secure: bool) -> None:
-    config, ledger = write(tmp_path, {**DRAWN, "privacy": {"secure": secure}}), tmp_path / "private-name.jsonl"
+    config, ledger = (
+        write(tmp_path, {**DRAWN, "privacy": {"randomness": "fresh" if secure else "seeded"}}),
+        tmp_path / "private-name.jsonl",
+    )
     first = run(config, "--ledger", ledger, "--set", "name=earlier-run", "--set", "seed=11")
     second = run(config, "--ledger", ledger)
     text, folder = published(second), RunFolder(Path(second["folder"]))
@@ -84,7 +93,7 @@ def test_no_class_that_was_read_from_records_and_no_loss_is_published(tmp_path: 
 
 def test_secure_participants_follow_from_no_seed_and_are_kept_for_a_resume(tmp_path: Path) -> None:
     """The mixture is an average over draws that nobody can have known: 20 ways in each of 12 rounds."""
-    config = write(tmp_path, {**DRAWN, "privacy": {"secure": True}, "checkpoint": {"every": 2}})
+    config = write(tmp_path, {**DRAWN, "privacy": {"randomness": "fresh"}, "checkpoint": {"every": 2}})
     whole = [run(config, "--out", tmp_path / out) for out in ("one", "other")]
     assert who(whole[0]) != who(whole[1])
     crash(config, 7)

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from dpfl_plugin.runs.naming import OtherCodeError
 
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import ConfigError, LedgerError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.naming import OtherCodeError
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessPlace
 from tests.adapters.federation import Mute
@@ -56,21 +55,6 @@ def test_in_parts_or_whole_it_is_the_same_run_and_a_finished_one_is_only_shown(t
         assert result[key] == whole[key], key
     before = files(config)
     assert session(config) == result and files(config) == before, "nothing is released again"
-
-
-def test_a_shared_ledger_that_is_put_back_while_records_are_loaded_ends_the_run(tmp_path: Path) -> None:
-    """What earlier runs released would be in no ledger, and the budget begin anew for the next one."""
-    path, config = tmp_path / "all.jsonl", config_in(tmp_path / "second")
-    session(config_in(tmp_path / "first"), ledger=path)
-
-    class Slow(InProcessPlace):
-        def hold(self, *given: Any, **named: Any) -> Holding:
-            path.unlink()
-            return super().hold(*given, **named)
-
-    with pytest.raises(LedgerError, match="since it was read"):
-        session(config, ledger=path, place=Slow())
-    assert not path.exists() and not folder_of(config).ledger.exists()
 
 
 def shifted(function: Callable[..., torch.Tensor], by: float, *given: Any, **named: Any) -> torch.Tensor:

@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "per layer": {"privacy": {"clip": "per_layer"}},
     "solved": {"privacy": {"noise_multiplier": None, "epsilon": 2.5}},
     "capped": {"max_participations": 3, "silo_rate": 0.5, "rounds": 4},
-    "secure": {"privacy": {"secure": True}},
+    "secure": {"privacy": {"randomness": "fresh"}},
     "one of several": {},
     "fitted": {"data": {"preprocess": [{"name": "standardise"}]}},
 }
@@ -152,13 +152,7 @@ def test_it_is_there_however_a_run_ends(tmp_path: Path, monkeypatch: pytest.Monk
     for words, settings in endings.items():
         done = dpfl("run", config, "--out", tmp_path / "runs", "--json", *(f"--set={setting}" for setting in settings))
         assert words in (Path(done.json["folder"]) / "privacy.md").read_text()
-    from dpfl_plugin.federation.runtime import Interrupted
-    from dpfl_plugin.runtimes.in_process import InProcess
-
-    def stop(*args: Any) -> Any:
-        raise Interrupted
-
-    monkeypatch.setattr(InProcess, "run_round", stop)
+    monkeypatch.setattr("dpfl_plugin.api.signals.Stop.__call__", lambda self: True)
     text = (Path(run(config, code=4)["folder"]) / "privacy.md").read_text()
     assert "interrupted; it can be resumed" in text
 
@@ -172,11 +166,10 @@ def test_the_default_seed_is_said_to_be_known(tmp_path: Path) -> None:
         return "which everybody knows" in (Path(result["folder"]) / "privacy.md").read_text()
 
     assert said("default", {"seed": None})
-    assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"secure": True}})
+    assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"randomness": "fresh"}})
 
 
-def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mechanism of the user's may be off the grid, or add less than it says."""
+def test_the_users_own_code_is_trusted_and_may_leave_the_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     (tmp_path / "mine.py").write_text(
         "from dpfl_plugin.privacy.mechanisms import Gaussian\n\n\nclass Mine(Gaussian):\n    __slots__ = ()\n"
@@ -188,4 +181,4 @@ def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path, monkeypatc
         said[own] = (Path(result["folder"]) / "privacy.md").read_text()
     for own, text in said.items():
         assert ("whole steps of a grid" in text) == (not own)
-        assert ("privacy.mechanism: code from outside this package" in text.lower()) == own
+        assert "The user's own code is trusted" in text

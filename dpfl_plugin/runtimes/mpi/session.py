@@ -75,7 +75,7 @@ class MpiSession:
         notes = (NO_LIMITS,) if _distributed(found) and not all(header["limits"] for header in found.values()) else ()
         return Holding(self._survey, {}, hosts, self._device(config.runtime.device), notes=notes)
 
-    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> MpiRuntime:
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> MpiRuntime:
         """Get the silo ranks ready for the rounds of a run.
 
         Raises:
@@ -107,7 +107,6 @@ class MpiSession:
             num_silos=parts.setting.num_silos,
             stack_size=parts.stack,
             aggregation=config.runtime.aggregation,
-            stop=stop,
             stopwatch=parts.host.clock,
         )
 
