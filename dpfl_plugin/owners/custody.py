@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.base import digest
 from dpfl_plugin.errors import ConfigError, LimitError
 from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.owners.agreed_plan import agreed_plan
@@ -153,7 +154,8 @@ class Custody:
         with contextlib.ExitStack() as stack:
             lifetime = stack.enter_context(opened(self.limits))
             # Not by their marks, whose key another folder has not.
-            records = hashlib.sha256(json.dumps([parts.holding.training[silo] for silo in mine]).encode()).hexdigest()
+            digests = [digest(parts.holding.silos[silo]) for silo in mine]
+            records = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
             slots = lifetime.begin(agreement, config.name, plans, records, relation)
             self._ledger = Ledger()
             self._grant = Grant({**dict.fromkeys(mine, ()), **slots}, self._ledger, lifetime, agreement)
