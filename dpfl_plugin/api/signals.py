@@ -54,6 +54,6 @@ def stopping(*, exits: bool = False) -> Iterator[Stop]:
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for heard, handler in before.items():
             if handler is not None:  # one that was not set by Python cannot be put back
-                signal.signal(number, handler)
+                signal.signal(heard, handler)

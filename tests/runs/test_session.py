@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dpfl_plugin.runs.naming import OtherCodeError
 
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
@@ -59,32 +57,3 @@ def test_in_parts_or_whole_it_is_the_same_run_and_a_finished_one_is_only_shown(t
 
 def shifted(function: Callable[..., torch.Tensor], by: float, *given: Any, **named: Any) -> torch.Tensor:
     return function(*given, **named) + by
-
-
-def test_what_was_put_into_torch_is_code_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a round that is computed again, from the same state and with the same noise, would not be the same round,
-    and a statement of the last session would say nothing of the first."""
-    config, relu = config_in(tmp_path), torch.nn.functional.relu
-    others = [functools.partial(shifted, relu, by) for by in (1.0, 2.0)]
-    monkeypatch.setattr(torch.nn.functional, "relu", others[0])
-    asked = iter([False] * 2 + [True] * 99)
-    assert session(config, stop=lambda: next(asked))["status"] == "interrupted"
-    before = files(config)
-    for other, how in ((relu, "is gone"), (others[1], "changed")):
-        monkeypatch.setattr(torch.nn.functional, "relu", other)
-        with pytest.raises(
-            OtherCodeError, match=rf"torch\.nn\.functional\.relu, as put into torch, {how}\. To continue"
-        ):
-            session(config, resume=True)
-        assert files(config) == before
-    monkeypatch.setattr(torch.nn.functional, "relu", others[0])
-    assert session(config, resume=True)["status"] == "done"
-    assert "code from outside this package" in folder_of(config).privacy.read_text()
-
-    monkeypatch.setattr(torch.nn.functional, "relu", relu)
-    known = config_in(tmp_path / "known")
-    asked = iter([False] * 2 + [True] * 99)
-    session(known, stop=lambda: next(asked))
-    monkeypatch.setattr(torch.nn.functional, "relu", others[0])
-    with pytest.raises(OtherCodeError, match=r"torch\.nn\.functional\.relu, as put into torch, is new"):
-        session(known, resume=True)
