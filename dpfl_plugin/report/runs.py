@@ -163,7 +163,7 @@ def _read(path: Path) -> Run:
         folder=path,
         name=str(config.get("name", "run")),
         id=str(result["id"]) if result else path.resolve().name,
-        seed=int(config.get("seed", 0)),
+        seed=int(result.get("seed", config.get("seed") or 0)),
         config=flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID) | _left(result),
         status=status,
         reason=reason,
@@ -233,7 +233,7 @@ def _config(folder: RunFolder) -> dict[str, Any]:
         values = yaml.load(_text(folder.config), Loader=_LOADER)  # a SafeLoader
     except yaml.YAMLError as error:
         raise UnreadableError(f"config.yaml is not YAML: {getattr(error, 'problem', None) or error}") from error
-    if not isinstance(values, dict) or not isinstance(values.get("seed", 0), int):
+    if not isinstance(values, dict) or not isinstance(values.get("seed") or 0, int):
         raise UnreadableError("config.yaml holds no configuration")
     return values
 

@@ -111,6 +111,7 @@ def run_session(
         LedgerBusyError: another run had the ledger for longer than ``wait`` says.
     """
     folder = folder_of(config)
+    config = _with_seed_of(config, folder)
     result = finished_result(folder)
     if result is not None:
         _check_finished(config, base, folder, result, reporter, place, ledger, wait)
@@ -118,7 +119,6 @@ def run_session(
         return result
     given.check_all(config.model_dump(mode="python"))
     check_beginning(folder, resume, stage is None, reporter.note, label)
-    config = _with_seed_of(config, folder)
     callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
         _refuse_shared(config, alone=stage is None)
@@ -140,7 +140,7 @@ def run_session(
 
 
 def _with_seed_of(config: Config, folder: RunFolder) -> Config:
-    """With the public seed that an unfinished run drew when it began, where the configuration names none."""
+    """With the public seed that the run in the folder drew when it began, where the configuration names none."""
     begun = checkpoints.load_facts(folder.checkpoint)
     return config if begun is None else config.with_public_seed(int(begun["seed"]))
 
@@ -151,14 +151,16 @@ def _refuse_shared(config: Config, *, alone: bool) -> None:
     Args:
         alone: whether it is a run by itself, and not a candidate of a tuning, whose ledger is the tuning's own.
     """
-    if alone and not config.fresh:
-        raise ConfigError(
-            "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows from "
-            "a seed protects nothing. Leave out {ledger}, or set privacy.randomness: fresh."
-        )
     check_in_shared(config)
     refuse_silos(config, SHARED_LEDGER)
     refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
+    if alone and not config.fresh:
+        raise ConfigError(
+            Worded(
+                "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows "
+                "from a seed protects nothing. Leave out {ledger}, or use --set privacy.randomness=fresh."
+            )
+        )
 
 
 def _say_untold(config: Config, callbacks: Sequence[Callback], reporter: Reporter) -> None:

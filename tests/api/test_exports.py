@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.api.model_card import FROM_RECORDS, SIMULATED, UNPROTECTED
+from dpfl_plugin.api.model_card import FROM_RECORDS, UNPROTECTED
 from dpfl_plugin.data.digits import digits
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.errors import ConfigError, UnsupportedError
@@ -71,9 +71,8 @@ def test_onnx_says_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("privacy", "said", "unsaid"),
     [
-        ({"noise_multiplier": 4.0}, [SIMULATED, "* server: epsilon "], [UNPROTECTED]),
-        ({"noise_multiplier": 4.0, "randomness": "fresh"}, ["* server: epsilon "], [SIMULATED, UNPROTECTED]),
-        ({"noise_multiplier": 0.0}, [UNPROTECTED, "* server: no epsilon holds"], [SIMULATED]),
+        ({"noise_multiplier": 4.0, "randomness": "fresh"}, ["* server: epsilon "], [UNPROTECTED]),
+        ({"noise_multiplier": 0.0}, [UNPROTECTED, "* server: no epsilon holds"], []),
     ],
 )
 def test_the_card_says_whether_the_model_may_be_published(tmp_path, privacy, said, unsaid):

@@ -55,7 +55,7 @@ def test_what_is_left_is_the_same_by_both_doors(file: Path) -> None:
 
 
 def test_limits_below_what_is_agreed_say_so(file: Path) -> None:
-    set_to(file, epsilon=2, repeatable="true")
+    set_to(file, epsilon=2)
     found = dpfl.limits(file)
     assert found.exceeded and found.epsilon_left == 0
     told = command("limits", file).out
