@@ -180,7 +180,7 @@ class Holding:
     """A federation as one process sees it.
 
     Attributes:
-        silos: by id, those whose records are here.
+        silos: by id, those whose records are here. digests: of them, see `digest`; what others get are marks.
         hosts: of the ranks that hold silos elsewhere.
         device: of this process, where it is not the configuration's.
         notes: for who holds the records, see `Dataset`. names: of silos, by id; of all of them in one process, and none
@@ -192,13 +192,15 @@ class Holding:
     hosts: tuple[str, ...] = ()
     device: str | None = None
     notes: tuple[str, ...] = ()
+    digests: Mapping[int, str] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
 
 
 def hold(federation: Federation) -> Holding:
     """All of a federation whose records are all here."""
-    silos = dict(enumerate(federation.silos))
-    return Holding(survey(federation), silos, notes=tuple(federation.notes), names=federation.names)
+    found, silos = survey(federation), dict(enumerate(federation.silos))
+    digests = dict(enumerate(found.digests))
+    return Holding(found, silos, notes=tuple(federation.notes), digests=digests, names=federation.names)
 
 
 def survey(federation: Federation) -> Survey:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.base import digest
 from dpfl_plugin.errors import ConfigError, LimitError
 from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.owners.agreed_plan import agreed_plan
@@ -154,7 +153,7 @@ class Custody:
         with contextlib.ExitStack() as stack:
             lifetime = stack.enter_context(opened(self.limits))
             # Not by their marks, whose key another folder has not.
-            digests = [digest(parts.holding.silos[silo]) for silo in mine]
+            digests = [parts.holding.digests[silo] for silo in mine]
             records = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
             slots = lifetime.begin(agreement, config.name, plans, records, relation)
             self._ledger = Ledger()
