@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedError, ConfigError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ArgumentError, ChangedError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
@@ -155,11 +155,9 @@ def _refuse_shared(config: Config, *, alone: bool) -> None:
     refuse_silos(config, SHARED_LEDGER)
     refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
     if alone and not config.fresh:
-        raise ConfigError(
-            Worded(
-                "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows "
-                "from a seed protects nothing. Leave out {ledger}, or use --set privacy.randomness=fresh."
-            )
+        raise ArgumentError(
+            "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows from "
+            "a seed protects nothing. Leave out {ledger}, or set privacy.randomness: fresh."
         )
 
 
