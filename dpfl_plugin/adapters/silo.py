@@ -63,8 +63,8 @@ class Silo:
         folder: this silo's own; made if it is missing. None for a place in the folder of the limits, which is where
             it has to be if there are limits.
         loss: (outputs (n, ...), labels (n,)) -> (n,), one value for each record; None for what the agreement says.
-        draw: names the random bits of a round, for simulations without limits that are to be repeated: whoever knows
-            them can compute the noise. None for noise from the operating system.
+        draw: names the seeded bits of a round, for simulations without limits. None for noise from the operating
+            system, which is new in every answer that is computed.
         limits: what the owner of the records lets be released, as it is now. None for what the owner has set on this
             machine (see `find_limits`), looked up anew for each round; without any only a simulation begins.
         surroundings: whether the records are somebody's own ("deployment"), or of whoever runs the whole
