@@ -179,14 +179,14 @@ class Bench:
         return found
 
     def _run(self, cell: Cell, config: Config) -> Run:
-        holding = self._holding(cell.task, config.seed)
+        holding = self._holding(cell.task, config.public_seed)
         assert config.rounds is not None
         solved = self._noise.get(cell)
         parts = build(config, CONFIG.parent, solved, hold=lambda config, base: holding)
         ledger, silos = Ledger(), parts.setting.num_silos
         shown: list[list[float]] = []
         runtime = InProcess(parts.host, ledger, stack_size=parts.stack)
-        planner = Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed)
+        planner = Planner(parts.algorithm, parts.setting, parts.setting.weights, config.public_seed)
         server, rounds = parts.algorithm.init_server(parts.model, parts.setting), config.rounds
         left = dict.fromkeys(range(silos), config.max_participations or rounds)
         for round in range(rounds):
@@ -194,7 +194,7 @@ class Bench:
             assert plan is not None, f"{cell}: too few silos below their cap in round {round}"
             for silo in plan.participants:
                 left[silo] -= 1
-            mean_up = runtime.run_round(parts.algorithm.download(server), plan, Draw(config.seed, round))
+            mean_up = runtime.run_round(parts.algorithm.download(server), plan, Draw(config.public_seed, round))
             server = parts.algorithm.aggregate(server, mean_up, plan)
             runtime.commit()
             if round >= rounds - math.ceil(SHOWN * rounds):

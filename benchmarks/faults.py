@@ -21,6 +21,7 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.table import table
+from dpfl_plugin.runs.checkpoint import load_facts
 
 BEGUN = 3  # rounds before the kill
 LIMIT = 300.0  # seconds after which something is wrong
@@ -64,11 +65,8 @@ class Job:
 
     def lost_after(self) -> int | None:
         """After how many rounds the newest checkpoint says that a silo was lost."""
-        for path in self._folder.glob("runs/run/*/checkpoint/round-*/facts.json"):
-            try:
-                losses = json.loads(path.read_text())["losses"]
-            except (OSError, ValueError):  # replaced meanwhile
-                continue
+        for folder in self._folder.glob("runs/run/*/checkpoint"):
+            losses = (load_facts(folder) or {"losses": ()})["losses"]
             if losses:
                 return int(losses[-1]["after_round"])
         return None

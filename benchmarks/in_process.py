@@ -44,14 +44,14 @@ def run(settings: Mapping[str, Any], model: nn.Module, records: Mapping[int, Any
     holding = Holding(survey, silos, training={i: training_digest(silo) for i, silo in silos.items()})
     parts = build(agreement.config, Path(), hold=lambda config, base: holding, module=copy.deepcopy(model))
     vectors = parts.algorithm.init_server(parts.model, parts.setting)
-    planner = Planner(parts.algorithm, parts.setting, (1 / len(silos),) * len(silos), agreement.config.seed)
+    planner = Planner(parts.algorithm, parts.setting, (1 / len(silos),) * len(silos), agreement.config.public_seed)
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.jsonl") as ledger:
         for round in range(agreement.config.rounds or 0):
             stamp()
             plan = planner.plan(vectors, round)
             assert plan is not None
             down, total = parts.algorithm.download(vectors), WeightedSum()
-            draw = Draw(0, round, 0, secrets.token_hex(8))
+            draw = Draw(0, round, secrets.token_hex(8))
             for silo, weight in zip(plan.participants, plan.weights, strict=True):
                 up, charges = parts.host.run([silo], down, plan, draw)
                 ledger.append(charges)

@@ -203,7 +203,7 @@ class Laboratory:
 
     def data(self, config: Config, base: Path) -> DataConfig:
         """The same silos from NumPy files: dealt out and reduced once, not for every run."""
-        name = _digest({"data": _dump(config.data), "seed": config.seed})
+        name = _digest({"data": _dump(config.data), "seed": config.public_seed})
         files = {part: self._folder / f"{name}-{part}.npz" for part in ("train", "test")}
         if not all(file.exists() for file in files.values()):
             self._prepare(config, base, files)

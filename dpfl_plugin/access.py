@@ -7,7 +7,6 @@ epsilon covers. Modes are set, not left to the umask.
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -86,26 +85,3 @@ def opener(access: Access | None) -> Callable[[str, int], int]:
         return handle
 
     return opened
-
-
-def too_open(path: Path, access: Access) -> str | None:
-    """What to tell of a folder, or a file, that more may read than was asked for; None if it is as it should be."""
-    found = _mode(path)
-    others = (found & ~FOLDERS[access]) & 0o077
-    for folder in path.resolve().parents:  # what lies below a folder that they may not enter is out of their reach
-        passes = _mode(folder)
-        others &= (0o070 if passes & 0o010 else 0) | (0o007 if passes & 0o001 else 0)
-    if not others:
-        return None
-    who = "everybody" if others & 0o007 else "its group"
-    return (
-        f"{path} is open to {who} on this machine (mode {found:o}), and access: {access} was asked for. It holds what "
-        f"no epsilon covers: chmod -R go-rwx it, or set access."
-    )
-
-
-def _mode(path: Path) -> int:
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except OSError:
-        return 0

@@ -189,11 +189,7 @@ class UnplannedError(TrainingError):
 
 
 class ChangedError(TrainingError):
-    """Code of a user's own changed what it computes with while silos computed; the message says what it changed."""
-
-
-class ChangedByEvaluationError(ChangedError):
-    """An evaluation did; nothing has been released since."""
+    """A buffer, a mode or a frozen parameter of the model changed while silos computed; the message says which."""
 
 
 class MemoryShortError(DpflError):

@@ -14,7 +14,6 @@ from typing import Any, Final
 from dpfl_plugin.errors import PluginError
 
 MODULE: Final = __name__
-MADE_OF: Final = "made_of"  # of what is held: objects, and names of modules, whose code decides what it computes
 _NAME: Final = re.compile(r"(data|model|loss|algorithm|backbone)_[0-9a-f]{16}")
 _CALLED: Final = {
     "data": "the records",

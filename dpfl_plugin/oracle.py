@@ -8,10 +8,10 @@ and sends is post-processing. sigma_g = 0 and C = inf give the non-private algor
 
 from __future__ import annotations
 
-import hashlib
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Final, cast
 
 import numpy as np
@@ -49,55 +49,30 @@ RECORDS_AHEAD: Final = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Names every random stream of a round.
+    """Names the random bits of one computation of silos' answers.
 
     Attributes:
-        run: names the run; others of the same seed draw other batches and other noise.
-        attempt: of re-runs that must not repeat their noise; 0, or `streams.fresh_attempt`.
-        records: by what the records are known in a ledger that several runs share; part of the name there.
-        asked: digest of what silos are asked in this round, in hex; "" where nothing is bound to it. What is asked
-            otherwise has other noise, and is charged by itself.
-        held: sha256 of the training records of the silos of this process. It is part of what a stream is named by, so
-            that the same noise never meets changed records; and it is known nowhere else: no message has it.
-        own: digest of each silo's own state, by id, of those that have one; known nowhere else, too.
+        noise_id: names them in the ledger, as RUN or RUN.COMPUTATION. Fresh bits have a name of their own for each
+            computation, so that each is charged; seeded ones have the run's, and the same round counts once.
     """
 
     seed: int
     round: int
-    attempt: int = 0
-    run: str = ""
-    records: str = ""
-    asked: str = ""
-    held: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
-    own: Mapping[int, bytes] = field(default_factory=dict, repr=False, compare=False)
+    noise_id: str = "seeded"
 
-    @property
-    def noise_id(self) -> str:
-        """Names the random bits in the ledger: RUN.ASKED.ATTEMPT, or RUN.ATTEMPT where nothing is bound."""
-        return ".".join([f"{self.run}{self.records}", *filter(None, [self.asked]), f"{self.attempt:x}"])
+    @classmethod
+    def fresh(cls, round: int, run: str) -> Draw:
+        """Of bits from the operating system, under a name that nobody used before."""
+        computation = secrets.token_hex(16)
+        return cls(0, round, f"{run}.{computation}")
 
     def key(self, purpose: str, silo: int, step: int) -> bytes:
-        run = self.run
-        if silo in self.held:
-            run = hashlib.blake2b(f"{run} {self.held[silo]}".encode(), digest_size=32).hexdigest()
-        asked = bytes.fromhex(self.asked) + self.own.get(silo, b"")
-        return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, run, asked)
+        """Of a seeded stream of this round."""
+        return stream_key(self.seed, purpose, self.round, silo, step)
 
-    def of_all_rounds(self, purpose: str, silo: int, bound: bytes = b"") -> bytes:
-        """As `key`, the same in all rounds, whatever is asked; where it is ``bound`` to a digest of 16 bytes, nobody
-        knows it who does not know the records, else everybody does."""
-        held = self.held if bound else {}
-        return replace(self, round=0, attempt=0, asked=bound.hex(), own={}, held=held).key(purpose, silo, 0)
-
-
-def attempt_of(noise_id: str) -> int:
-    """The attempt that a `Draw.noise_id` names."""
-    return int(noise_id.rpartition(".")[2], 16)
-
-
-def is_of(noise_id: str, run: str, attempt: int) -> bool:
-    """Whether a `Draw.noise_id` is of this run and attempt, whatever was asked."""
-    return noise_id.partition(".")[0] == run and noise_id.rpartition(".")[2] == f"{attempt:x}"
+    def key_of_all_rounds(self, purpose: str, silo: int) -> bytes:
+        """Of a seeded stream that is the same in all rounds."""
+        return stream_key(self.seed, purpose, 0, silo)
 
 
 class PrivateOracle:
@@ -153,7 +128,7 @@ class PrivateOracle:
         self.clip_norms = list(clip_norms or [own.clip_norm for own in self._rules_of])
         alike = len(set(self._factors)) == 1 and not rules.clipping.adapts
         sums = self.num_silos * len(self._factors) if alike else 1  # of the same noise
-        self._stream: Source = SecureStream(sums) if rules.secure else Stream()
+        self._stream: Source = SecureStream(sums) if rules.fresh else Stream()
         self._ahead = max(1, min(STEPS_AHEAD, int(RECORDS_AHEAD // max(1.0, sum(self._divisors)))))
         self._batches: list[list[NDArray[np.int64] | None]] = []
         steps, chains = len(self._factors), () if cycles is None else cycles.chains

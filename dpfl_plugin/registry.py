@@ -19,11 +19,7 @@ from typing import Any, Final
 
 import pydantic
 
-from dpfl_plugin import (
-    loaded,  # before any plugin: its source is to be known
-    own_folders,
-    plain_values,
-)
+from dpfl_plugin import own_folders, plain_values
 from dpfl_plugin.errors import ConfigError, DpflError, PluginError, refusal, told
 from dpfl_plugin.given import MissingError
 from dpfl_plugin.synonyms import meant, meant_plugin
@@ -126,7 +122,6 @@ def load_object(path: str, what: str) -> Callable[..., Any]:
 
 def _import(path: str, what: Callable[[], str]) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
-    loaded.watch()
     try:
         plugin = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except MissingError:

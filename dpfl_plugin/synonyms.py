@@ -45,7 +45,7 @@ _TABLE: Final[dict[tuple[str, ...], tuple[str, str]]] = {
     ("privacy.neighbouring",): ("", "adjacency neighboring neighbouring_relation neighboring_relation"),
     ("privacy.sampler",): ("", "sampling poisson_sampling subsampling"),
     ("privacy.unit",): ("", "granularity privacy_unit privacy_level dp_level level"),
-    ("privacy.secure",): ("", "secure_mode secure_rng"),
+    ("privacy.randomness",): ("", "secure_mode secure_rng noise_seed"),
     ("rounds",): (
         "",
         "num_rounds n_rounds max_rounds comm_round comm_rounds communication_rounds global_rounds global_epochs "

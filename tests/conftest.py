@@ -26,7 +26,6 @@ BESIDE = Path(__file__).resolve().parents[2] / "shared"
 
 # On these, what fails may be the machine: a daemon that was slow, a port that was taken.
 REAL = ("slurm", "flower", "fedml", "nvflare", "mpi", "browser")
-FILLING = "tests/mutants/"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,12 +43,12 @@ def _is_real(item: pytest.Item) -> bool:
 
 def _turn(item: pytest.Item) -> int:
     """When a test has its turn. Those that wait much, and take long, begin first, in one process beside which others
-    compute; at the end, nobody could use that time. Mutants, of a second or two each, fill what is left at the end."""
+    compute; at the end, nobody could use that time."""
     if item.get_closest_marker("slurm"):
         return 0
     if _is_real(item):
         return 1
-    return 3 if item.nodeid.startswith(FILLING) else 2
+    return 2
 
 
 @pytest.fixture(scope="session", autouse=True)

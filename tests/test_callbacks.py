@@ -15,7 +15,7 @@ from dpfl_plugin.adapters.agreement import agree
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo, TensorBoard, Tracker
 from dpfl_plugin.callbacks.tracker import statement_files
-from dpfl_plugin.config.load import configure, noise_name, run_id
+from dpfl_plugin.config.load import configure, run_id
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import public_values
@@ -32,7 +32,13 @@ SECURE_DRAWN: dict[str, Any] = {
     "silo_rate": 0.5,
     "data": {"num_silos": 6},
     "algorithm": {"name": "fedavg"},
-    "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0, "secure": True},
+    "privacy": {
+        "unit": "silo",
+        "sampler": "full",
+        "record_rate": None,
+        "noise_multiplier": 20.0,
+        "randomness": "fresh",
+    },
 }
 
 
@@ -182,58 +188,6 @@ def loss_by_factor(outputs: Any, labels: Any) -> Any:
     return FACTOR[0] * torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
 
 
-class Touches(Spy):
-    """Not part of what names the noise: with it the same noise would be added to other gradients."""
-
-    def on_round(self, round: RoundInfo) -> None:
-        super().on_round(round)
-        FACTOR[0] = 2.0
-
-
-def test_a_callback_that_changes_what_is_computed_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.test_callbacks.FACTOR", [1.0])
-    touches = Touches()
-    result = session(tmp_path, touches, loss=f"{__name__}:loss_by_factor")
-    assert result["status"] == "failed" and "a callback changed what the run computes" in result["reason"]
-    assert {one.round for one in charges(result["folder"])} == {0}, "nothing is released after it"
-    assert result["cause"] == "error"
-    assert touches.result["status"] == "failed" and "cause" not in touches.result, "it may be a loss on raw records"
-    monkeypatch.setattr("tests.test_callbacks.FACTOR", [1.0])
-    secure = session(tmp_path / "secure", touches, loss=f"{__name__}:loss_by_factor", privacy={"secure": True})
-    assert secure["status"] == "failed" and "or of a callback, changed" in secure["reason"]
-    assert {one.round for one in charges(secure["folder"])} == {0}
-
-
-class TellsTorch(Callback):
-    """Products may be rounded otherwise from here on, or modules give something else than is named for them."""
-
-    def __init__(self, tell: str) -> None:
-        self.tell, self.hooks = tell, list[Any]()
-
-    def on_round(self, round: RoundInfo) -> None:
-        if self.tell == "precision":
-            torch.set_float32_matmul_precision("medium")
-        elif self.tell == "threads":
-            torch.set_num_threads(torch.get_num_threads() + 1)
-        else:
-            hook = torch.nn.modules.module.register_module_forward_hook(lambda module, given, found: 2 * found)
-            self.hooks.append(hook)
-
-
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("tell", ["precision", "threads", "hook"])
-def test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise(tmp_path: Path, secure: bool, tell: str) -> None:
-    callback = TellsTorch(tell)
-    try:
-        result = session(tmp_path, callback, privacy={"secure": secure})
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        for hook in callback.hooks:
-            hook.remove()
-    assert result["status"] == "failed" and "setting of torch" in result["reason"]
-    assert {one.round for one in charges(result["folder"])} == {0}, "nothing is released after it"
-
-
 def test_an_interrupt_in_a_callback_passes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         session(tmp_path, Broken("on_round", KeyboardInterrupt))
@@ -308,7 +262,7 @@ def hospitals(folder: Path) -> dict[str, Any]:
         rows = [f"{i % 7 + shift},{i},{('HIV_positive_Smith', 'healthy')[(i + i // 5) % 2]}" for i in range(40)]
         (folder / f"{name}.csv").write_text("\n".join(["a,b,label", *rows]))
     dataset = {"name": "csv", "files": "st-*.csv", "num_features": None, "num_classes": None, "records_per_silo": None}
-    return {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}, "privacy": {"secure": True}}
+    return {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}, "privacy": {"randomness": "fresh"}}
 
 
 @pytest.mark.usefixtures("measured")
@@ -341,40 +295,14 @@ def test_what_callbacks_and_trackers_are_handed_has_no_single_silo_and_no_class_
 
 def test_settings_of_single_silos_are_not_in_the_configuration_that_callbacks_get() -> None:
     config = configure(merged(BASE, {"silos": {"2": {"noise_multiplier": 9.0}}}), source="test")
-    assert config.silos and "silos" not in public_values(config, secure=True)
+    assert config.silos and "silos" not in public_values(config)
 
 
 def test_weights_of_silos_by_their_names_are_not_in_the_configuration_that_callbacks_get() -> None:
     named = configure(merged(BASE, {"silo_weights": {"st-mary": 2.0, "st-paul": 1.0}}), source="test")
-    assert "st-mary" not in str(public_values(named, secure=True))
+    assert "st-mary" not in str(public_values(named))
     equal = configure(merged(BASE, {"silo_weights": "records"}), source="test")
-    assert public_values(equal, secure=True)["silo_weights"] == "records"
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_the_label_of_a_run_of_a_sweep_does_not_tell_callbacks_the_seed(tmp_path: Path, secure: bool) -> None:
-    """It is the name of a tracker's run, and what a sweep over seeds calls its runs."""
-    rate, site = "algorithm.local_lr=0.5", "silos.St. Mary.clip_norm=0.5"
-    for label, shown in (("seed=7", None), (f"{rate} seed=7", rate), (f"{site} seed=7", None), (None, None)):
-        spy = Spy()
-        session(tmp_path / str(label), spy, label=label, seed=7, rounds=1, privacy={"secure": secure})
-        assert spy.run is not None and spy.run.label == (label if secure and site not in (label or "") else shown)
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos(tmp_path: Path, secure: bool) -> None:
-    """A seed that was sent to a tracker would let its readers compute the noise."""
-    for shift, name in enumerate(("st-mary", "st-paul")):
-        rows = [f"{i % 7 + shift},{i},{i % 2}" for i in range(20)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,label", *rows]))
-    spy = Spy()
-    dataset = {"name": "csv", "files": "st-*.csv", "num_features": None, "num_classes": None, "records_per_silo": None}
-    changes = {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}, "privacy": {"secure": secure}}
-    result = session(tmp_path / "out", spy, base=tmp_path, seed=918273645, **changes)
-    assert "st-mary" in str(result["silo_names"]) and spy.run is not None
-    given = [text for part in (dict(spy.run.config), spy.result) for text in texts(part)]
-    assert (918273645 in given) == secure
-    assert not any("st-mary" in str(text) for text in given)
+    assert public_values(equal)["silo_weights"] == "records"
 
 
 def test_whoever_took_part_callbacks_are_told_the_same(tmp_path: Path) -> None:
@@ -427,7 +355,7 @@ def test_what_is_no_callback_is_refused_and_a_finished_run_says_that_it_calls_no
 def test_trackers_are_no_part_of_a_runs_name(tmp_path: Path) -> None:
     made = functools.partial(configure, merged(BASE, {}), source="test")
     plain, tracked = made(), made({"trackers": ["tensorboard", {"name": "wandb", "mode": "online"}]})
-    assert run_id(plain) == run_id(tracked) and noise_name(plain, "") == noise_name(tracked, "")
+    assert run_id(plain) == run_id(tracked)
 
 
 def test_on_a_platform_the_server_tells_them_and_a_server_that_is_begun_again_goes_on(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_number_that_is_text_is_told_so(value: object, must: str, told: str) -
     [
         ("a smaller step may help: --set algorithm.local_lr=0.3.", "a smaller step may help: algorithm.local_lr=0.3."),
         ("(--set privacy.unit=silo)", "(privacy.unit='silo')"),
-        ("Use --set privacy.secure=true, or --set tune=null.", "Use privacy.secure=True, or tune=None."),
+        ("Use --set privacy.randomness=fresh, or --set tune=null.", "Use privacy.randomness='fresh', or tune=None."),
         ("Use --set rounds=..., or --set model.hidden=[50]", "Use rounds=..., or model.hidden=[50]"),
         ("Add --set privacy.noise_multiplier=NUMBER.", "Add privacy.noise_multiplier=NUMBER."),
         ("--set silo_weights=records weighs them", "silo_weights='records' weighs them"),

@@ -175,13 +175,13 @@ def close_to_noise(found: Tensor, key: bytes, sigma: float, sensitivity: float) 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_device_noise_is_that_of_each_silos_stream(sampler: str, lockstep: bool) -> None:
     """sigma_g * Delta times the normals that the stream's name gives; of every step and silo its own."""
-    by, sigma, draw = SAMPLERS[sampler], 2.5, Draw(7, 3, 1, "run")
+    by, sigma, draw = SAMPLERS[sampler], 2.5, Draw(7, 3, "run")
     found = noise_of(rules(sigma, C, by, noise="device"), lockstep=lockstep, draw=draw)
     for step, noise in enumerate(found):
         for row, silo in enumerate(IDS):
-            key = stream_key(7, "noise", 3, silo, step, 1, "run")
+            key = stream_key(7, "noise", 3, silo, step)
             close_to_noise(noise[row] * by.divisor(SIZES[row]), key, sigma, by.sensitivity * C)
-    for other in (Draw(8, 3, 1, "run"), Draw(7, 4, 1, "run"), Draw(7, 3, 2, "run"), Draw(7, 3, 1, "another")):
+    for other in (Draw(8, 3, "run"), Draw(7, 4, "run")):
         (first,) = noise_of(rules(sigma, C, by, noise="device"), lockstep=lockstep, draw=other, steps=1)
         assert (first - found[0]).abs().min() > 1e-9
 
@@ -218,8 +218,8 @@ class OnHostOnly:
 
 
 def test_device_noise_is_refused_where_it_would_not_be_what_is_said() -> None:
-    with pytest.raises(UnsupportedError, match=r"privacy\.secure.*noise: host"):
-        rules(1.0, C, noise="device", secure=True)
+    with pytest.raises(UnsupportedError, match=r"randomness: fresh.*noise: host"):
+        rules(1.0, C, noise="device", fresh=True)
     with pytest.raises(UnsupportedError, match=r"OnHostOnly computes its noise on the host only.*noise: host"):
         dataclasses.replace(rules(1.0, C, noise="device"), mechanism=OnHostOnly())
     with pytest.raises(UnsupportedError, match=r"one noise multiplier for all silos.*noise: host"):

@@ -45,7 +45,6 @@ def oracle(
     *,
     ids=None,
     round=0,
-    attempt=0,
     seed=0,
     steps=5000,
     share=(0.0, 1.0),
@@ -55,7 +54,7 @@ def oracle(
     made = ENGINES[engine](model, losses.cross_entropy, 2**20)
     ids = range(len(silos)) if ids is None else ids
     prepared = [made.prepare(records) for records in silos]
-    draw = Draw(seed, round, attempt)
+    draw = Draw(seed, round)
     return PrivateOracle(made_by, made, prepared, ids, draw, max_gradients=steps, share=share)
 
 
@@ -178,11 +177,10 @@ def test_a_stack_gives_each_silo_what_it_gets_alone():
         assert torch.equal(together[i], oracle([silos[i]], made_by, ids=[i]).gradient(y[i : i + 1])[0])
 
 
-def test_the_same_round_again_gives_the_same_bits_and_another_attempt_others():
+def test_the_same_seeded_round_gives_the_same_bits():
     made_by = rules(1.0, 0.5)
     first = oracle([silo(5)], made_by, round=3).gradient(zeros())
     assert torch.equal(first, oracle([silo(5)], made_by, round=3).gradient(zeros()))
-    assert not torch.equal(first, oracle([silo(5)], made_by, round=3, attempt=1).gradient(zeros()))
 
 
 def test_a_sum_that_the_integers_of_the_noise_do_not_hold_is_refused(monkeypatch):
@@ -262,8 +260,8 @@ def test_disjoint_shares_read_disjoint_records():
         share_bounds((0.5, 0.51), 10)
 
 
-@pytest.mark.parametrize("other", [Draw(1, 0), Draw(0, 1), Draw(0, 0, attempt=1), Draw(0, 0, run="b")])
-def test_a_share_is_the_same_records_for_every_seed_round_attempt_and_run(other):
+@pytest.mark.parametrize("other", [Draw(1, 0), Draw(0, 1), Draw(0, 0, "b")])
+def test_a_share_is_the_same_records_for_every_seed_round_and_run(other):
     """Else shares that look disjoint, and compose in parallel, would have records in common."""
     made = ENGINES["closed_form"](MODEL, losses.cross_entropy, 2**20)
     one, two = (
@@ -366,18 +364,15 @@ def test_an_empty_poisson_batch_still_releases_noise():
     assert float(silent.gradient(zeros()).norm()) == 0  # no record stands in for the empty batch
 
 
-@pytest.mark.parametrize("other", [Draw(1, 0), Draw(0, 1), Draw(0, 0, attempt=1), Draw(0, 0, run="b")])
-def test_other_seeds_rounds_attempts_and_runs_share_neither_noise_nor_batches(other):
-    """Else the difference of what two of them release would be free of noise."""
+@pytest.mark.parametrize("other", [Draw(1, 0), Draw(0, 1)])
+def test_other_seeds_and_rounds_share_neither_noise_nor_batches(other):
     made = ENGINES["closed_form"](MODEL, losses.cross_entropy, 2**20)
     for made_by in (rules(1.0, 0.5), rules(0.0, 0.5, FixedSize(0.4))):  # noise alone; batch alone
-        one, two = (
-            PrivateOracle(made_by, made, [made.prepare(silo(50))], [0], draw, max_gradients=1)
-            for draw in (Draw(0, 0), other)
+        same, one, two = (
+            PrivateOracle(made_by, made, [made.prepare(silo(50))], [0], draw, max_gradients=1).gradient(zeros())
+            for draw in (Draw(0, 0, "another name in the ledger"), Draw(0, 0), other)
         )
-        assert not torch.equal(one.gradient(zeros()), two.gradient(zeros()))
-        same_bits = (other.run, other.attempt) == ("", 0)
-        assert (one.charges()[0].noise_id == two.charges()[0].noise_id) == same_bits
+        assert torch.equal(same, one) and not torch.equal(one, two)
 
 
 def noise_of(rng, sigma, sensitivity):
@@ -529,24 +524,24 @@ def test_poisson_draws_and_charges_the_same_rate(rate):
     assert abs(np.mean(sizes) - 1000 * rate) <= 5.5 * math.sqrt(1000 * rate * (1 - rate) / 400)
 
 
-def secure_messages(count, sampler, seed=0):
-    """Secure messages of a silo, one for each oracle, all of the same names."""
-    made_by = rules(sigma=3.0, clip_norm=0.5, sampler=sampler, secure=True)
+def fresh_messages(count, sampler, seed=0):
+    """Fresh messages of a silo, one for each oracle, all of the same names."""
+    made_by = rules(sigma=3.0, clip_norm=0.5, sampler=sampler, fresh=True)
     return torch.stack([oracle([silo(12)], made_by, seed=seed).gradient(zeros())[0] for _ in range(count)])
 
 
-def test_secure_noise_is_another_each_time_and_does_not_depend_on_the_seed():
-    messages = secure_messages(4, FullBatch())
+def test_fresh_noise_is_another_each_time_and_does_not_depend_on_the_seed():
+    messages = fresh_messages(4, FullBatch())
     assert len({float(value) for value in messages[:, 0]}) == 4
-    steps = oracle([silo(12), silo(12)], rules(sigma=3.0, clip_norm=0.5, secure=True))
+    steps = oracle([silo(12), silo(12)], rules(sigma=3.0, clip_norm=0.5, fresh=True))
     first, second = steps.gradient(zeros(2)), steps.gradient(zeros(2))
     assert len({float(row[0]) for row in (*first, *second)}) == 4  # neither silos nor steps share it
 
 
 @pytest.mark.statistical
-def test_secure_noise_has_the_standard_deviation_that_is_charged():
+def test_fresh_noise_has_the_standard_deviation_that_is_charged():
     """False alarm 1e-6 for each of two tests; the sum of 6,000 squares shows a standard deviation that is 10 % off."""
-    messages = secure_messages(400, FullBatch())
+    messages = fresh_messages(400, FullBatch())
     without = oracle([silo(12)], rules(clip_norm=0.5)).gradient(zeros())[0]
     noise = ((messages - without) / (3.0 * 2 * 0.5 / 12)).flatten().numpy()
     assert stats.kstest(noise, "norm").pvalue > ALPHA
@@ -555,7 +550,7 @@ def test_secure_noise_has_the_standard_deviation_that_is_charged():
     assert 1.1**2 * low > high
 
 
-def test_secure_batches_are_another_each_time():
-    made_by = rules(clip_norm=0.5, sampler=FixedSize(0.5), secure=True)
+def test_fresh_batches_are_another_each_time():
+    made_by = rules(clip_norm=0.5, sampler=FixedSize(0.5), fresh=True)
     seen = {tuple(oracle([silo(12)], made_by).gradient(zeros())[0].tolist()) for _ in range(8)}
     assert len(seen) > 1  # of 924 batches; all eight alike has probability 1e-20

@@ -113,7 +113,9 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
     require(least is None or (type(least) is int and least > 0), f"{source}: num_records", least, "be a positive count")
     require(num_silos >= 1, f"{source}: number of silos", num_silos, "be at least 1")
     if isinstance(values.get("privacy"), Mapping):
-        values["privacy"] = {**values["privacy"], "secure": True}
+        values["privacy"] = {**{k: v for k, v in values["privacy"].items() if k != "secure"}, "randomness": "fresh"}
+    if values.get("seed") is None:
+        values["seed"] = 0  # of the server's own draws, which are the same after a restart
     config = configure(values, source=source)
     check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it
     layout, dtype = Layout.of(model), _dtype(model)
@@ -123,7 +125,7 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
         setting = replace(setting, num_records=None)
     server = algorithm.init_server(torch.zeros(layout.dimension, dtype=dtype), setting)
     down = {name: (value.dtype, value.numel()) for name, value in algorithm.download(server).items()}
-    first = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan", 0))
+    first = algorithm.round_plan(server, 0, setting, stream(config.public_seed, "plan", 0))
     if first.participation not in ("all", "sampled"):
         raise UnsupportedError(
             f"{source}: algorithm: silos are drawn with replacement, so that some would weigh more. Weights are equal "

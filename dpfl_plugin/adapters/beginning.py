@@ -16,8 +16,8 @@ from dpfl_plugin.adapters.state import STATE
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError
+from dpfl_plugin.gradients.choice import PassedTrials
 from dpfl_plugin.gradients.losses import LOSSES
-from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import has_first_line, set_aside_unbegun
 from dpfl_plugin.runs.build import Parts, build
@@ -27,7 +27,7 @@ from dpfl_plugin.runs.folder import RunFolder
 def own(agreement: Agreement, *, seeded: bool) -> Config:
     """As one silo sees it: it may be asked in every round, whatever the server says of draws."""
     config = agreement.config
-    privacy = config.privacy.model_copy(update={"secure": not seeded})
+    privacy = config.privacy.model_copy(update={"randomness": "seeded" if seeded else "fresh"})
     dtype = str(agreement.dtype).removeprefix("torch.")
     runtime = config.runtime.model_copy(update={"dtype": dtype})
     return config.model_copy(update={"silo_rate": 1.0, "privacy": privacy, "runtime": runtime})
@@ -40,7 +40,7 @@ def parts_of(
     num_silos: int,
     id: int,
     noise_multiplier: float | None,
-    trials: Trials | None,
+    passed: PassedTrials | None,
 ) -> Parts:
     """Engine, noise and loss of one silo; ``noise_multiplier`` of its ledger, None to solve for it."""
     mine = found.records
@@ -55,7 +55,7 @@ def parts_of(
     )
     holding = Holding(survey, {id: mine}, training={id: found.training})
     hold = lambda config, base: holding  # noqa: E731
-    parts = build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss, trials=trials)
+    parts = build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss, passed=passed)
     _check_labels(parts, id)
     return parts
 

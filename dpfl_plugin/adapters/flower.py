@@ -44,7 +44,6 @@ from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.errors import (
     ConfigError,
     DpflError,
-    LedgerError,
     LimitError,
     MessageError,
     TrainingError,
@@ -154,10 +153,7 @@ def _answered(
             surroundings=where,
             kept=kept_here(),
         ) as silo:
-            _check_head(silo, context)
-            answer = silo.answer(asked)
-            context.state[TABLE] = ConfigRecord({"ledger_head": silo.ledger_head})
-            return answer
+            return silo.answer(asked)
     except LimitError as error:
         LOG.error("dpfl: silo %d takes no part: %s", id, error)
         return refusal(agreement, id, asked, error)
@@ -204,15 +200,6 @@ def _check_metrics(context: Context, kind: str) -> None:
     limits = _limits(context)
     if limits is not None:
         limits.allow("metrics", f"what a message of type {kind!r} asks for")
-
-
-def _check_head(silo: Silo, context: Context) -> None:
-    """What the node remembers of its ledger must be in it: else the folder was set back while the node ran on."""
-    known = context.state.get(TABLE)
-    if known is not None and not silo.holds(str(known["ledger_head"])):
-        raise LedgerError(
-            f"silo {silo.id}: its folder was lost or set back while the node ran. Restore it from a copy."
-        )
 
 
 # The server

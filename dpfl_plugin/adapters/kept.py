@@ -7,12 +7,12 @@ records. They are used again where these are the same:
 
 * the records: they are read at every message, and compared to the byte with those that were hashed. Nothing is taken on
   trust: no object's identity, and no counter of its changes.
-* the model and the loss: by what decides what they compute (`dpfl_plugin.models.attributes`), by the values of what
-  does not train, and by the very classes and functions. What cannot be described is made anew each time.
+* the model and the loss: by the attributes and the classes of layers (`dpfl_plugin.models.fixed.attributes`), by the
+  values of what does not train, and by the very function. What cannot be pickled is made anew each time.
 * the configuration as the silo sees it, and the noise that its ledger says it began with.
 
 Of what was made for one silo another one has nothing, but for the word that an engine passed its trial
-(`gradients.trials`): it has an engine of its own, which need not be tried again.
+(`gradients.choice`): it has an engine of its own, which need not be tried again.
 
 They are taken out while a silo is open, and only one that closes in order puts them back: what an error left
 half-done is never used again.
@@ -21,7 +21,6 @@ half-done is never used again.
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -37,8 +36,8 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Silo, digest, training_digest
 from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.gradients.base import Loss
-from dpfl_plugin.gradients.trials import Trials
-from dpfl_plugin.models.attributes import Attributes, describe
+from dpfl_plugin.gradients.choice import PassedTrials
+from dpfl_plugin.models.fixed import attributes
 from dpfl_plugin.runs.build import Parts
 
 MOST_BYTES: Final = 2**28  # of records that are kept beside those of the last silo: a simulation's process has many
@@ -83,7 +82,7 @@ class Decided:
     config: Config
     structure: str
     fixed: str
-    attributes: Attributes
+    attributes: tuple[bytes, tuple[type, ...]] | None
     loss: Loss | None
 
     @classmethod
@@ -92,19 +91,15 @@ class Decided:
         Args:
             structure, fixed: of the model, see `models.fixed`.
         """
-        return cls(config, structure, fixed, describe({"the model": model, "the loss": loss}), loss)
+        return cls(config, structure, fixed, attributes(model), loss)
 
     def same(self, other: Decided) -> bool:
         """Whether the same comes of both; False where that cannot be told."""
-        mine, others = self.attributes, other.attributes
         return (
-            not (mine.doubts or others.doubts)
-            and self.config == other.config
-            and (self.structure, self.fixed) == (other.structure, other.fixed)
+            self.attributes is not None
+            and (self.structure, self.fixed, self.attributes) == (other.structure, other.fixed, other.attributes)
             and self.loss is other.loss
-            and json.dumps(mine.facts) == json.dumps(others.facts)
-            and len(mine.code) == len(others.code)
-            and all(one is another for one, another in zip(mine.code, others.code, strict=True))
+            and self.config == other.config
         )
 
 
@@ -149,12 +144,13 @@ class Kept:
     than ``most_bytes``. Safe for threads.
 
     Attributes:
-        trials: of engines, which all silos share.
+        passed: trials of engines, which all silos share.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._made, self._lock = most_bytes, OrderedDict[Path, Made](), threading.Lock()
-        self.trials, self._bytes = Trials(), 0
+        self.passed: PassedTrials = {}
+        self._bytes = 0
 
     def take(self, folder: Path) -> Made | None:
         """What was put there, which then is nobody else's."""

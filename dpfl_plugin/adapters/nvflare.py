@@ -58,7 +58,6 @@ from dpfl_plugin.adapters.site_log import SiteLog
 from dpfl_plugin.errors import (
     ConfigError,
     DpflError,
-    LedgerError,
     LimitError,
     MessageError,
     TrainingError,
@@ -121,7 +120,6 @@ class PrivateExecutor(Executor):
         super().__init__()
         self.settings, self.silos, self.model, self.records, self.folder = settings, silos, model, records, folder
         self._agreement: Agreement | None = None
-        self._head: str | None = None
         # Of a function and a site: asked once, its records are read in every round.
         self._given: dict[tuple[str, str], Any] = {}
 
@@ -182,11 +180,7 @@ class PrivateExecutor(Executor):
             surroundings=where,
             kept=kept_here(),
         ) as silo:
-            if self._head is not None and not silo.holds(self._head):
-                raise LedgerError(f"{site}: its folder was lost or set back during the job. Restore it from a copy.")
-            answer = silo.answer(asked)
-            self._head = silo.ledger_head
-            return answer
+            return silo.answer(asked)
 
     def _records(self, own: Mapping[str, str], site: str, local: Path, *, simulated: bool) -> Any:
         path = own.get("records") or (self.records if simulated else "")

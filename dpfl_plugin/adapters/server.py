@@ -16,7 +16,6 @@ import contextlib
 import functools
 import logging
 import secrets
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any, Final, Literal
 
 from torch import Tensor, nn
 
-from dpfl_plugin.access import Access, make_folder, too_open
+from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import Message, num_bytes
@@ -89,7 +88,7 @@ class Server:
         config, setting = agreement.config, agreement.setting
         self._access: Access = access
         self.agreement, self._folder, self._min_share = agreement, None if folder is None else Path(folder), min_share
-        self._planner = Planner(agreement.algorithm, setting, setting.weights, config.seed)
+        self._planner = Planner(agreement.algorithm, setting, setting.weights, config.public_seed)
         self.rounds, self.status, self.reason = 0, "running", ""
         self._void = 0
         self._counted: dict[int, str] = {}
@@ -102,8 +101,6 @@ class Server:
         self._stack = contextlib.ExitStack()
         if self._folder is not None:
             make_folder(self._folder, access)
-            if said := too_open(self._folder, access):
-                warnings.warn(said, stacklevel=2)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(locked(self._folder / ".lock", TAKEN.format(self._folder)))
                 self._go_on(checkpoints.load(self._folder / "checkpoint"))

@@ -67,9 +67,10 @@ def check_settings(values: Mapping[str, Any], source: str) -> None:
 
 
 def _check_privacy(privacy: Mapping[str, Any], source: str) -> None:
-    if privacy.get("secure") is False:
+    if privacy.get("randomness") == "seeded" or privacy.get("secure") is False:
         raise UnsupportedError(
-            f"{source}: privacy.secure=False: here noise always comes from each silo's operating system. Leave it out."
+            f"{source}: privacy.randomness='seeded': here noise always comes from each silo's operating system. Leave "
+            "it out."
         )
     if privacy.get("budget_view") == "third_party":
         raise UnsupportedError(

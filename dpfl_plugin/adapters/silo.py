@@ -13,9 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import secrets
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from dpfl_plugin.access import Access, too_open
+from dpfl_plugin.access import Access
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.beginning import begun, holds, own, parts_of
 from dpfl_plugin.adapters.frozen import FILE as FROZEN
@@ -41,7 +39,6 @@ from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import digest
 from dpfl_plugin.errors import DataError, LimitError, MessageError, require
-from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners import lifetime as lifetimes
@@ -67,9 +64,8 @@ class Silo:
         folder: this silo's own; made if it is missing. None for a place in the folder of the limits, which is where
             it has to be if there are limits.
         loss: (outputs (n, ...), labels (n,)) -> (n,), one value for each record; None for what the agreement says.
-        draw: names the random bits of a round, for simulations that are to be repeated: whoever knows them can compute
-            the noise. They are bound to what is asked: another model has other noise, and is charged by itself. None
-            for noise from the operating system.
+        draw: names the random bits of a round, for simulations without limits that are to be repeated: whoever knows
+            them can compute the noise. None for noise from the operating system.
         access: who may read what is written to the folder, on this machine.
         limits: what the owner of the records lets be released, as it is now. None for what the owner has set on this
             machine (see `find_limits`), looked up anew for each round; without any only a simulation begins.
@@ -108,18 +104,16 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
         self.id, self._agreement, self._where, self._draw = id, agreement, surroundings, draw or _fresh_draw
-        self._trials, self._turn = None if kept is None else kept.trials, threading.Lock()
+        self._passed, self._turn = None if kept is None else kept.passed, threading.Lock()
         self._limits_now = functools.partial(_limits_now, limits, surroundings, id)
         limits = self.limits = self._limits_now()
         if limits is not None:
             limits.check(agreement.config)
-            limits.check_noise(repeatable=draw is not None)
+            limits.check_noise(seeded=draw is not None)
         self._files, self._stack = RunFolder(place(folder, limits, agreement, id), access), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
             self._files.make()
-            if said := too_open(self._files.path, access):
-                warnings.warn(said, stacklevel=2)
             taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
             stack.enter_context(locked(self._files.path / ".lock", taken))
             self._open(model, records, loss, lifetime, stack, None if kept is None else kept.take(self._files.path))
@@ -148,8 +142,7 @@ class Silo:
         if lifetime is not None:
             assert plan is not None
             name, relation = f"{self._config.name}, silo {self.id}", parts.rules.release(1.0).neighbouring
-            repeats = self._draw is not _fresh_draw
-            planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation, repeats=repeats)[self.id]
+            planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation)[self.id]
         begins_with = {
             "run": agreement.run,
             "silo": self.id,
@@ -227,7 +220,7 @@ class Silo:
         frozen = Frozen(self._files.path / FROZEN, model)
         others = silo_for(records, lambda: frozen.seen)
         same = self._hashed.same(others) and self._decided_with(frozen).same(self._decided)
-        return self._sound and same and self._ledger.in_place
+        return self._sound and same
 
     @property
     def num_bytes(self) -> int:
@@ -236,7 +229,7 @@ class Silo:
 
     def _parts(self, noise_multiplier: float | None) -> Parts:
         what = self._decided, self._hashed, self._frozen.model(), self._agreement.num_silos, self.id
-        return parts_of(*what, noise_multiplier, self._trials)
+        return parts_of(*what, noise_multiplier, self._passed)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:
@@ -261,15 +254,6 @@ class Silo:
     def noise_multiplier(self) -> float:
         return self._rules.noise_multiplier
 
-    @property
-    def ledger_head(self) -> str:
-        """The checksum of the ledger's last line; kept elsewhere, it shows whether lines are missing at the end."""
-        return self._ledger.head
-
-    def holds(self, head: str) -> bool:
-        """Whether the ledger is one that once had this `ledger_head`, and grew since."""
-        return self._ledger.holds(head)
-
     def answer(self, message: Message) -> Message:
         """Take part in the round that the server asks for: the upload, or why there is none.
 
@@ -291,7 +275,7 @@ class Silo:
         settled = self._kept.settled(round, counted, self.id, self._files.ledger)
         self._take_frozen(message)
         down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
-        draw = asked_at(self._draw(round), down, plan)
+        draw = self._draw(round)
         if (why := spent(self.id, self._config, self._account, self._grant, round, plan, draw.noise_id)) is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
@@ -414,5 +398,5 @@ def _check_unchanged(began: Limits | None, now: Limits | None) -> None:
 
 
 def _fresh_draw(round: int) -> Draw:
-    """A name that is used once; the bits come from the operating system."""
-    return Draw(0, round, 0, secrets.token_hex(8))
+    """Of one answer; the bits come from the operating system."""
+    return Draw.fresh(round, "silo")

@@ -28,8 +28,7 @@ from typing import Any, Final
 
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.forks import this_process
-from dpfl_plugin.errors import ConfigError, LedgerError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
@@ -63,7 +62,6 @@ class Standing:
         self.least_ahead = 0
         self._files, self._ledger, self._account, self._budget, self._stated = files, ledger, account, budget, stated
         self._writing: _Writing | None = None
-        self._process = this_process()
         self._made = _releases_in(ledger)
         self._covered = _covered(files, ledger)
         if len(ledger) and not self._made <= self._covered:  # written by a version that did so now and then
@@ -98,12 +96,12 @@ class Standing:
             self._write(self._said_ahead(charges, further))
 
     def wait(self) -> None:
-        """Till nothing is being written; a fork has nothing to wait for.
+        """Till nothing is being written.
 
         Raises:
             OSError: what was to be written could not be.
         """
-        if self._writing is not None and self._process == this_process():
+        if self._writing is not None:
             self._writing.join()  # where that is interrupted, it is still being written
             writing, self._writing = self._writing, None
             self._covered = Counter()  # where that failed it is not known what is on disk
@@ -114,9 +112,9 @@ class Standing:
         self._write(self._said((), ()))
 
     def settle(self) -> None:
-        """As `renew`, where the statement on disk counts more than was made; a fork leaves it to the silo's process."""
+        """As `renew`, where the statement on disk counts more than was made."""
         self.wait()
-        if self._covered != self._made and self._process == this_process():
+        if self._covered != self._made:
             self.renew()
 
     def _said_ahead(self, charges: Sequence[Charge], further: Further) -> dict[str, Any]:
@@ -151,16 +149,7 @@ class Standing:
         self._covered = self._writer(said)()
 
     def _writer(self, said: dict[str, Any]) -> Callable[[], _Releases]:
-        """What writes a statement, and then knows what is covered; of the ledger as it is now.
-
-        Raises:
-            LedgerError: this is a fork of the process that the statement is of, which does not know what that charged.
-        """
-        if self._process != this_process():
-            raise LedgerError(
-                f"{self._files.statement} is of process {self._process.number}, of which this is a fork: it does not "
-                "know what was charged there since. Nothing may leave here. Open the silo in one process."
-            )
+        """What writes a statement, and then knows what is covered; of the ledger as it is now."""
         page = markdown(said)
         said["counted"]["page"] = _digest(page)
         statement = to_json(said)

@@ -10,7 +10,6 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.statement import BY_SCHEMA, statement
 
 MEASUREMENTS: Final = (
@@ -58,7 +57,6 @@ def stated(
         run=run,
         caveats=(
             *parts.caveats,
-            *of_model(parts.module, parts.loss),
             *(() if schema is None else schema.caveats),
             *PUBLIC_DRAWS,
         ),

@@ -37,7 +37,7 @@ class Told:
         if self._calls is None:
             config = self._agreement.config
             self._calls, self._begun = Calls(self._callbacks, LOG.warning, LOG.error), max(self._begun, rounds)
-            values = public_values(config, secure=True)  # the seed is of what the server draws, and of no noise
+            values = public_values(config)
             run = RunInfo(
                 name=config.name,
                 id=self._agreement.run,

@@ -112,7 +112,7 @@ def _of_config(config: Config, base: Path) -> list[Row]:
     likeliest = max(cost.probability for cost in costs.values())
     if any(cost.participation.law == "with_replacement" for cost in costs.values()):
         drawn = f"each with probability {likeliest:.4g} at most, by its weight"
-    if likeliest < 1 and not rules.secure:
+    if likeliest < 1 and not rules.fresh:
         drawn += f"; {FROM_THE_SEED}"
     if cap is not None and cap < (config.rounds or MOST_ROUNDS):
         drawn = "with a cap draws depend on earlier ones: the server's worst case, no mixture"

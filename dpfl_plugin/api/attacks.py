@@ -79,7 +79,7 @@ class AttackReport(Printed):
     Attributes:
         config: what was attacked. variant: its label; None of a file without variants.
         silo: whose messages. silo_name: None where silos have no names.
-        repeats: seeds, from ``config.seed`` on.
+        repeats: seeds, from ``config.public_seed`` on.
         membership: "without noise" and, of a run with noise, "with noise": each with ``auc``, ``tpr`` at 1 % false
             alarms (``value``, ``low``, ``high``), ``epsilon`` of what the silo released, and ``bound`` on any attack.
         inversion: by the same names; empty where the attack does not know the model: ``inversion_refused`` says why.
@@ -139,7 +139,7 @@ class AttackReport(Printed):
             "variant": self.variant,
             "silo": self.silo,
             "silo_name": self.silo_name,
-            "seeds": [self.config.seed + repeat for repeat in range(self.repeats)],
+            "seeds": [self.config.public_seed + repeat for repeat in range(self.repeats)],
             "membership": {name: _plain(one, delta) for name, one in self.membership.items()},
             "inversion": {name: _plain_inversion(one) for name, one in self.inversion.items()},
             "inversion_refused": self.inversion_refused,
@@ -179,7 +179,8 @@ def attack(
 
 def attacked(experiment: Experiment, options: Options, note: Note, out: Path | None) -> AttackReport:
     """As `attack`; ``note`` is told how far it is."""
-    settings = ["privacy.secure=false"]  # a demonstration that can be repeated
+    settings = ["privacy.randomness=seeded"]  # a demonstration that can be repeated
+    settings += ["seed=0"] if experiment.loaded().variants[0].config.seed is None else []
     settings += [] if options.rounds is None else [f"rounds={options.rounds}"]
     chosen = replace(experiment, settings=(*experiment.settings, *settings))
     one = chosen.loaded().variants[0]

@@ -106,7 +106,8 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
         run: or its folder.
 
     Raises:
-        ConfigError: the folder exists or cannot be written, the run is not finished, or onnx is not installed.
+        ConfigError: the folder exists or cannot be written, the run is not finished or seeded, or onnx is
+            not installed.
         UnsupportedError: the preprocessing, or the model, cannot be exported. DataError: a file is damaged.
     """
     require(isinstance(run, Run | str | Path), "run", run, "be a run, or the path of its folder")
@@ -123,6 +124,11 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
     trained = Trained.at(folder)
     source = Run.open(trained.folder.path)
     config = trained.config
+    if not config.fresh and trained.result["noise_multiplier"]:
+        raise ConfigError(
+            f"{folder}: privacy.randomness: seeded: the noise of this model can be computed from its seed, so no card "
+            "can state an epsilon for it. Train with privacy.randomness: fresh to export a model."
+        )
     module = Exported(source.model.float(), config.data.preprocess, trained.inputs.shape, trained.scaling).eval()
     x = torch.from_numpy(np.random.default_rng(0).random((RECORDS, *trained.inputs.shape), dtype=np.float32))
     fields = None if config.data.preprocess or trained.scaling is not None else fields_of(module.model)

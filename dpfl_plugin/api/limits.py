@@ -19,7 +19,7 @@ class OwnerLimits(Printed):
     """An owner's limits that are in order, and what agreements have reserved; ``print`` shows what `dpfl limits` does.
 
     Attributes:
-        limits: what the file says: ``folder``, ``epsilon``, ``delta``, ``unit``, ``data``, ``send``, ``repeatable``;
+        limits: what the file says: ``folder``, ``epsilon``, ``delta``, ``unit``, ``data``, ``send``;
             ``source`` is the file.
         agreements: in the lifetime ledger of these data, each with its ``name``, ``epsilon`` and ``delta``.
         epsilon_left, delta_left: what further agreements may have, 0 or more.
@@ -44,10 +44,6 @@ class OwnerLimits(Printed):
             f"  folder {owner.folder}, data {owner.data!r}, each {owner.unit} is protected",
             f"  besides private releases may be sent: {', '.join(sorted(owner.send)) or 'nothing'}",
         ]
-        if owner.repeatable:
-            lines.append(
-                "  repeatable: noise may be computed from a seed by anyone who knows it: for made-up data only"
-            )
         lines += [
             f"  agreed: epsilon {digits(one.epsilon, 6)} at delta {digits(one.delta, 6)}: {one.name}"
             for one in self.agreements

@@ -17,10 +17,6 @@ from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
 from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.trained import Trained
 
-SIMULATED: Final = (
-    "**Not to be published**: the noise of this run follows from its seed, so whoever guesses it can compute it. "
-    "Train with `privacy: {secure: true}` first."
-)
 UNPROTECTED: Final = "**Not to be published**: no noise was added; the model may reveal any record it was trained on."
 NO_ACCURACY: Final = (
     "No accuracy is given: it would be computed from raw records, which no epsilon covers. Test the model on records "
@@ -91,8 +87,6 @@ def card(
     lines += [config.description, ""] if config.description else []
     if server["epsilon"] is None:
         lines += [UNPROTECTED, ""]
-    elif not config.privacy.secure:
-        lines += [SIMULATED, ""]
     lines += ["## Use", "", _use(trained, said, shape, fields, onnx=onnx), "", "## Training", ""]
     lines += [
         f"* algorithm: {config.algorithm.name or config.algorithm.module}, {counted(result['rounds'], 'round')}, "

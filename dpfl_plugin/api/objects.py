@@ -1,8 +1,7 @@
 """What YAML cannot say, a model or a loss that a program made, as blocks of a configuration (`dpfl_plugin.given`).
 
-What such an object computes is decided by the program's code. So with the object's own classes and functions the
-program's main module counts as code of the run: in a script its source, and what that imports, is known; in a notebook
-it is not, which leaves the run in doubt, so that its noise never repeats (`training.naming`).
+They are named by a digest of what they compute (`models.object_digest`): an object that changed is another one, whose
+run has a folder of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import copy
 import datetime
 import hashlib
 import inspect
-import json
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -23,45 +21,34 @@ from torch import nn
 
 from dpfl_plugin import given, registry
 from dpfl_plugin.errors import ConfigError, PluginError
-from dpfl_plugin.models.attributes import describe
 from dpfl_plugin.models.build import check_layers
-from dpfl_plugin.runs.naming import model_facts
+from dpfl_plugin.models.object_digest import object_digest
 
 MAIN: Final = "__main__"
 
 
-class _Held:
-    """An object in a plugin's place. ``made_of``: whose code decides what it computes."""
-
-    def __init__(self, *made_of: object) -> None:
-        self.made_of = (MAIN, *made_of)
-
-
-class _Model(_Held):
+class _Model:
     """Copies of a model, so that the program's own stays as it is."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()  # its layers' classes count as those of any model do
         self._module = copy.deepcopy(module).cpu()
 
     def __call__(self, feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         return copy.deepcopy(self._module)
 
 
-class _Factory(_Held):
+class _Factory:
     """A model that a function makes, of features' shape and the number of classes, or of nothing."""
 
     def __init__(self, factory: Callable[..., Any]) -> None:
-        super().__init__(factory)
         self._factory, self._plain = factory, _takes_nothing(factory)
 
     def __call__(self, feature_shape: tuple[int, ...], num_classes: int) -> Any:
         return self._factory() if self._plain else self._factory(feature_shape, num_classes)
 
 
-class _Algorithm(_Held):
+class _Algorithm:
     def __init__(self, algorithm: Any) -> None:
-        super().__init__(algorithm)
         self._algorithm = algorithm
 
     def __call__(self) -> Any:
@@ -81,27 +68,22 @@ def model_block(model: Any) -> tuple[Any, object]:
         return plain(model), None
     if isinstance(model, nn.Module):
         check_layers(model, type(model).__name__)
-        attributes = describe({"the model": model})
-        named = _digest(model, model_facts(model, attributes), attributes.doubts)
-        held: _Held = _Model(model)
-    elif callable(model):
+        return _held("model", model, _Model(model))
+    if callable(model):
         path = _importable(model)
         if path is not None and not _takes_nothing(model):
             return {"module": path}, None
-        named, held = _digest_of(model), _Factory(model)
-    else:
-        raise ConfigError(
-            f"model={model!r} is a {type(model).__name__}: give an nn.Module, a function that makes one, or a plugin's "
-            f"name ({', '.join(registry.names('models'))})."
-        )
-    return {"module": given.hold("model", named, held)}, held
+        return _held("model", model, _Factory(model))
+    raise ConfigError(
+        f"model={model!r} is a {type(model).__name__}: give an nn.Module, a function that makes one, or a plugin's "
+        f"name ({', '.join(registry.names('models'))})."
+    )
 
 
-class _Backbone(_Held):
+class _Backbone:
     """Copies of a frozen module, for `dpfl_plugin.runs.backbone`."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
         self._module = copy.deepcopy(module).cpu()
 
     def __call__(self, feature_shape: tuple[int, ...]) -> nn.Module:
@@ -123,9 +105,8 @@ def backbone_factory(module: Any) -> tuple[str, object]:
         raise ConfigError(
             f"module={module!r} is a {type(module).__name__}: give an nn.Module, or package.module:name of a factory."
         )
-    attributes, held = describe({"the backbone": module}), _Backbone(module)
-    named = _digest(module, model_facts(module, attributes), attributes.doubts)
-    return given.hold("backbone", named, held), held
+    held = _Backbone(module)
+    return given.hold("backbone", _digest_of(module), held), held
 
 
 def loss_name(loss: Any) -> tuple[str, object]:
@@ -172,8 +153,7 @@ def algorithm_block(algorithm: Any) -> tuple[Any, object]:
             f"algorithm={algorithm!r} is a {kind.__name__}, not an algorithm: give a name "
             f"({', '.join(registry.names('algorithms'))}), or an instance, e.g. dpfl.Scaffold(local_steps=20, ...)."
         )
-    held = _Algorithm(algorithm)
-    return {"module": given.hold("algorithm", _digest_of(algorithm), held)}, held
+    return _held("algorithm", algorithm, _Algorithm(algorithm))
 
 
 def _check_positional(algorithm: Any) -> None:
@@ -219,16 +199,13 @@ def digest(*parts: bytes) -> str:
     return found.hexdigest()
 
 
+def _held(kind: str, value: object, plugin: Any) -> tuple[Any, object]:
+    return {"module": given.hold(kind, _digest_of(value), plugin)}, plugin
+
+
 def _digest_of(value: object) -> str:
-    found = describe({"the object": value})
-    return _digest(value, found.facts, found.doubts)
-
-
-def _digest(value: object, facts: Any, doubts: tuple[str, ...]) -> str:
-    """Of what an object is; where no digest shows all of that, a number that nothing but this very object has."""
-    if doubts:
-        return _undigested.setdefault(id(value), (secrets.token_hex(8), value))[0]
-    return digest(json.dumps(facts, sort_keys=True).encode())
+    """Of what an object computes; where no digest shows all of that, a number that nothing but this very object has."""
+    return object_digest(value) or _undigested.setdefault(id(value), (secrets.token_hex(8), value))[0]
 
 
 _undigested: dict[int, tuple[str, object]] = {}  # with the object, whose number is not given to another one then

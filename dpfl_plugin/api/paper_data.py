@@ -27,7 +27,7 @@ def check_readable(needed: Iterable[tuple[Config, Path]]) -> None:
         key = to_json([data.dataset.model_dump(mode="json"), data.folder], None)
         if data.dataset.name is None or key in found:  # a module of the user's own is each run's to load
             continue
-        source = DataSource(Path(data.folder) if data.folder else None, config.seed, data.num_silos, base)
+        source = DataSource(Path(data.folder) if data.folder else None, config.public_seed, data.num_silos, base)
         plugin = registry.load("datasets", data.dataset.name)
         try:
             registry.call(plugin, source, where="data.dataset", **data.dataset.options)

@@ -456,7 +456,9 @@ def _least_loss(sweep: Sweep, row: Row) -> float:
     from dpfl_plugin.runs.build import build
 
     config = config_of(sweep.base, row, sweep.runs)
-    facts = to_json([config.data.model_dump(mode="json"), config.model.model_dump(mode="json"), config.seed], None)
+    facts = to_json(
+        [config.data.model_dump(mode="json"), config.model.model_dump(mode="json"), config.public_seed], None
+    )
     path = sweep.folder.parents[1] / f"least-{hashlib.sha256(facts.encode()).hexdigest()[:12]}.json"
     if path.exists():
         return float(json.loads(path.read_text()))

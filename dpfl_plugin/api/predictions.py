@@ -46,7 +46,7 @@ NOT_COVERED: Final = (
 NO_EPSILON: Final = "No epsilon holds for this run: its model, and any prediction, may reveal its training records."
 SIMULATED: Final = (
     "The noise of this run follows from its seed, which whoever has the folder knows: before predictions leave your "
-    "hands, train with privacy.secure=true."
+    "hands, train with privacy.randomness=fresh."
 )
 NO_PROBABILITIES: Final = "no probabilities: the outputs of a model with this loss are not log-odds."
 NO_NAMES: Final = (
@@ -238,7 +238,7 @@ def _statement(trained: Trained) -> list[str]:
         COVERED,
         NOT_COVERED,
     ]
-    return lines if trained.config.privacy.secure else [*lines, SIMULATED]
+    return lines if trained.config.fresh else [*lines, SIMULATED]
 
 
 def _number(epsilon: float | None) -> str:

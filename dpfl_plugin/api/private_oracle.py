@@ -35,7 +35,6 @@ from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.forks import this_process
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
@@ -56,7 +55,6 @@ from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.job import new_account, shared_prior
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 from dpfl_plugin.runs.locations import shared_key
-from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import weak_claims
@@ -99,7 +97,7 @@ class PrivateOracle:
 
     def __init__(self, net: nn.Module, opened: _Opened) -> None:
         self.net, self.path, self.num_releases = net, opened.path, 0
-        self._opened, self._process, self._lock = opened, this_process(), threading.Lock()
+        self._opened, self._lock = opened, threading.Lock()
         self._closed = False
         parts = opened.parts
         self._layout, self._clip_norms = parts.layout, [parts.rules.clip_norm]
@@ -151,7 +149,7 @@ class PrivateOracle:
         check_layers(module, type(net).__name__)
         mine = _records(dataset, module)
         with contextlib.ExitStack() as stack:
-            read = stack.enter_context(locked_shared(path))
+            stack.enter_context(locked_shared(path))
             key = MarkKey.at(shared_key(path))
             parts = _parts(config, module, mine, of_loss, key, path)
             _check_labels(parts, mine, named=isinstance(loss, str))
@@ -160,7 +158,7 @@ class PrivateOracle:
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
             key.keep()
-            account.shared = shared = stack.enter_context(open_shared(path, None if read is None else read.head))
+            account.shared = shared = stack.enter_context(open_shared(path))
             shared.begin_run(_facts(config, parts, token, account.prior))
             shared.sync()
             found = cls(net, _Opened(config, parts, account, path, token, stack.pop_all()))
@@ -177,7 +175,7 @@ class PrivateOracle:
             BudgetError: it would pass the budget; nothing was released.
             ConfigError: the oracle is closed, of another process, or the net was changed otherwise than by training.
             LedgerError: it cannot be charged; nothing was released.
-            ChangedError: the own code of the net or the loss keeps something; nothing was released.
+            ChangedError: a buffer, a mode or a frozen parameter of the net changed; nothing was released.
         """
         with self._lock:
             self._check()
@@ -196,13 +194,13 @@ class PrivateOracle:
                 parts.host.engine,
                 [parts.host.train[0]],
                 [0],
-                _draw(step, opened.name),
+                Draw.fresh(step, opened.name),
                 max_gradients=1,
                 layers=layers(self._layout),
                 clip_norms=self._clip_norms,
             )
-            with parts.host.steady():
-                value = oracle.gradient(y.unsqueeze(0))[0]
+            value = oracle.gradient(y.unsqueeze(0))[0]
+            parts.host.fixed_state.check()
             oracle.close()
             account.begin_round(step, PLAN)
             self.num_releases += 1  # whatever comes of it: the next one has another name
@@ -259,7 +257,7 @@ class PrivateOracle:
     def close(self) -> None:
         """Let go of the ledger; what was released stays in it. A closed oracle still states its epsilon."""
         with self._lock:
-            if not self._closed and self._process == this_process():
+            if not self._closed:
                 self._closed = True
                 _opened.pop(self.path.resolve(), None)
                 self._opened.stack.close()
@@ -284,11 +282,6 @@ class PrivateOracle:
     def _check(self) -> None:
         if self._closed:
             raise ConfigError(f"this oracle is closed. Make another one by {WHERE} with the same ledger.")
-        if self._process != this_process():
-            raise ConfigError(
-                f"this oracle belongs to process {self._process.number}, and a fork of it cannot charge its ledger. "
-                "Use it in that process."
-            )
         _refuse_limits()  # an owner's word counts from the next release on
         if Layout.of(self.net) != self._layout or _fixed(self.net, self._layout) != self._fixed:
             raise ConfigError(
@@ -314,17 +307,12 @@ class PrivateOracle:
             rules=opened.parts.rules,
             accountant=opened.parts.accountant,
             run=run,
-            caveats=(*opened.parts.caveats, *of_model(opened.parts.module, opened.parts.loss)),
+            caveats=opened.parts.caveats,
             notes=(),
             measurements=LOOP,
             draws=False,
         )
         return published(said)
-
-
-def _draw(step: int, name: str) -> Draw:
-    """A name that is used once; the bits come from the operating system."""
-    return Draw(0, step, 0, name)
 
 
 def _config(
@@ -336,10 +324,10 @@ def _config(
     if not isinstance(privacy, PrivacyConfig | Mapping):
         raise ConfigError(f"{WHERE}: privacy is a {type(privacy).__name__}: give dpfl.Privacy(epsilon=..., delta=...).")
     given = privacy if isinstance(privacy, PrivacyConfig) else Privacy(**{str(k): v for k, v in privacy.items()})
-    if "secure" in given.model_fields_set and not given.secure:
+    if given.randomness == "seeded":
         raise ConfigError(
-            "privacy.secure=False: an oracle's batches and noise are from the operating system, never from a seed. "
-            "Leave it out."
+            "privacy.randomness='seeded': an oracle's batches and noise are from the operating system, never from a "
+            "seed. Leave it out."
         )
     if given.unit != "record":
         raise UnsupportedError(f"privacy.unit={given.unit!r}: an oracle protects records. Use unit='record'.")
@@ -364,7 +352,7 @@ def _config(
     values: dict[str, Any] = {
         "name": plain(name),
         "algorithm": {"name": "fedsgd", "form": "single", "local_lr": 1.0},
-        "privacy": {**given.model_dump(exclude_unset=True), "secure": True},
+        "privacy": {**given.model_dump(exclude_unset=True), "randomness": "fresh"},
         "loss": said,
         "l2": plain(l2),
         "engine": plain(engine),
@@ -472,7 +460,5 @@ def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, 
         "draws_decided": follows,
         "follows_draws": follows,
         "largest_rate": rules.release(rules.sampler.rate(parts.num_records[0])).rate,
-        "attempt": 0,
-        "arithmetic": "",
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -195,7 +195,7 @@ def _run(one: Variant, base: Path, stop: Callable[[], bool], shape: Shape) -> Ru
     if result["status"] == "interrupted":
         raise KeyboardInterrupt
     if result["status"] == "failed":
-        raise TrainingError(f"{one.label or config.name}, seed {config.seed}: {result['reason']}.")
+        raise TrainingError(f"{one.label or config.name}, seed {config.public_seed}: {result['reason']}.")
     return Run(Path(result["folder"]), result, shape=shape)
 
 

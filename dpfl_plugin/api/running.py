@@ -19,10 +19,10 @@ from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.naming import OtherCodeError
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.result import Result, finished_result
 from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.shown_results import OtherCodeError
 from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
 from dpfl_plugin.runtimes.mpi import job
 

@@ -24,7 +24,6 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned, counted
 from dpfl_plugin.errors import ConfigError, DataError, in_python, require
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.said_twice import UNCHECKED, check_agrees, check_words
 
 if TYPE_CHECKING:
     import pandas
@@ -68,7 +67,6 @@ class Run:
             ) from error
         except (OSError, ValueError) as error:
             raise DataError(f"{files.result} cannot be read: {error}.") from error
-        check_agrees(files, result)
         return cls(files.path, result)
 
     @property
@@ -166,16 +164,13 @@ class Run:
     def statement(self) -> str:
         """What is guaranteed to whom, and what is not, in words: `privacy.md`.
 
-        Of a folder in which nothing shows whether they are the run's, it begins by saying so.
-
         Raises:
-            DataError: the run did not end, or the file is gone, or is not what the run wrote.
+            DataError: the run did not end, or the file is gone.
         """
         try:
-            words = self._files.privacy.read_text()
+            return self._files.privacy.read_text()
         except OSError as error:
             raise DataError(f"{self._files.privacy} cannot be read: {error.strerror}.") from error
-        return words if check_words(self._files, words) else UNCHECKED + words
 
     @property
     def model(self) -> nn.Module:

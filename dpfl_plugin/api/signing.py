@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
-import re
+import math
 import shlex
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin import __version__
+from dpfl_plugin import __version__, registry
+from dpfl_plugin.api.accounts import rows_of
+from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.signing_checks import check_stated, details_of
 from dpfl_plugin.data.names import told_apart
-from dpfl_plugin.errors import ConfigError, DataError, printable, require
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
 from dpfl_plugin.privacy.signed_page import page
-from dpfl_plugin.runs.csv_cells import no_formula
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.publishable import names_sum
 from dpfl_plugin.tuning.winner import winner_of
 
-_NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
-MEND: Final = "Restore it from a copy."
-UNCHECKED_NAMES: Final = (
-    "Names of sites are as result.json and silos.csv have them. The folder is of an earlier version, which kept no "
-    "checksum of them: compare them with the number of records of each site, or give them yourself."
-)
-UNCHECKED: Final = (
-    "The folder is of an earlier version, which kept no checksum of its statement: what is said here in words was not "
-    "checked, but for the unit, the relation and the numbers."
-)
+VIEWS: Final = {"server": "server", "third_party": "third party"}  # names in a statement, and in an account
+SLACK: Final = 1e-9  # relative difference of an epsilon that is computed twice
 
 
 def statement_to_sign(what: Run | str | Path, *, names: Mapping[int, str] | None = None, study: str = "") -> str:
@@ -51,18 +41,14 @@ def statement_to_sign(what: Run | str | Path, *, names: Mapping[int, str] | None
     Raises:
         ConfigError: nothing is guaranteed of the run, or its noise follows from a seed; a name is of no silo.
         DataError: the folder has no statement, or one that cannot be read.
-        LedgerError: the ledger is damaged, or holds more than the folder's statement says; or the statement was edited.
+        LedgerError: the ledger is damaged, or holds more than the folder's statement says.
     """
     folder = what.folder if isinstance(what, Run) else Path(what)
     files = RunFolder(folder)
     said, digest = _said(files)
     _check_guarantee(said, folder)
-    if not check_stated(said, digest, files):
-        said["warnings"] = [UNCHECKED, *said["warnings"]]
-    found, checked = _names(files)
-    if found.keys() - (names or {}).keys() and not checked:
-        said["warnings"] = [UNCHECKED_NAMES, *said["warnings"]]
-    known = found | told_apart(names or {})
+    _check_epsilons(said, files)
+    known = _names(files) | told_apart(names or {})
     silos = {one["silo"] for one in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
     for silo in names or {}:
         require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
@@ -96,54 +82,43 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
     if said["guarantee"].startswith("none"):
         why = said["guarantee"].removeprefix("none: ")
         raise ConfigError(f"{folder}: nothing is guaranteed ({why}), so there is nothing to sign.")
-    if not said["mechanism"]["secure"]:
+    if said["mechanism"].get("randomness") != "fresh":
         raise ConfigError(
-            f"{folder}: the run was a simulation, whose noise follows from its seed: nobody should sign for it. Run it "
-            "anew with privacy.secure: true in the file (--set privacy.secure=true), Privacy(secure=True) in Python."
+            f"{folder}: privacy.randomness: seeded: the run was a simulation, whose noise follows from its seed: "
+            "nobody should sign for it. Run it again with --set privacy.randomness=fresh, or without a seed."
         )
 
 
-def _names(files: RunFolder) -> tuple[dict[int, str], bool]:
-    """(names of silos, whether they were checked), as the run's data named them; none where its result says none, as of
-    ranks of MPI or of one silo. Details of earlier versions have no checksum of them.
+def _check_epsilons(said: dict[str, Any], files: RunFolder) -> None:
+    """Compute the epsilons of a statement anew from the ledger beside it.
 
     Raises:
-        DataError: `silos.csv`, `result.json` and `details.json` differ: a site would sign what another one spent.
+        LedgerError: the ledger holds more. ConfigError: nothing is guaranteed. DataError: the accountant is missing.
     """
-    result, digest = _result(files), details_of(files).get("silo_names")
-    said = result.get("silo_names")
-    if said is None and (digest is None or not result):
-        return {}, True
-    if not isinstance(said, dict) or not all(map(_is_named, said.items())):
-        raise DataError(f"{files.result} is damaged (silo_names is {said!r:.100}): restore it from a copy.")
-    if digest not in (None, names_sum(said)):
-        raise DataError(
-            f"{files.result}: silo_names is not what the run wrote, by {files.details.name} beside it. {MEND}"
+    (rows,) = rows_of(files.path).values()
+    by = said["accountant"]["name"]
+    accountant = next((item for item in map(named_accountant, registry.names("accountants")) if item.name == by), None)
+    if accountant is None:
+        raise DataError(f"{files.path}: the accountant {by!r} of its statement is not installed.")
+    if not accountant.sound:
+        raise ConfigError(f"{files.path}: accountant {by} gives no bound ({accountant.caveat}): nobody should sign it.")
+    proven = {row["view"]: row["epsilon"] for row in rows if row["accountant"] == by}
+    if proven["server"] is None:
+        raise ConfigError(
+            f"{files.path}: by its ledger and its configuration nothing is guaranteed, so there is nothing to sign."
         )
-    for silo, name in _in_table(files):
-        named = no_formula(said.get(silo, ""))
-        if name != named:
-            raise DataError(
-                f"{files.silos} calls silo {silo} {name!r}, and {files.result.name} beside it {named!r}: one of them "
-                f"was edited. {MEND}"
+    for key, view in VIEWS.items():
+        stated, actual = said["views"][key]["epsilon"], proven.get(view, proven["server"])
+        if (math.inf if actual is None else actual) > (stated or 0.0) * (1 + SLACK):
+            raise LedgerError(
+                f"{files.statement}: views.{key}.epsilon is {stated or 0.0:.6g}, but the releases in ledger.jsonl cost "
+                f"{actual}. Continue the run (--resume), or restore the folder from a copy."
             )
-    return {int(silo): printable(name) for silo, name in said.items()}, digest is not None
 
 
-def _is_named(item: tuple[str, object]) -> bool:
-    silo, name = item
-    return _NUMBER.fullmatch(silo) is not None and isinstance(name, str)
-
-
-def _in_table(files: RunFolder) -> list[tuple[str, str]]:
-    """(silo, what it is called) of each line of `silos.csv`."""
-    try:
-        with files.silos.open(newline="", encoding="utf-8-sig") as lines:
-            return [(row["silo"], row.get("name") or "") for row in csv.DictReader(lines)]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise DataError(f"{files.silos} cannot be read ({error}). {MEND}") from error
+def _names(files: RunFolder) -> dict[int, str]:
+    """Names of silos, as the run's data gave them; none of MPI ranks or of one silo."""
+    return {int(silo): printable(name) for silo, name in _result(files).get("silo_names", {}).items()}
 
 
 def _result(files: RunFolder) -> dict[str, Any]:

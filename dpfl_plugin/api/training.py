@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +21,7 @@ from dpfl_plugin.api.progress import Teller
 from dpfl_plugin.api.run_text import doubts
 from dpfl_plugin.api.running import carried_out, place_here
 from dpfl_plugin.api.runs import Run, Shape
+from dpfl_plugin.api.signals import stopping
 from dpfl_plugin.config.load import base_of, configure, load
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
@@ -50,7 +48,7 @@ def train(
     algorithm: Any,
     privacy: Privacy | Mapping[str, Any],
     rounds: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
@@ -67,7 +65,8 @@ def train(
         algorithm: an instance, e.g. ``dpfl.Scaffold(local_steps=20, local_lr=1.0)``, a name or a block.
         privacy: `Privacy`, or its keys as a mapping.
         rounds: None: as many as ``privacy.epsilon`` allows.
-        seed: of everything that is drawn; whoever knows it can compute the noise (``privacy.secure`` for real use).
+        seed: None: noise is fresh, and another run draws another one. A number: a simulation that repeats, whose noise
+            whoever knows the seed can compute, unless ``privacy.randomness`` is "fresh".
         out: folder of run folders; None: one of its own, runs/DATE-TIME.
         resume: go on with the run that an earlier call with the same arguments began in ``out``.
         ledger: a file by which several runs on the same data share a budget.
@@ -81,7 +80,8 @@ def train(
     Raises:
         ConfigError, DataError: something that is given is wrong; names the key and the value. Nothing was released.
         TrainingError: the run failed; its folder holds the last good state.
-        KeyboardInterrupt: asked to stop; what is done is saved, for ``resume``.
+        KeyboardInterrupt: asked to stop, by Ctrl-C, SIGTERM or SIGUSR1; the round was finished and saved, for
+            ``resume``.
     """
     check_how(resume, ledger, callbacks, progress, profile)
     if resume and out is None:
@@ -290,7 +290,7 @@ def trained_model(
         DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
     """
     block = {key: value for key, value in {"name": config.model.name, "module": config.model.module}.items() if value}
-    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.seed, outcome)
+    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.public_seed, outcome)
     try:
         found.load_state_dict(load_file(files.model))
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -314,36 +314,5 @@ class _Seen:
     def begin(self) -> None:
         self._place.begin()
 
-    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
-        return self._place.runtime(parts, charges, config, stop)
-
-
-class _Stop:
-    """Whether Ctrl-C came, or a notebook's stop button; the second time it ends at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    def hear(self, number: int, frame: Any) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        os.write(2, b"\ndpfl: stopping after this silo's work; once more to stop at once.\n")
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[_Stop]:
-    """Hear Ctrl-C, where this is the main thread: no other gets signals."""
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.signal(signal.SIGINT, stop.hear)
-    try:
-        yield stop
-    finally:
-        if before is not None:  # one that was not set by Python cannot be put back
-            signal.signal(signal.SIGINT, before)
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
+        return self._place.runtime(parts, charges, config)

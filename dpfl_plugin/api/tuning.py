@@ -17,7 +17,8 @@ from dpfl_plugin.api.pandas_frames import pandas_for
 from dpfl_plugin.api.progress import Teller
 from dpfl_plugin.api.running import LEDGER_WAIT, place_here
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.training import check_path, stopping, values_of
+from dpfl_plugin.api.signals import stopping
+from dpfl_plugin.api.training import check_path, values_of
 from dpfl_plugin.config.load import base_of, joined, merged, parse_setting, read_yaml
 from dpfl_plugin.config.tune import TuneFile, has_tune, tune_of
 from dpfl_plugin.core.rounding import digits

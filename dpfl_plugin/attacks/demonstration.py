@@ -81,7 +81,7 @@ def membership(config: Config, base: Path, silo: int, repeats: int, note: Note) 
     """
     runs, facts = [], None
     for repeat in range(repeats):
-        seeded = config.model_copy(update={"seed": config.seed + repeat})
+        seeded = config.model_copy(update={"seed": config.public_seed + repeat})
         refuse_silos(config, BOUND_OF_ONE_NOISE)
         refuse_cycles(config, "attacks know releases that stand each for itself")
         parts = build(seeded, base)
@@ -92,10 +92,10 @@ def membership(config: Config, base: Path, silo: int, repeats: int, note: Note) 
         runs.append((scores[:members].numpy(), scores[members:].numpy()))
         if facts is None:
             facts = _facts(config, parts, ledger, silo)
-        note(f"seed {seeded.seed}: AUC {roc.auc(*runs[-1]):.3f}")
+        note(f"seed {seeded.public_seed}: AUC {roc.auc(*runs[-1]):.3f}")
     assert facts is not None
     rounds, epsilon, limit = facts
-    rng = stream(config.seed, "attack", step=1)
+    rng = stream(config.public_seed, "attack", step=1)
     tpr = partial(roc.tpr_at, fpr=FPR)
     return Membership(
         runs=tuple(runs),
@@ -111,7 +111,9 @@ def _facts(config: Config, parts: Parts, ledger: Ledger, silo: int) -> tuple[int
     """(rounds the silo took part in, its epsilon, the bound): from what was charged."""
     charges = [charge for charge in ledger if charge.silo == silo]
     if not charges:
-        raise ArgumentError(f"{{silo={silo}}} takes part in no round with seed {config.seed}. Use more {{rounds}}.")
+        raise ArgumentError(
+            f"{{silo={silo}}} takes part in no round with seed {config.public_seed}. Use more {{rounds}}."
+        )
     compositions = silo_compositions(charges)[silo]
     epsilon = max(parts.accountant.epsilon(terms, config.privacy.delta) for terms in compositions)
     relation = charges[0].release.neighbouring
@@ -171,10 +173,10 @@ def inversion(config: Config, base: Path, silo: int) -> tuple[Inversion, Inversi
     parts = build(config, base)
     check_silo(silo, parts)
     first_layer(parts.module)  # refused before any work
-    chosen = batches(parts.num_records[silo], config.seed, [1] * MESSAGES + [MESSAGES])
-    quiet = _inversion(parts, silo, config.seed, chosen, noise=False)
+    chosen = batches(parts.num_records[silo], config.public_seed, [1] * MESSAGES + [MESSAGES])
+    quiet = _inversion(parts, silo, config.public_seed, chosen, noise=False)
     private = noise_multiplier(parts.rules) > 0
-    return quiet, _inversion(parts, silo, config.seed, chosen, noise=True) if private else None
+    return quiet, _inversion(parts, silo, config.public_seed, chosen, noise=True) if private else None
 
 
 def _inversion(parts: Parts, silo: int, seed: int, chosen: Sequence[torch.Tensor], *, noise: bool) -> Inversion:

@@ -167,7 +167,7 @@ def _overheard(parts: Parts, silo: int, batch: Records, seed: int, message: int)
         engine,
         [engine.prepare(batch)],
         [silo],
-        Draw(seed, message, run="inversion"),
+        Draw(seed, message),
         max_gradients=plan.num_gradients,
     )
     down = algorithm.download(server)

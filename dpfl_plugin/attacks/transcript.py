@@ -138,7 +138,7 @@ def listen(config: Config, parts: Parts, silo: int, ledger: Ledger, run: str) ->
     if parts.rules.unit != "record":
         raise UnsupportedError(f"privacy.unit={parts.rules.unit!r}: these attacks are on records. Use unit: record.")
     algorithm = parts.algorithm
-    planner = Planner(algorithm, parts.setting, parts.setting.weights, config.seed)
+    planner = Planner(algorithm, parts.setting, parts.setting.weights, config.public_seed)
     account = make_account(
         config,
         rules=parts.rules,
@@ -162,7 +162,7 @@ def listen(config: Config, parts: Parts, silo: int, ledger: Ledger, run: str) ->
             return
         account.begin_round(round, plan)
         down = algorithm.download(server)
-        mean_up = runtime.run_round(down, plan, Draw(config.seed, round, run=run))
+        mean_up = runtime.run_round(down, plan, Draw(config.public_seed, round, run))
         runtime.commit()
         server = algorithm.aggregate(server, mean_up, plan)
         if silo in uploads:

@@ -28,7 +28,6 @@ def _plain(found: OwnerLimits) -> dict[str, Any]:
         "epsilon": owner.epsilon,
         "delta": owner.delta,
         "send": sorted(owner.send),
-        "repeatable": owner.repeatable,
         "agreements": [{"name": one.name, "epsilon": one.epsilon, "delta": one.delta} for one in found.agreements],
         "left": {"epsilon": found.epsilon_left, "delta": found.delta_left},
     }

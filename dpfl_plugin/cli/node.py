@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfl_plugin.access import too_open
 from dpfl_plugin.errors import BusyError, ConfigError, system_says
 from dpfl_plugin.runs.folder import locked, to_json
 from dpfl_plugin.sweeps import slurm
@@ -132,9 +131,6 @@ def _folder(out: Path) -> Iterator[Check]:
     finally:
         with contextlib.suppress(OSError):  # one that could not be made
             probe.unlink()
-    if folder == out.absolute():
-        said = too_open(folder, "owner")
-        yield Check("modes", said is None, said or f"nobody but its owner looks into {folder}")
 
 
 def _gpus() -> Iterator[Check]:

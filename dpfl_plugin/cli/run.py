@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api import fitting, pictures
+from dpfl_plugin.api import fitting, pictures, signals
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.run_text import doubts, measures_lines, silos_line, spread, worst_silo
 from dpfl_plugin.api.running import (
@@ -31,6 +29,7 @@ from dpfl_plugin.api.running import (
     place_of,
 )
 from dpfl_plugin.api.runs import Scored, difference
+from dpfl_plugin.api.signals import Stop
 from dpfl_plugin.cli import profiles, starting
 from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.config.load import Plan, Variant
@@ -129,7 +128,7 @@ def _tell(plan: Plan, results: dict[str, Result], told: Collection[str], options
         _show(plan, results, told)
 
 
-def _run_one(variant: Variant, base: Path, options: Options, stop: _Stop, console: Console, told: set[str]) -> Result:
+def _run_one(variant: Variant, base: Path, options: Options, stop: Stop, console: Console, told: set[str]) -> Result:
     """The result of one variant; what was warned of is added to ``told``."""
     config = variant.config
     stop.listening = (config.rounds or 0) < MANY_ROUNDS
@@ -150,42 +149,11 @@ def _run_one(variant: Variant, base: Path, options: Options, stop: _Stop, consol
     return result
 
 
-class _Stop:
-    """Whether Ctrl-C, SIGTERM or SIGUSR1 came; the first one asks politely, a second one ends at once.
-
-    Attributes:
-        listening: whether the run will ask. One that takes long to be planned does not before its first round, where
-            nothing is to be saved: it ends at once.
-    """
-
-    def __init__(self) -> None:
-        self.asked, self.listening = False, True
-
-    def __call__(self) -> bool:
-        self.listening = True
-        return self.asked
-
-    def hear(self, number: int, frame: Any) -> None:
-        if self.asked:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.asked = True
-        if not self.listening:
-            raise KeyboardInterrupt
-        # Not print: the signal may have come in the middle of one.
-        os.write(2, b"\ndpfl: stopping after this silo's work; once more to stop at once.\n")
-
-
 @contextmanager
-def stopping() -> Iterator[_Stop]:
-    stop, signals = _Stop(), (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+def stopping() -> Iterator[Stop]:
     starting.over()
-    before = {number: signal.signal(number, stop.hear) for number in signals}
-    try:
+    with signals.stopping(exits=True) as stop:
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _ending(result: Result, resume: str) -> str:
@@ -237,7 +205,7 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
         *_of_silos(results),
         *_doubts(plan, results),
         *_meaning(results, told),
-        *_repeatable(plan, results),
+        *_seeded(plan, results),
         *_unspent(plan, results),
         *_comparisons(plan, results),
         *_files(plan, results),
@@ -356,14 +324,14 @@ def _doubts(plan: Plan, results: dict[str, Result]) -> list[str]:
     return lines
 
 
-def _repeatable(plan: Plan, results: dict[str, Result]) -> list[str]:
+def _seeded(plan: Plan, results: dict[str, Result]) -> list[str]:
     """That an epsilon does not hold against whoever has the seed."""
-    private = [v for v in plan.variants if (v.label or v.config.name) in results and not v.config.privacy.secure]
+    private = [v for v in plan.variants if (v.label or v.config.name) in results and not v.config.fresh]
     if not any(results[v.label or v.config.name]["epsilon"]["server"]["epsilon"] for v in private):
         return []
     return [
         "This is a simulation: its noise follows from the seed, and whoever has the folder can compute it. Before "
-        "anything of a run leaves your hands: --set privacy.secure=true."
+        "anything of a run leaves your hands: --set privacy.randomness=fresh."
     ]
 
 

@@ -21,7 +21,6 @@ from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
 from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
-from dpfl_plugin.sweeps.own_code import check_finished
 from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, Stop, Supervisor
 
 COMPOSES = (
@@ -69,7 +68,6 @@ def _go(sweep: Sweep, duplicates: int, options: Options, lock: int | None = None
     """Run, submit or print what is not finished by now; the lock's descriptor is for what submits."""
     states = state.states((sweep.folder_of(row), row.rounds) for row in sweep.rows)
     found = list(zip(sweep.rows, states, strict=True))
-    check_finished(sweep, [row for row, known in found if known.status == "done"])
     failed = [row for row, known in found if known.status == "failed"]
     wanted = [row for row, known in found if known.status in ("pending", "lost")]
     if options.retry:

@@ -360,30 +360,6 @@ def _excluded(config: Config) -> dict[str, Any]:
     return {**left_out, "runtime": NOT_IN_ID["runtime"] - {"stack"}}
 
 
-def noise_name(
-    config: Config,
-    data_sha256: str,
-    noise_multiplier: float | None = None,
-    computed_by: Mapping[str, Any] | None = None,
-) -> str:
-    """32 hex digits that name a run's batches and noise: runs that release different values draw different ones.
-
-    What is only measured does not count: with another evaluation schedule the same values are released again. A
-    ``noise_multiplier`` that was solved for counts as if it had been given: of the same normals times two numbers the
-    records could be computed.
-
-    Args:
-        data_sha256: by what the records are known (`marks`), for a name in a ledger that several runs share; empty for
-            the name of the random bits, which the server and the ledger see. The same noise on changed records would
-            show the change: silos name their streams by their records, too (`Draw.held`).
-        computed_by: what else decides the bits that are released: code, the model's parameters, machine, versions.
-    """
-    values = config.model_dump(mode="json", exclude={**_excluded(config), "evaluation": True})
-    if noise_multiplier is not None:
-        values["privacy"]["noise_multiplier"] = noise_multiplier
-    return _digest({**values, "data_sha256": data_sha256, "computed_by": computed_by or {}}, 32)
-
-
 def _digest(values: dict[str, Any], digits: int = 12) -> str:
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:digits]

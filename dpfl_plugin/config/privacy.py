@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -65,8 +66,10 @@ class PrivacyConfig(Strict):
     delta: float = Field(1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
     budget_view: Literal["server", "third_party"] = Field("server", description="whose epsilon the budget bounds")
     accountant: PluginBlock = Field(default=Block(name="pld"), description="what composes the releases")
-    secure: bool = Field(
-        False, description="batches and noise from the operating system's randomness, not from seed: for real use"
+    randomness: Literal["fresh", "seeded"] | None = Field(
+        None,
+        description="fresh: batches, noise and participants from the operating system; seeded: from seed, which "
+        "repeats and protects nobody; default: seeded where a seed is named",
     )
 
     @model_serializer(mode="wrap")
@@ -76,6 +79,22 @@ class PrivacyConfig(Strict):
         left_out = () if self.unit == "person" else OF_PERSONS
         left_out += () if self.sampler == "cyclic" else OF_CYCLES
         return {key: value for key, value in values.items() if key not in left_out}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _secure(cls, values: Any) -> Any:
+        """Read the key of earlier versions."""
+        if not isinstance(values, dict) or not isinstance(values.get("secure"), bool):
+            return values
+        if values.get("randomness") is not None:
+            raise ValueError("secure is an earlier name of randomness: leave it out")
+        randomness = "fresh" if values["secure"] else "seeded"
+        warnings.warn(
+            f"privacy.secure: {str(values['secure']).lower()} is read as privacy.randomness: {randomness}.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return {**{key: value for key, value in values.items() if key != "secure"}, "randomness": randomness}
 
     @model_validator(mode="after")
     def _cycles(self) -> PrivacyConfig:

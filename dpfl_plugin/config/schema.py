@@ -6,8 +6,10 @@ signature says which options there are; they are checked when it is built.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+import secrets
 import shlex
 from typing import Annotated, Any, Final, Literal
 
@@ -109,15 +111,25 @@ class StatisticsConfig(Strict):
     )
 
 
+CHECKPOINT_SECONDS: Final = 30.0
+
+
 class CheckpointConfig(Strict):
     """When the state is saved, besides at the end and when interrupted."""
 
     every: int | None = Field(None, ge=1, description="rounds between checkpoints")
-    seconds: float = Field(
-        30.0,
+    seconds: float | None = Field(
+        None,
         ge=0,
-        description="or seconds between them, more where one takes over a twentieth of that; 0: after every round",
+        description="or seconds between them, more where one takes over a twentieth of that; 0: after every round; "
+        "default: 30, and with fresh noise, unless `every` is given, after every round",
     )
+
+    def when(self, *, fresh: bool) -> tuple[int | None, float]:
+        """(rounds, seconds) between two checkpoints, whichever come first."""
+        if fresh and self.every is None and self.seconds is None:
+            return 1, CHECKPOINT_SECONDS
+        return self.every, CHECKPOINT_SECONDS if self.seconds is None else self.seconds
 
 
 SIZE: Final = r"([0-9]+(?:\.[0-9]+)?) ?((?:[kmgt]i?)?)b?"  # in any case; with i by powers of 1024
@@ -217,8 +229,12 @@ class Config(Strict):
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under out")
     description: str = Field("", description="for readers")
-    seed: int = Field(
-        0, ge=0, lt=2**63, description="of everything that is drawn; whoever knows it can compute the noise"
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=2**63,
+        description="of the initial model and of how records are dealt, and of the noise where privacy.randomness is "
+        "seeded, as it is by default with a seed; left out: drawn, and noise is fresh",
     )
     rounds: int | None = Field(None, ge=1, le=10**7, description="T; left out: as many as privacy.epsilon allows")
     silo_rate: float = Field(1.0, gt=0, le=1, description="l, share of silos in a round")
@@ -268,6 +284,29 @@ class Config(Strict):
                 values.pop(key, None)
         return values
 
+    @functools.cached_property
+    def _drawn_seed(self) -> int:
+        return secrets.randbits(31)
+
+    @property
+    def public_seed(self) -> int:
+        """Of the initial model and of how records are dealt to silos; drawn once where no seed is named.
+
+        With fresh randomness nothing private follows from it.
+        """
+        return self._drawn_seed if self.seed is None else self.seed
+
+    def with_public_seed(self, seed: int) -> Config:
+        """The same configuration, of a run that has drawn its public seed; without effect where one is named."""
+        made = self.model_copy()
+        made.__dict__["_drawn_seed"] = seed
+        return made
+
+    @property
+    def fresh(self) -> bool:
+        """Whether all that is private is drawn from the operating system, and never again."""
+        return self.privacy.randomness == "fresh"
+
     @property
     def scoring(self) -> Scoring | None:
         """The validation scores that are planned, for whichever purpose."""
@@ -293,6 +332,24 @@ class Config(Strict):
         solved = self.private_statistics.model_copy(update={"noise_multiplier": noise_multiplier})
         return self.model_copy(update={"private_statistics": solved})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _randomness(cls, values: Any) -> Any:
+        """The default depends on seed, and is written out, so that a run's folder says what was done."""
+        privacy = values.get("privacy") if isinstance(values, dict) else None
+        if isinstance(privacy, PrivacyConfig):
+            if privacy.randomness is not None:
+                return values
+            default = "fresh" if values.get("seed") is None else "seeded"
+            return {**values, "privacy": privacy.model_copy(update={"randomness": default})}
+        if not isinstance(privacy, dict) or privacy.get("randomness") is not None:
+            return values
+        if isinstance(privacy.get("secure"), bool):  # of earlier versions, whose default seed was 0
+            old = privacy["secure"] is False and values.get("seed") is None
+            return {**values, "seed": 0} if old else values
+        default = "fresh" if values.get("seed") is None else "seeded"
+        return {**values, "privacy": {**privacy, "randomness": default}}
+
     @field_validator("silos", "silo_weights", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
@@ -308,6 +365,11 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _ends(self) -> Config:
+        if self.privacy.randomness == "seeded" and self.seed is None:
+            raise ValueError(
+                "privacy.randomness: seeded needs a seed: give seed, or leave randomness out for noise from the "
+                "operating system"
+            )
         if self.privacy.epsilon is None and self.privacy.noise_multiplier is None:
             raise ValueError(
                 "privacy.epsilon is missing: give epsilon, for which the least noise is found, or noise_multiplier "

@@ -1,4 +1,4 @@
-"""One random stream per (seed, purpose, round, silo, step).
+"""One random stream per (seed, purpose, round, silo, step), and nothing else: equal seeds give equal streams.
 
 Results then depend neither on the order in which silos run, nor on the rank or the stack that runs them,
 and two silos never share noise. The key is hashed to 256 bits: `torch.Generator.manual_seed` keeps only 32
@@ -8,7 +8,7 @@ of them on the CPU, so that a long run would meet two streams with the same seed
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 import struct
 from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol
@@ -16,7 +16,6 @@ from typing import Final, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.core.forks import this_process
 from dpfl_plugin.core.fresh import FreshGenerator
 from dpfl_plugin.core.sfc64_state import OpenSFC64
 
@@ -40,7 +39,6 @@ PURPOSES: Final[dict[str, int]] = {
     "person": 16,  # which records of a person are kept, where there are more than a person may have
     "statistics": 17,  # privacy noise of a silo's statistics of columns
     "deal": 18,  # which record of a silo is in which batch of a cycle
-    "mask": 19,  # what hides sums that a silo's noise is correlated with from whoever keeps its state
     "views": 20,  # how the views of a batch's images differ from these
 }
 
@@ -51,28 +49,15 @@ def stream_key(
     round: int = 0,
     silo: int = 0,
     step: int = 0,
-    attempt: int = 0,
-    run: str = "",
-    asked: bytes = b"",
+    secret: str = "",
 ) -> bytes:
     """The 32-byte key of a stream.
 
     Args:
-        attempt: 0, or 128 random bits; separates a round that is run again with fresh noise.
-        run: at most 64 bytes; separates runs of the same seed. Two runs that shared their noise would cancel it in
-            the difference of what they release.
-        asked: `request_digest` of what a silo is asked, and of its own state: nothing, or 16 bytes for each. What is
-            asked otherwise is answered with other noise, whatever the names are.
+        secret: at most 64 bytes; who does not know it cannot compute the stream from the rest.
     """
-    # 8 bytes for a small attempt, 16 for a random one: with 0, 16 or 32 of ``asked`` no two names give the same bytes.
-    last = attempt.to_bytes(8 if attempt < 2**63 else 16, "little")
-    fields = struct.pack("<5q", seed, PURPOSES[purpose], round, silo, step) + last + asked
-    return hashlib.blake2b(fields, digest_size=32, person=b"dpfl.stream.v1", key=run.encode()).digest()
-
-
-def fresh_attempt() -> int:
-    """Names an attempt that nobody made before: 128 bits of the operating system, the highest of them set."""
-    return secrets.randbits(128) | 1 << 127
+    fields = struct.pack("<6q", seed, PURPOSES[purpose], round, silo, step, 0)
+    return hashlib.blake2b(fields, digest_size=32, person=b"dpfl.stream.v1", key=secret.encode()).digest()
 
 
 Words = NDArray[np.uint64]
@@ -106,11 +91,9 @@ class Stream:
         return self.generator
 
 
-def stream(
-    seed: int, purpose: str, round: int = 0, silo: int = 0, step: int = 0, attempt: int = 0
-) -> np.random.Generator:
+def stream(seed: int, purpose: str, round: int = 0, silo: int = 0, step: int = 0) -> np.random.Generator:
     """A generator of its own for one purpose, round, silo and step."""
-    return Stream().seek(stream_key(seed, purpose, round, silo, step, attempt))
+    return Stream().seek(stream_key(seed, purpose, round, silo, step))
 
 
 class SecureStream:
@@ -125,12 +108,12 @@ class SecureStream:
     """
 
     def __init__(self, sums: int = 1) -> None:
-        self._process, self._sums, self._generator = this_process(), sums, FreshGenerator(sums)
+        self._process, self._sums, self._generator = os.getpid(), sums, FreshGenerator(sums)
 
     def seek(self, key: bytes | Words) -> np.random.Generator:
         """The generator, wherever it is: each draw is fresh, so a name for it means nothing."""
-        if self._process != this_process():
-            self._process, self._generator = this_process(), FreshGenerator(self._sums)
+        if self._process != os.getpid():
+            self._process, self._generator = os.getpid(), FreshGenerator(self._sums)
         return self._generator
 
     def __reduce__(self) -> NoReturn:

@@ -182,7 +182,7 @@ class Holding:
     Attributes:
         silos: by id, those whose records are here.
         training: sha256 of their training records, by id: it names a silo's noise, and never leaves.
-        machines: what computes at silos elsewhere, see `dpfl_plugin.runs.environment.machine`.
+        hosts: of the ranks that hold silos elsewhere.
         device: of this process, where it is not the configuration's.
         notes: for who holds the records, see `Dataset`. names: of silos, by id; of all of them in one process, and none
             where a server holds no records: who holds them may not want to be named to it.
@@ -190,7 +190,7 @@ class Holding:
 
     survey: Survey
     silos: Mapping[int, Silo]
-    machines: tuple[Mapping[str, Any], ...] = ()
+    hosts: tuple[str, ...] = ()
     device: str | None = None
     notes: tuple[str, ...] = ()
     training: Mapping[int, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.access import make_folder, opener, too_open
+from dpfl_plugin.access import make_folder, opener
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.errors import ConfigError
 
@@ -60,10 +60,6 @@ class FeatureCache:
                 "can be written to and has room for them, or leave cache out."
             ) from error
         return made
-
-    def warning(self) -> str | None:
-        """What to tell of a folder that others may look into; None if it is the owner's alone."""
-        return too_open(self._folder, "owner")
 
     def _key(self, x: NDArray[Any]) -> str:
         found = hashlib.sha256(json.dumps([FORMAT, self._made_by, list(x.shape), str(x.dtype)]).encode())

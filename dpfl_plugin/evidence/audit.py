@@ -12,23 +12,21 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpfl_plugin.config.load import noise_name
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require_argument
-from dpfl_plugin.evidence.audit_report import FALSE_ALARM, Report, judged
+from dpfl_plugin.evidence.audit_report import Report, judged
 from dpfl_plugin.evidence.audit_scores import Measured
 from dpfl_plugin.evidence.canaries import CanaryEngine, Planting, plant
 from dpfl_plugin.evidence.linear_response import SeenRound, responses
 from dpfl_plugin.evidence.probes import influence, worst_pair
-from dpfl_plugin.evidence.reruns import between_runs
 from dpfl_plugin.federation.evaluations import Evaluations
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.planning import Planner, drawn_silos
@@ -38,7 +36,6 @@ from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.audit import Correlation
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
@@ -103,12 +100,6 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
     found, releases = responses(parts.algorithm, rules, rounds, len(silos))
     charges = [charge for charge in ledger if charge.silo in silos]
 
-    def first_round(other: Parts) -> SeenRound:
-        planting, train = plant(other.host.train, silos, options.canaries, QUIET, options.seed, rules.unit)
-        one = replace(options, rounds=1)
-        (first,), _ = _transcript(config, other, planting, train, silos, one, make_runtime)
-        return first
-
     strict_delta = min(STRICT_DELTA, config.privacy.delta)
     measured = Measured(rules, planting, silos, [parts.num_records[silo] for silo in silos], found)
     participants = {t: seen.plan.participants for t, seen in enumerate(rounds)}
@@ -126,9 +117,6 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         strict_delta=strict_delta,
         strict_epsilon=_claimed(charges, parts.accountant, strict_delta, optional=True) if measured.noisy else None,
         **measured.results(config.privacy.delta, strict_delta),
-        between_runs=between_runs(config, base, parts, silos, QUIET, first_round, FALSE_ALARM)
-        if measured.noisy
-        else Correlation(),
         influence=influence(parts, train, silos) if rules.unit != "silo" else None,
         worst_pair=worst_pair(parts, silos),
         made=sum(len(participants[t]) * count for t, count in enumerate(releases)),
@@ -184,10 +172,10 @@ def _canary_silos(config: Config, parts: Parts, options: Options) -> list[int]:
     setting = parts.setting
     count = min(options.silos or 10, setting.num_silos)
     rounds = min(_most_rounds(config, options), 1000)
-    first = Planner(parts.algorithm, setting, parts.setting.weights, config.seed).asks(
+    first = Planner(parts.algorithm, setting, parts.setting.weights, options.seed).asks(
         parts.algorithm.init_server(parts.model, setting), 0
     )
-    drawn = (drawn_silos(config.seed, round, first, setting, None) for round in range(rounds))
+    drawn = (drawn_silos(options.seed, round, first, setting, None) for round in range(rounds))
     often = Counter(silo for silos in drawn for silo in set(silos))
     return sorted(sorted(range(setting.num_silos), key=lambda silo: (-often[silo], silo))[:count])
 
@@ -225,9 +213,7 @@ def _transcript(
         rows = tuple(silos.index(ids[row]) for row in mine)
         uploads.append((rows, {name: value[mine, d:].cpu().double() for name, value in up.items()}))
 
-    # No run's own batches or noise.
-    run_name = f"audit.{options.seed}.{noise_name(config, parts.data_sha256, parts.noise_multiplier)}"
-    experiment = _experiment(parts, config, make_runtime(host, parts.stack, account, observe), account, run_name)
+    experiment = _experiment(parts, config, make_runtime(host, parts.stack, account, observe), account, options.seed)
     progress = Progress(server=parts.algorithm.init_server(model, parts.setting))
     rounds: list[SeenRound] = []
     while progress.rounds < _most_rounds(config, options):
@@ -239,7 +225,7 @@ def _transcript(
         down = parts.algorithm.download(progress.server)
         _check_wide(down, model.numel())
         engine.bounds.clear()
-        server = experiment.advance(progress, plan, down, experiment.draw(progress, progress.rounds, down, plan))
+        server = experiment.advance(progress, plan, down)
         experiment.runtime.commit()
         rows, up = uploads.pop()
         seen_down = {name: value[d:].cpu().double() for name, value in down.items()}
@@ -261,16 +247,17 @@ def _by_silo(values: Sequence[float], num_silos: int, stack: int) -> Array:
     return np.concatenate(found)
 
 
-def _experiment(parts: Parts, config: Config, runtime: Runtime, account: PrivacyAccount, run_name: str) -> Experiment:
-    """As a session makes it."""
+def _experiment(parts: Parts, config: Config, runtime: Runtime, account: PrivacyAccount, seed: int) -> Experiment:
+    """As a session makes it, with an audit's own seed."""
     rounds = config.rounds or MOST_ROUNDS
     return Experiment(
-        planner=Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed),
+        planner=Planner(parts.algorithm, parts.setting, parts.setting.weights, seed),
         runtime=runtime,
         account=account,
         rounds=rounds,
         expected_rounds=rounds,
-        run_name=run_name,
+        run_name=f"audit-{seed}",
+        fresh=config.fresh,
         evaluations=Evaluations(rounds, rounds),
         dissimilarity=False,
         checkpoint_every=None,

@@ -43,7 +43,6 @@ class Report(Printed):
         spread: the same of a canary's score, in which batches are: 1 if every release draws a fresh one.
         between_silos, between_rounds: correlations of noise.
         normality: p-value of the noise's normality.
-        between_runs: of noise, of runs of one name that differ in a bit of their model or of a record.
         influence: the most that one real record changed a clipped sum, in clipping norms.
         worst_pair: the most that one record moved a sum in batches made up for that, in sensitivities; None: not tried.
         made, charged: releases of all silos, as the algorithm makes them, and as the ledger has them.
@@ -76,7 +75,6 @@ class Report(Printed):
     spread_strict: Interval | None
     between_silos: Correlation
     between_rounds: Correlation
-    between_runs: Correlation
     normality: float | None
     influence: float | None
     worst_pair: float | None
@@ -162,12 +160,6 @@ def _violations(report: Report, missing: int) -> list[str]:
     for correlation, what in ((report.between_silos, "silos"), (report.between_rounds, "rounds")):
         if correlation.largest > correlation.threshold:
             found.append(f"the noise of two {what} is correlated: |r| = {correlation.largest:.2f}")
-    runs = report.between_runs
-    if runs.largest > runs.threshold:
-        found.append(
-            "two runs that differ in a bit of their model, or of a record, have the same noise: "
-            f"|r| = {runs.largest:.2f}"
-        )
     if report.normality is not None and report.normality < FALSE_ALARM:
         found.append(f"the noise is not normal (p = {report.normality:.0e})")
     if report.influence is not None and report.influence > 1 + CLIP_MARGIN:
@@ -204,7 +196,6 @@ def _rows(report: Report) -> list[tuple[str, str, str]]:
     between = (
         (report.between_silos, "noise alike at two silos? largest |r|"),
         (report.between_rounds, "noise alike in two rounds? largest |r|"),
-        (report.between_runs, "noise alike in two runs? largest |r|"),
     )
     for correlation, what in between:
         if correlation.pairs:

@@ -22,10 +22,8 @@ from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.rehearsal import rehearsal
-from dpfl_plugin.federation.runtime import Interrupted, Runtime, SilosLost
-from dpfl_plugin.federation.scaled_records import with_scaling
+from dpfl_plugin.federation.runtime import Runtime, SilosLost
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.federation.summaries import means
@@ -45,14 +43,12 @@ class Experiment:
     """A run, ready to go.
 
     Attributes:
-        run_name: names the run's random bits, with the attempt; records: and with these, in a shared ledger.
+        run_name: names the run in the ledger; fresh: whether each computation draws new random bits.
         min_silos: the fewest to go on with, when silos are lost.
         rounds: T; until: after how many it is paused; None: never. expected_rounds: where its budget may end it.
         evaluations: after which rounds the model is evaluated.
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
         first: statistics of columns; stopping: when scores end it; personalise: silos' own models; None for none.
-        still_the_same: raises TrainingError where the code is not what the run's name says; asked before what a round
-            released is used.
         clock: takes the time of each part.
     """
 
@@ -68,13 +64,12 @@ class Experiment:
     checkpoint_every: int | None
     checkpoint_seconds: float
     evaluated: int = 0
-    records: str = ""
+    fresh: bool = False
     score: str = CLASSES.score
     first: FirstRound | None = None
     stopping: Stopping | None = None
     personalise: PersonaliseConfig | None = None
     min_silos: int = 1
-    still_the_same: Callable[[], None] = lambda: None
     clock: Stopwatch = STOPPED
 
     @property
@@ -94,12 +89,13 @@ class Experiment:
     ) -> Outcome:
         """Go on from ``progress`` to the last round, or to what ends the run before it.
 
-        A round in which silos are lost is run again by the others, with fresh noise, and counts as released twice; one
+        A round in which silos are lost is run again by the others; with fresh noise it counts as released twice. One
         whose uploads had all come counts.
 
         Args:
             save: writes a checkpoint; record: gets each evaluation as plain values; tick: called after every round;
-            stop: asked before every round, true ends the run; note: told which silos were lost.
+            stop: asked before every round, and before silos make models of their own; true ends the run there.
+            note: told which silos were lost.
         """
         keep = lambda: self.survivors.retry(progress, lambda: save(progress), save=save, note=note)  # noqa: E731
         try:
@@ -152,6 +148,8 @@ class Experiment:
             if checkpoints.due(progress.rounds):
                 checkpoints.write(progress.rounds)
                 self.clock.lap("I/O")
+        if self.personalise is not None and outcome.status in ("done", "budget_exhausted") and stop():
+            outcome = _stopped_after(progress)  # silos' own models may take as long as a round
         stopping = self.stopping if outcome.status == "done" and self._stopped(progress) else None
         ended = bool(stopping) or outcome.status == "budget_exhausted"
         if ended and self.evaluations.made and progress.rounds > evaluated:
@@ -177,30 +175,23 @@ class Experiment:
         Raises:
             SilosLost: the round does not count.
         """
-        try:
-            first = self.first
-            if first and not first.run(progress, draw=self.draw, send=self._sent, stop=stop, save=keep):
-                return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
-            self._score(progress, stop)
-        except Interrupted:
-            when = f"{'the score' if progress.rounds else 'statistics'} after round {progress.rounds}"
-            return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop before {when}")
+        if self.first and not self.first.run(progress, draw=self.draw, send=self._sent, save=keep):
+            return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
+        self._score(progress, keep)
         if self._stopped(progress) or progress.rounds >= self.rounds:
             return Outcome("done", Cause.ROUNDS)
         if self.until is not None and progress.rounds >= self.until:
             return Outcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         down = self.planner.algorithm.download(progress.server)
-        found = _planned(self, progress, down)
-        if found is None:
+        plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
+        if plan is None:
             return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
-        plan, draw = found
         if not self.account.affords(progress.rounds, plan):
             return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
+        if stop():
+            return _stopped_after(progress)
         try:
-            _unless(stop)
-            server = self.advance(progress, plan, down, draw)
-        except Interrupted:
-            return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop in round {progress.rounds + 1}")
+            server = self.advance(progress, plan, down)
         except TrainingError as error:
             return Outcome("failed", Cause.ERROR, f"round {progress.rounds + 1}: {error}")
         if not all_finite(server):
@@ -209,30 +200,30 @@ class Experiment:
             return Outcome("failed", Cause.NOT_FINITE, reason)
         return plan, server
 
-    def _score(self, progress: Progress, stop: Callable[[], bool]) -> None:
+    def _score(self, progress: Progress, keep: Callable[[], None]) -> None:
         """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
         plan, down = self.planner.of_all("score", lost=progress.lost), {"model": progress.server["model"]}
-        draw = self.draw(progress, progress.rounds, down, plan)
+        draw = self.draw(progress.rounds)
         if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
             return
-        _unless(stop)
         mean = self._sent(progress, down, plan, draw)
         progress.scored(mean["score"].flatten().tolist())
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
             progress.best = progress.server["model"]
+        if self.checkpoint_every == 1:
+            keep()
 
     def _sent(self, progress: Progress, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         mean_up = self.runtime.run_round(down, plan, draw)
-        self.still_the_same()
         progress.bytes_down += len(plan.participants) * _size(down)
         progress.bytes_up += len(plan.participants) * _size(mean_up)
         return mean_up
 
-    def draw(self, progress: Progress, round: int, down: Vectors, plan: RoundPlan) -> Draw:
-        draw = Draw(self.planner.seed, round, progress.attempt, self.run_name, self.records)
-        return asked_at(draw, with_scaling(down, progress.statistics), plan)
+    def draw(self, round: int) -> Draw:
+        """Of one computation of a round; fresh bits have another name each time."""
+        return Draw.fresh(round, self.run_name) if self.fresh else Draw(self.planner.seed, round, self.run_name)
 
     def _stopped(self, progress: Progress) -> bool:
         return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
@@ -264,7 +255,6 @@ class Experiment:
         """(metrics of the final model at each silo, notes); before that, silos' own models, if the budget allows them.
 
         Raises:
-            Interrupted: silos did not finish theirs.
             TooFewSilosError: see `Survivors.lose`.
         """
         model, notes = self.kept(progress), []
@@ -273,8 +263,7 @@ class Experiment:
             notes.append(f"validation scores: {left_out} {WERE_LOST}")
         if self.personalise is not None:
             own = self.personalise
-            plan = self.planner.of_all("personalise", own.local_steps, own.local_lr, lost=progress.lost)
-            draw = self.draw(progress, self.rounds, {"model": model}, plan)
+            draw = self.draw(self.rounds)
             if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
                 made = self._own_models(progress, own)
                 self.survivors.retry(progress, lambda: made(draw), save=save, note=note)
@@ -309,12 +298,12 @@ class Experiment:
         begun: set[int] = set()
         return make
 
-    def advance(self, progress: Progress, plan: RoundPlan, down: Vectors, draw: Draw) -> Vectors:
+    def advance(self, progress: Progress, plan: RoundPlan, down: Vectors) -> Vectors:
         """One round; returns the server's next state."""
         self.account.begin_round(progress.rounds, plan)
         progress.begun += 1
         self.clock.lap("server")
-        mean_up = self._sent(progress, down, plan, draw)
+        mean_up = self._sent(progress, down, plan, self.draw(progress.rounds))
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
     def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:
@@ -341,21 +330,6 @@ class Experiment:
             line["gradient_dissimilarity"] = gradient_dissimilarity(metrics)
         self.clock.lap("evaluation")
         return line
-
-
-def _planned(of: Experiment, progress: Progress, down: Vectors) -> tuple[RoundPlan, Draw] | None:
-    """The next round's plan and draw; None where too few silos may take part in it.
-
-    By the name of its noise it may show that earlier rounds are not repeated after all. Then they count, silos may have
-    reached the cap by them, and the round is planned once more.
-    """
-    while True:
-        plan = of.planner.plan(progress.server, progress.rounds, of.account.eligible(), progress.lost)
-        if plan is None:
-            return None
-        draw = of.draw(progress, progress.rounds, down, plan)
-        if not of.account.recounts(progress.rounds, draw.noise_id):
-            return plan, draw
 
 
 class _Checkpoints:
@@ -391,9 +365,8 @@ def _not_finite(line: dict[str, Any], last_finite: int) -> Outcome:
     return Outcome("failed", Cause.NOT_FINITE, f"{reason}; it was last finite after round {last_finite}")
 
 
-def _unless(stop: Callable[[], bool]) -> None:
-    if stop():
-        raise Interrupted
+def _stopped_after(progress: Progress) -> Outcome:
+    return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop; ended after round {progress.rounds}")
 
 
 def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:

@@ -15,7 +15,6 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.runtime import Interrupted
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.account import PrivacyAccount
 
@@ -38,19 +37,14 @@ class FirstRound:
         self,
         progress: Progress,
         *,
-        draw: Callable[[Progress, int, Vectors, RoundPlan], Draw],
+        draw: Callable[[int], Draw],
         send: Callable[[Progress, Vectors, RoundPlan, Draw], Vectors],
-        stop: Callable[[], bool],
         save: Callable[[], None],
     ) -> bool:
         """Whether records are scaled now; False where the budget has no room for statistics: after a crash.
 
         Args:
-            draw, send: see `Experiment`; stop: true ends the run before anything is released; save: writes a
-                checkpoint.
-
-        Raises:
-            Interrupted: it was stopped.
+            draw, send: see `Experiment`; save: writes a checkpoint.
         """
         if self.done:
             return True
@@ -58,16 +52,14 @@ class FirstRound:
             down = {"model": progress.server["model"]}
             plan = self.planner.of_all("statistics", lost=progress.lost)
             plan = replace(plan, weights=(1.0,) * len(plan.participants))  # a sum, and no mean
-            named = draw(progress, 0, down, plan)
+            named = draw(0)
             if not self.account.affords_beside("statistics", 0, named.noise_id):
                 return False
-            if stop():
-                raise Interrupted
             sums = send(progress, down, plan, named)["sums"]
             of = sum(self.num_records[silo] for silo in plan.participants), len(plan.participants)
             progress.statistics = torch.cat([torch.tensor(of, dtype=sums.dtype, device=sums.device), sums])
             save()
         plan, down = self.planner.of_all("scale", lost=progress.lost), {"sums": progress.statistics}
-        send(progress, down, plan, draw(progress, 0, down, plan))
+        send(progress, down, plan, draw(0))
         self.done = True
         return True

@@ -50,7 +50,7 @@ def draw_participants(
 
 
 def _draws(seed: int, round: int, coins: str) -> np.random.Generator:
-    return Stream().seek(stream_key(seed, "participants", round, run=coins))
+    return Stream().seek(stream_key(seed, "participants", round, secret=coins))
 
 
 def draw_with_replacement(seed: int, round: int, setting: Setting, coins: str = "") -> list[int]:

@@ -20,7 +20,6 @@ class Progress:
     Attributes:
         scores: released so far; best: the model (d,) with the best of them, where that is the one to keep.
         histograms: of each score what it was made of, where it is a histogram (`dpfl_plugin.measures.histogram`).
-        attempt: names the noise of rounds to come; another whenever a round has to be run again otherwise.
         losses: {"silo", "after_round", "why", "back"}: a silo that was lost after so many rounds, and after how many it
             came back by a resume; None while it is out.
         measured: the last evaluation of this session, after how many rounds; not in checkpoints.
@@ -37,7 +36,6 @@ class Progress:
     scores: list[Score] = field(default_factory=list)
     best: Tensor | None = None
     measured: tuple[int, dict[int, SiloMetrics]] | None = None
-    attempt: int = 0
     losses: list[dict[str, Any]] = field(default_factory=list)
     by_silo: dict[int, SiloMetrics] = field(default_factory=dict)
     begun: int = 0

@@ -28,10 +28,6 @@ class ChargeSink(Protocol):
         ...
 
 
-class Interrupted(Exception):
-    """Somebody asked the run to stop; no state was changed since the last finished round."""
-
-
 class SilosLost(Exception):
     """Silos cannot be reached any more, for good; what was asked did not happen, and the others wait for what comes.
 

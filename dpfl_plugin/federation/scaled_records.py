@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
-from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.persons import has_label
 from dpfl_plugin.gradients.shares import part_of
@@ -19,12 +18,7 @@ from dpfl_plugin.privacy.events import Neighbouring
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.statistics import Statistics
 
-SUMS: Final = "private_statistics"  # in what noise is bound to, and in checkpoints
-
-
-def with_scaling(down: Vectors, sums: Tensor | None) -> Vectors:
-    """What silos are asked at, together with what their records were scaled by: an answer depends on both."""
-    return down if sums is None else {**down, SUMS: sums}
+SUMS: Final = "private_statistics"  # in checkpoints
 
 
 def noisy_sums(
@@ -36,7 +30,7 @@ def noisy_sums(
     draw: Draw,
 ) -> Tensor:
     """(m, D) over a share of each silo's records, as `dpfl_plugin.privacy.statistics.Statistics.noisy`."""
-    source: Source = SecureStream() if rules.secure else Stream()
+    source: Source = SecureStream() if rules.fresh else Stream()
     sums = []
     for silo in ids:
         part, rng = part_of(silos[silo], share, silo), source.seek(draw.key("statistics", silo, 0))

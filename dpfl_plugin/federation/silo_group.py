@@ -16,7 +16,6 @@ from torch.func import functional_call
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
-from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
@@ -24,17 +23,16 @@ from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError, TrainingError
 from dpfl_plugin.federation.measuring import Said, labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
-from dpfl_plugin.federation.query_digest import asked_at
-from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of, with_scaling
+from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of
 from dpfl_plugin.federation.validation import counted, num_correct, outputs_of
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
+from dpfl_plugin.gradients.fixed_state import FixedState
 from dpfl_plugin.gradients.losses import cross_entropy, logistic
 from dpfl_plugin.gradients.persons import MeanLoss, by_person
 from dpfl_plugin.gradients.replay import Record, Replayed
 from dpfl_plugin.gradients.shares import Cuts, part_of
 from dpfl_plugin.gradients.stacked import Pool
-from dpfl_plugin.gradients.steady import Steady
 from dpfl_plugin.gradients.views import single
 from dpfl_plugin.measures.answers import Answers, answers
 from dpfl_plugin.measures.tables import score
@@ -82,7 +80,7 @@ def _cycles(
     if STEP not in states:
         return None
     check_round(plan.share, plan.smoothing)
-    return Cycles(rules, ids, sizes, states, draw.of_all_rounds)
+    return Cycles(rules, ids, sizes, states, draw.key_of_all_rounds)
 
 
 def _renewed(states: Vectors, oracle: PrivateOracle, cycles: Cycles | None) -> Vectors:
@@ -116,13 +114,11 @@ class SiloGroup:
         lockstep: silos that are advanced together are answered together, if the engine and the rules allow it. Sums
             then round by who is in a stack.
         record: records their sums once for each shape, to be replayed; None: they are computed.
-        digests: sha256 of training records by silo id, by which noise that follows from a seed is named, too.
         outcome: what labels are.
 
     Attributes:
         clock: takes the time of each part of the work; nobody's, unless one is put there.
-        steady: looks whether model and loss stay what they were, around whatever calls them to release something.
-        digests: as given; they stay in this process.
+        fixed_state: checks that modes, buffers and frozen parameters stay as they were.
     """
 
     def __init__(
@@ -140,12 +136,10 @@ class SiloGroup:
         chunk_bytes: int = smoothing.CHUNK_BYTES,
         lockstep: bool = False,
         record: Record | None = None,
-        digests: Mapping[int, str] | None = None,
         outcome: Outcome = CLASSES,
         statistics: Statistics | None = None,
     ) -> None:
         self.clock: Stopwatch = STOPPED
-        self.digests = dict(digests or {})
         self.ids = sorted(train)
         self._row = {silo: row for row, silo in enumerate(self.ids)}
         self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
@@ -161,7 +155,7 @@ class SiloGroup:
         self._smoothed: dict[smoothing.Kind, Engine] = {}
         self._scores, self._chunk_bytes, self._cuts = scores, chunk_bytes, Cuts()
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
-        self.steady = Steady(model, loss, getattr(engine, "runs", None))
+        self.fixed_state = FixedState(model, loss, getattr(engine, "runs", None))
 
     @property
     def engine(self) -> Engine:
@@ -191,11 +185,12 @@ class SiloGroup:
 
         Raises:
             MemoryShortError: there is no memory left; nothing of these silos was released.
-            ChangedError: the model or the loss did not stay what it was; nothing of these silos may leave.
+            ChangedError: a buffer, a mode or a frozen parameter changed; nothing of these silos may leave.
         """
-        draw = draw if draw.asked else asked_at(draw, self.bound(down), plan)
-        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"), self.steady():
-            return self._run(ids, down, plan, replace(draw, held=self.digests))
+        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
+            answer = self._run(ids, down, plan, draw)
+            self.fixed_state.check()
+        return answer
 
     def _run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         if plan.task == "statistics":
@@ -229,7 +224,7 @@ class SiloGroup:
             self._engine_for(plan),
             [self._train[silo] for silo in ids],
             ids,
-            replace(draw, own=self._own(ids)),
+            draw,
             max_gradients=plan.num_gradients,
             share=plan.share,
             layers=self._layers,
@@ -241,12 +236,6 @@ class SiloGroup:
             cycles=cycles,
         )
 
-    def _own(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Digests of the silos' own states; of each by itself, whoever it is advanced with."""
-        if not self.states:
-            return {}
-        return {silo: request_digest({n: v[self._row[silo]] for n, v in self.states.items()}) for silo in ids}
-
     @torch.no_grad()
     def _score(self, ids: Sequence[int], model: Tensor, draw: Draw) -> tuple[Vectors, list[Charge]]:
         """({"score": (m, 1) or (m, 2 bins)}, charges): noisy counts over the number of validation records.
@@ -255,7 +244,7 @@ class SiloGroup:
         """
         assert self._scores is not None
         share, evaluator = self._scores.share, self._at(model)
-        source: Source = SecureStream() if self._rules.secure else Stream()
+        source: Source = SecureStream() if self._rules.fresh else Stream()
         values, persons = [], self._rules.unit == "person"
         for silo in ids:
             records, rng = part_of(self._train[silo], share, silo), source.seek(draw.key("score", silo, 0))
@@ -264,10 +253,6 @@ class SiloGroup:
         self.clock.lap("evaluation")
         charges = _once(ids, draw, "score", self._scores.release(self._rules.neighbouring, self._rules.unit), share)
         return {"score": torch.stack(values)}, charges
-
-    def bound(self, down: Vectors) -> Vectors:
-        """All that an answer to ``down`` depends on besides the records, the plan and silos' own states."""
-        return with_scaling(down, None if self.scaling is None else self.scaling[0])
 
     @torch.no_grad()
     def _sums(self, ids: Sequence[int], plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
@@ -313,7 +298,7 @@ class SiloGroup:
             if made is None:
                 return lambda features: functional_call(self._model, parameters, (features,))
             self._evaluator = made.requires_grad_(False)
-            self.steady.know(self._evaluator)
+            self.fixed_state.watch(self._evaluator)
         # Its own parameters made views: functional_call takes longer than a small silo's forward pass.
         for name, value in parameters.items():
             self._evaluator.get_parameter(name).data = value
@@ -345,7 +330,7 @@ class SiloGroup:
             self._personal.pop(silo, None)
 
     def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
-        with _told_if_short("an evaluation"), self.steady.in_evaluation():
+        with _told_if_short("an evaluation"):
             return self._evaluate(model, dissimilarity)
 
     @torch.no_grad()
@@ -396,7 +381,7 @@ class SiloGroup:
     @torch.no_grad()
     def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:
         by_silo, names, persons = {}, 0, self._rules.unit == "person"
-        with _told_if_short("an evaluation"), self.steady.in_evaluation():
+        with _told_if_short("an evaluation"):
             for silo in self.ids:
                 test, own = self._test[silo], self._own_model(silo)
                 said, names = self._said(self._at(model), test)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dpfl_plugin.algorithms.base import Regrouping
-from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
@@ -61,10 +60,7 @@ class Survivors:
         save: Callable[[Progress], None],
         note: Callable[[str], None],
     ) -> None:
-        """Go on without silos: from the state after the last round that counts, with noise that was never drawn.
-
-        It is in a checkpoint before anything else happens: noise that was drawn for rounds to come must not be drawn
-        again for others to take part in them.
+        """Go on without silos, from the state after the last round that counts; it is in a checkpoint then.
 
         Raises:
             TooFewSilosError: fewer than ``min_silos`` are left; the checkpoint is there nevertheless.
@@ -73,7 +69,6 @@ class Survivors:
             for silo, why in lost.why.items():
                 progress.losses.append({"silo": silo, "after_round": progress.rounds, "why": why, "back": None})
             self.account.lose()
-            progress.attempt = fresh_attempt()
             left = self.planner.alive(progress.lost)
             total = self.planner.setting.num_silos
             note(f"lost after round {progress.rounds}: {lost}. {len(left)} of {total} silos are left")

@@ -62,7 +62,7 @@ class Engine(Protocol):
     for which even that is too much is refused before it begins. One with a method ``clipped_sums`` answers several
     silos at once (`stacked.MultiSiloEngine`). One with a class attribute ``persons`` that is true takes persons for
     examples, too, where the model is `persons.Persons`: features (b, k, *feature_shape), labels (b, k). One that runs a
-    copy of the model has it as ``runs``, by which it is seen whether its code keeps anything (`steady`).
+    copy of the model has it as ``runs``, whose fixed state is compared in each round (`fixed_state`).
     """
 
     name: str

@@ -38,7 +38,6 @@ from dpfl_plugin.gradients.base import (
 from dpfl_plugin.gradients.blocks import add_products, add_rows, blocks_of, chunk_of
 from dpfl_plugin.gradients.persons import Persons
 from dpfl_plugin.gradients.precision import Precision, passes
-from dpfl_plugin.gradients.steady import check_parameters
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -187,15 +186,13 @@ class BookKeeping:
     def _losses(self, y: Tensor, batch: Records) -> Tensor:
         """The sum of the losses, of which derivatives can be taken; ``_kept`` is what layers were given and put out."""
         # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
-        given = y.clone()
-        values = self._layout.unflatten(given).values()
+        values = self._layout.unflatten(y.clone()).values()
         for (_, path, name), value in zip(self._places, values, strict=True):
             getattr(self._layers[path], name).data = value
         self._kept = {}
         with torch.enable_grad():
             with passes(self._precision, y.device):
                 outputs = self._model(batch.features)
-            check_parameters(y, given)
             return self._loss(outputs.to(y.dtype), batch.labels).sum()
 
     def _forward_backward(self, y: Tensor, batch: Records) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -29,11 +29,34 @@ from dpfl_plugin.gradients.persons import MeanLoss, Persons, some_labels
 from dpfl_plugin.gradients.precision import Precision, check, passes, unreduced
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.trace import Trace, trace
-from dpfl_plugin.gradients.trials import Subject, Terms, Trials
+from dpfl_plugin.models.fixed import attributes
 
 # Of sums, relative to the norms of what is added up; what an engine is meant to find is of the order of 1.
 TRIAL_TOLERANCE: Final[dict[Precision, float]] = {"float32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
 GENERAL = "vmap"  # what an engine without a cost model is taken to be no slower than
+
+PassedTrials = dict[Hashable, dict[type, Tensor]]
+"""Trials that need not be repeated in a process: {subject: {kind of engine: the labels that it was tried with}}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms an engine is chosen.
+
+    Attributes:
+        chunk_bytes: for the gradients of single examples at a time; most_bytes: what there is for one example.
+        batch_size: of a usual batch.
+        precision: of forward and backward passes.
+        lockstep: whether silos are answered together, where an engine can do that.
+        normalised: whether gradients are scaled to C instead of clipped.
+    """
+
+    chunk_bytes: int
+    most_bytes: float = math.inf
+    batch_size: int = 64
+    precision: Precision = "float32"
+    lockstep: bool = False
+    normalised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +99,19 @@ def made_up(model: nn.Module, feature_shape: tuple[int, ...], like: Tensor, coun
 
 
 def choose(
-    name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor, trials: Trials | None = None
+    name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor, passed: PassedTrials | None = None
 ) -> tuple[Engine, str]:
     """The engine ``name``, or for "auto" the cheapest that supports the model; and the reason in words.
 
     Args:
         trial: made-up features (n, *feature_shape) on the model's device: what an engine cannot tell from the model's
             layers shows when it runs.
-        trials: what passed before, where that need not be tried again.
+        passed: trials that this process need not repeat.
 
     Raises:
         UnsupportedError: no engine, or not the one that was named, supports the model.
     """
-    expected = _Trial(model, loss, terms, trial, trials)
+    expected = _Trial(model, loss, terms, trial, passed)
     if name != "auto":
         engine, reason = _make(name, model, loss, terms, expected)
         if engine is None:
@@ -232,11 +255,14 @@ class _Trial:
     """What an engine is tried on; worked out where it is not known that one passed."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, terms: Terms, features: Tensor, trials: Trials | None = None
+        self, model: nn.Module, loss: Loss, terms: Terms, features: Tensor, passed: PassedTrials | None = None
     ) -> None:
         self._model, self._loss, self._terms, self._features = model, loss, terms, features
-        self._trials, self._subject = trials, None if trials is None else Subject.of(model, loss, features, terms)
-        if trials is None or self._subject is None or not trials.of(self._subject):
+        subject = None if passed is None else _subject(model, loss, terms, features)
+        self._labels: dict[type, Tensor] = {}
+        if passed is not None and subject is not None:
+            self._labels = passed.setdefault(subject, {})
+        if not self._labels:
             self.expected  # noqa: B018, records that are mixed are refused before any engine is made
 
     @functools.cached_property
@@ -249,18 +275,24 @@ class _Trial:
 
     def passed(self, kind: type) -> tuple[Tensor, Records] | None:
         """(y, the records) of a trial that this kind of engine passed before; None where that is not known."""
-        if self._trials is None or self._subject is None:
-            return None
-        labels = next((labels for other, labels in self._trials.of(self._subject) if other is kind), None)
-        if labels is None:
+        if kind not in self._labels:
             return None
         parameters = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
-        return Layout.of(self._model).flatten(parameters), Records(self._features, labels)
+        return Layout.of(self._model).flatten(parameters), Records(self._features, self._labels[kind])
 
     def keep(self, kind: type) -> None:
         """This kind of engine passed."""
-        if self._trials is not None and self._subject is not None:
-            self._trials.add(self._subject, kind, self.expected.labels)
+        self._labels[kind] = self.expected.labels
+
+
+def _subject(model: nn.Module, loss: Loss, terms: Terms, features: Tensor) -> Hashable | None:
+    """What decides how a trial ends, but for the values of tensors; None where that cannot be compared."""
+    built = attributes(model)
+    if built is None or not isinstance(loss, Hashable):
+        return None
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers()), "": features}
+    tensors = tuple((name, one.shape, one.dtype, one.device, one.requires_grad) for name, one in named.items())
+    return loss, built, tensors, replace(terms, most_bytes=math.inf)
 
 
 def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: _Trial) -> tuple[Engine | None, str]:

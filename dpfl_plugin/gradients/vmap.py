@@ -14,7 +14,6 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Loss, Records, bad_among, clip_factors, layers, mixing, squared_norms
 from dpfl_plugin.gradients.blocks import add_rows, chunk_of
 from dpfl_plugin.gradients.precision import Precision, full, passes
-from dpfl_plugin.gradients.steady import check_parameters
 from dpfl_plugin.gradients.trace import trace
 
 
@@ -82,7 +81,6 @@ class Vmap:
                 norms.append(torch.stack(parts, dim=1))
             else:
                 norms += _add_clipped(gradients, (gradients,), (clip_norm,), (out,))
-        check_parameters(y, given)
         if clip_norm == math.inf:
             return None
         none = (0, len(clip_norm)) if isinstance(clip_norm, tuple) else (0,)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
+import pickle
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +29,7 @@ BUILT_ANEW: Final = (
     "or from a file; not by numpy's, Python's or the system's."
 )
 GOLDEN: Final = 0.6180339887498949
+_NOT_ATTRIBUTES: Final = {"training", "_parameters", "_buffers", "_modules"}
 LATER: Final = "an entry that came later"
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -75,6 +78,12 @@ def fixed_digest(model: nn.Module) -> str:
     return digest_of(pack(model))
 
 
+def model_digest(model: nn.Module) -> str:
+    """sha256 over how a model is built, its parameters and what of it does not train."""
+    trained = [_bytes(name, value.detach()).cpu().numpy().tobytes() for name, value in model.named_parameters()]
+    return hashlib.sha256(b"".join([structure(model).encode(), fixed_digest(model).encode(), *trained])).hexdigest()
+
+
 def digest_of(packed: Tensor) -> str:
     return hashlib.sha256(packed.cpu().numpy().tobytes()).hexdigest()
 
@@ -91,6 +100,29 @@ def structure(model: nn.Module) -> str:
         for name, value in (*model.named_parameters(), *model.named_buffers())
     ]
     return hashlib.sha256(json.dumps([layers, named]).encode()).hexdigest()
+
+
+def attributes(model: nn.Module) -> tuple[bytes, tuple[type, ...]] | None:
+    """What a model computes with besides its tensors: the attributes of its layers, pickled, and their classes.
+
+    In one process, models with equal attributes and tensors of one kind are built alike. None if something cannot be
+    pickled. Modes are left out.
+    """
+    layers, pickled = dict(model.named_modules()), io.BytesIO()
+    try:
+        for path, layer in layers.items():
+            state = dict(layer.__getstate__())
+            _WithoutTensors(pickled).dump([path, {k: v for k, v in state.items() if k not in _NOT_ATTRIBUTES}])
+    except Exception:  # users' objects may fail in any way
+        return None
+    return pickled.getvalue(), tuple(map(type, layers.values()))
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Pickles tensors by their types and shapes."""
+
+    def persistent_id(self, value: Any) -> Any:
+        return (str(value.dtype), tuple(value.shape), value.requires_grad) if isinstance(value, Tensor) else None
 
 
 @dataclass(frozen=True, slots=True)

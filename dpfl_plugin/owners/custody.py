@@ -31,8 +31,6 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.foreign_code import code_of
-from dpfl_plugin.runs.naming import doubts_of
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
 from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
@@ -46,7 +44,7 @@ class Custody:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits, self._stack = limits, contextlib.ExitStack()
         self._ledger, self._grant = Ledger(), None
-        self._repeats = self._of_machine = False
+        self._of_machine = False
 
     _grant: Grant | None
 
@@ -69,7 +67,7 @@ class Custody:
         """
         if self.limits is not None:
             self.limits.check(config)
-            self.limits.check_noise(repeatable=not config.privacy.secure)
+            self.limits.check_noise(seeded=not config.fresh)
 
     def allow(self, extra: Any, what: str) -> None:
         """See `Limits.allow`."""
@@ -141,9 +139,6 @@ class Custody:
             ConfigError, LedgerError: see `opened`.
         """
         self.close()
-        # As rounds that are run again are repeated, or get noise of another name: see `session`.
-        same = parts.model.device.type == "cpu" and not doubts_of(code_of(config, parts.plugins), parts)
-        self._repeats = same and not parts.rules.secure and not parts.lockstep
         mine = sorted(silos)
         if self.limits is None or not mine:
             return None
@@ -158,8 +153,8 @@ class Custody:
         with contextlib.ExitStack() as stack:
             lifetime = stack.enter_context(opened(self.limits))
             # Not by their marks, whose key another folder has not.
-            records = hashlib.sha256(json.dumps([parts.host.digests[silo] for silo in mine]).encode()).hexdigest()
-            slots = lifetime.begin(agreement, config.name, plans, records, relation, repeats=self._repeats)
+            records = hashlib.sha256(json.dumps([parts.holding.training[silo] for silo in mine]).encode()).hexdigest()
+            slots = lifetime.begin(agreement, config.name, plans, records, relation)
             self._ledger = Ledger()
             self._grant = Grant({**dict.fromkeys(mine, ()), **slots}, self._ledger, lifetime, agreement)
             self._stack = stack.pop_all()
@@ -178,13 +173,12 @@ class Custody:
             return
         if self._grant is None:
             self.limits.refuse("no plan is reserved in the owner's lifetime ledger", "start the run over")
-        if not self._repeats:
-            if self._grant.named_elsewhere(charges):
-                self.limits.refuse(
-                    "the name of the noise is that of another agreement, and names of secure noise are always new",
-                    "start the run over",
-                )
-            charges = self._grant.apart(charges)
+        if self._grant.named_elsewhere(charges):
+            self.limits.refuse(
+                "the name of the noise is that of another agreement, and names of fresh noise are always new",
+                "start the run over",
+            )
+        charges = self._grant.apart(charges)
         lack = self._grant.lacking(charges)
         if lack is not None:
             self.limits.refuse(

@@ -56,10 +56,9 @@ class Grant:
         return None
 
     def apart(self, charges: Sequence[Charge]) -> list[Charge]:
-        """``charges`` of noise that was drawn afresh, each on top of what is charged under its name.
+        """``charges`` of fresh noise, each on top of what is charged under its name.
 
-        The name is the server's. Equal names are the same bits only where bits follow from names; elsewhere an answer
-        that is computed again is another release, whatever it is called.
+        The name is the server's, and an answer that is computed again is another release, whatever it is called.
         """
         made: Counter[Charge] = Counter()
         for charge in charges:

@@ -48,7 +48,7 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, to_plain
-from dpfl_plugin.runs.folder import held, locked, to_json, write_atomic
+from dpfl_plugin.runs.folder import locked, to_json, write_atomic
 
 SECRET: Final = "secret"
 ROUNDING: Final = 1e-9  # relative: 0.1 + 0.2 is 0.3
@@ -95,8 +95,6 @@ class Lifetime:
         plans: Mapping[int, AgreedPlan],
         records: str,
         neighbouring: str,
-        *,
-        repeats: bool = False,
     ) -> dict[int, list[Planned]]:
         """Reserve an agreement's plan, unless that was done before; the slots of each silo, whatever of them was used.
 
@@ -108,10 +106,9 @@ class Lifetime:
             plans: of each silo.
             records: a digest of the records, which is kept as one that is keyed by a secret.
             neighbouring: the relation of all its releases.
-            repeats: what has the name of an earlier release is taken for the same bits, since noise follows from names.
 
         Raises:
-            LimitError: nothing, or not enough, is left; or names may repeat that were used for other records.
+            LimitError: nothing, or not enough, is left.
         """
         known = next((facts for facts in self._ledger.runs if facts["noise"] == agreement), None)
         epsilon, delta = max(plan.epsilon for plan in plans.values()), max(plan.delta for plan in plans.values())
@@ -120,12 +117,6 @@ class Lifetime:
         else:
             self._check(0.0, 0.0, neighbouring)  # the owner may have lowered the limits
         keyed = hmac.new(self._secret, records.encode(), "sha256").hexdigest()[:32]
-        if repeats and known is not None and known.get("records") != keyed:
-            self.limits.refuse(
-                "this agreement's noise follows from a seed, and it has released other records under the same names: "
-                "what is released of these would not be counted",
-                "give the run another name or seed: that is another agreement, with a plan of its own",
-            )
         self._tell_of_other_records(keyed)
         if self._ledger.runs and self._ledger.runs[-1]["noise"] == agreement:
             return _slots(known or {})
@@ -226,12 +217,8 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
         _check_there(path, marker, head, begun)
         if not begun:
             path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-        else:
-            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         ledger = Ledger.open(path) if begun else Ledger(path, {"lifetime": limits.data, "unit": limits.unit})
         stack.enter_context(ledger)
-        if not begun:
-            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         _check_whole(ledger, marker, head, limits)
         lifetime = Lifetime(limits, ledger, marker, secret_of(limits), head)
         if head != ledger.head:

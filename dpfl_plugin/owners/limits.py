@@ -6,7 +6,6 @@
     unit: record             # what is protected: each record, or the silo's data as a whole: silo
     data: patients           # a name for the data; all agreements on data of this name add up
     send: []                 # what may be sent besides private releases
-    repeatable: false        # whether noise may be such as others can compute: for trials with made-up data
 
 Whatever a server proposes is checked against it. It is read from a place that no server can name: an argument of this
 machine's own code or settings, the environment variable DPFL_LIMITS, or a default place.
@@ -18,6 +17,7 @@ import math
 import os
 import re
 import stat
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -62,7 +62,6 @@ class Limits:
         data: the name of the data. All that is released of data of this name adds up, whatever the records are: they
             may grow, be sorted anew or be encoded in another way.
         send: what may be sent besides private releases, of `SEND`.
-        repeatable: whether noise may come from a seed, so that whoever knows it can compute it.
         source: the file, for messages.
     """
 
@@ -72,7 +71,6 @@ class Limits:
     unit: Unit = "record"
     data: str = "data"
     send: frozenset[str] = frozenset()
-    repeatable: bool = False
     source: str = "limits"
 
     def __post_init__(self) -> None:
@@ -82,7 +80,6 @@ class Limits:
             ("epsilon", _number(self.epsilon) and 0 < self.epsilon < math.inf, "be a number above 0"),
             ("delta", _number(self.delta) and 0 < self.delta < 1, "be a number in (0, 1)"),
             ("unit", self.unit in ("record", "silo"), "be record or silo"),
-            ("repeatable", isinstance(self.repeatable, bool), "be true or false"),
             ("data", bool(_NAME.fullmatch(str(self.data))), "be a name of letters, digits, '_', '-' and '.'"),
         ):
             if not ok:
@@ -154,18 +151,15 @@ class Limits:
             said = "names of columns and classes, caveats, the range of an outcome"
             self.allow("fitted", f"what code of somebody's own says of the records ({said})")
 
-    def check_noise(self, repeatable: bool) -> None:
+    def check_noise(self, seeded: bool) -> None:
         """Check where noise comes from.
 
         Raises:
-            LimitError: others can compute it, and the owner does not say that they may.
+            LimitError: it comes from a seed.
         """
-        if repeatable and not self.repeatable:
-            self.refuse(
-                "the noise would come from a seed, and whoever knows that can compute it",
-                "use noise of the operating system (privacy.secure: true, no draw); or, with made-up data, set "
-                "repeatable: true",
-            )
+        if seeded:
+            why = "privacy.randomness: seeded: the noise would come from a seed, and whoever knows that can compute it"
+            raise LimitError(f"{self.source}: {why}. Nothing was released. Use privacy.randomness: fresh.", why)
 
     def allow(self, extra: Extra, what: str) -> None:
         """Check that something besides private releases may be sent.
@@ -212,6 +206,10 @@ def read_limits(path: Path) -> Limits:
     if not path.is_absolute():
         raise ConfigError(f"the limits file {path} must be named by an absolute path, or from ~.")
     values = mapping_in(_trusted_text(path), path)
+    if "repeatable" in values:  # of earlier versions
+        if values.pop("repeatable") is not False:
+            raise ConfigError(f"{path}: repeatable: noise of owners' data is always fresh. Remove the line.")
+        warnings.warn(f"{path}: repeatable: false is no longer needed. Remove the line.", FutureWarning, stacklevel=2)
     known = [field.name for field in fields(Limits) if field.name != "source"]
     for key in values:
         if key not in known:
@@ -235,14 +233,13 @@ def _trusted_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             found, data = os.fstat(file.fileno()), file.read()
-        folders = [(folder, folder.stat(), True) for folder in dict.fromkeys(_on_the_way(path))]
-        above = [(folder, folder.stat()) for one, *_ in folders for folder in one.resolve().parents]
+        folder = path.parent.stat()
     except OSError as error:
         raise ConfigError(
             f"the limits file {path} cannot be read ({error.strerror}). Write it, or make it readable: chmod u+r "
             f"{path}."
         ) from error
-    for what, one, sticky in ((path, found, False), *folders):
+    for what, one, sticky in ((path, found, False), (path.parent, folder, True)):
         if one.st_uid not in (0, os.getuid()):
             raise ConfigError(
                 f"{what} belongs to user {one.st_uid}: limits count only if they are this user's own, or root's. Make "
@@ -251,25 +248,10 @@ def _trusted_text(path: Path) -> str:
         others = stat.S_IWGRP | stat.S_IWOTH
         if one.st_mode & others and not (sticky and one.st_mode & stat.S_ISVTX):
             raise ConfigError(f"{what} can be written by others: anybody might raise the limits. chmod go-w {what}.")
-    for what, one in above:
-        if one.st_mode & stat.S_IWOTH and not one.st_mode & stat.S_ISVTX:
-            raise ConfigError(
-                f"{what}, above {path}, can be written by everybody: anyone might put another folder in its place. "
-                "Move the limits file to a folder of your own."
-            )
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
-
-
-def _on_the_way(path: Path) -> list[Path]:
-    """The folders whose writers decide what ``path`` is: its own, and those of the links that it leads through."""
-    found = [path.parent]
-    while path.is_symlink() and len(found) < 50:
-        path = path.parent / os.readlink(path)
-        found.append(path.parent)
-    return found
 
 
 def own_folder(folder: Path, source: str) -> None:

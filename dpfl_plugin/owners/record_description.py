@@ -32,7 +32,7 @@ class Description:
         """Of the data of a run that is asked for by a file in the folder ``base``."""
         data = config.data.model_dump(mode="json", exclude={"memory_map"})
         # Where silos are given, a seed draws who is tested on, and not how many.
-        seed = None if config.data.partition.name == "natural" else config.seed
+        seed = None if config.data.partition.name == "natural" else config.public_seed
         return cls(json.dumps({"data": data, "seed": seed, "base": str(base)}, sort_keys=True))
 
     def check(self, limits: Limits) -> None:

@@ -44,8 +44,8 @@ class PrivacyAccount:
         shared: a ledger that other runs on the same data write to as well, and what it holds of them (``prior``): the
             budget is for all of it together.
         costs: of the rounds that were begun before a resume, from the checkpoint.
-        repeats: whether a charge of the ledger will be made again bit for bit, in a round after the checkpoint. Until
-            then neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
+        pending: whether a charge of the ledger will be made again, in a seeded round after the checkpoint. Until then
+            neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
         budget_accountant: what the budget of the run goes by, where ``accountant`` is a second opinion.
         lost: whether silos were lost while the run went on; see `lose`.
         stating: whether it only states what the ledger holds: it is asked for views, and decides and charges nothing.
@@ -63,7 +63,7 @@ class PrivacyAccount:
         shared: Ledger | None = None,
         prior: Prior = NO_PRIOR,
         costs: Mapping[int, RoundCost] | None = None,
-        repeats: Callable[[Charge], bool] = lambda charge: False,
+        pending: Callable[[Charge], bool] = lambda charge: False,
         budget_accountant: Accountant | None = None,
         lost: bool = False,
         stating: bool = False,
@@ -78,7 +78,7 @@ class PrivacyAccount:
             beside=beside,
             earlier=prior,
             costs=costs or {},
-            repeats=repeats,
+            pending=pending,
             lost=lost,
             stating=stating,
         )
@@ -141,8 +141,7 @@ class PrivacyAccount:
     def eligible(self) -> Sequence[int] | None:
         """The silos that may take part once more; None where nothing caps it.
 
-        What was released counts, not what was planned: the same on a resume, where charges that will be made again
-        bit for bit are not counted before they are.
+        What was released counts, not what was planned.
         """
         return None if self._book.spec.max_participations is None else self._book.eligible
 
@@ -152,10 +151,6 @@ class PrivacyAccount:
         without = f" and {len(lost)} were lost" if lost else ""
         took = f"{left} of {spec.num_silos} took part in fewer than max_participations={spec.max_participations}"
         return f"{TOO_FEW_LEFT}: {took}{without}"
-
-    def recounts(self, round: int, noise_id: str) -> bool:
-        """Whether more was released than counted, by the name of the next round's noise; fewer may be eligible then."""
-        return self._book.expect("round", round, noise_id)
 
     def begin_round(self, round: int, plan: Plan) -> None:
         """The round is about to run: it counts from here on, whether it finishes or not.
@@ -176,7 +171,7 @@ class PrivacyAccount:
         return self._book.extra.was_released(kind, silo, round, noise_id)
 
     def affords(self, round: int, plan: Plan) -> bool:
-        """Whether a round, the next to come, stays within the budget; see `recounts` first."""
+        """Whether a round, the next to come, stays within the budget."""
         book = self._book
         assert not book.stating
         if self._budget is None:
@@ -195,7 +190,6 @@ class PrivacyAccount:
         """
         if self._budget is None:
             return True
-        self._book.expect(kind, round, noise_id)
         return self._bounded.affords_beside(self._book.with_next(kind, round, noise_id))
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:

@@ -11,11 +11,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpfl_plugin.errors import PluginError
-from dpfl_plugin.privacy.awaited import Awaited
 from dpfl_plugin.privacy.composition import Planned, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, Rounds, made_certain
-from dpfl_plugin.privacy.cycles import OneNoise
-from dpfl_plugin.privacy.events import Batch, Charge, ChargeKind, batches
+from dpfl_plugin.privacy.events import Batch, Charge, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
 from dpfl_plugin.privacy.extra_releases import Kind as ExtraKind
 from dpfl_plugin.privacy.headroom import Stretch
@@ -23,7 +21,6 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pricing import Pricing
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import worst_case_terms
@@ -32,11 +29,6 @@ Made = TypeVar("Made")
 Kind = tuple[int, int, float | None, tuple[Planned, ...]]
 """(number of records, settings of its own, budget, what earlier runs released) of a silo."""
 
-RELEASED_BESIDES = (
-    "round {}, which was to be released again bit for bit, was asked at other values: a file of the run was changed or "
-    "damaged, or the computation does not repeat. It has fresh noise, and both releases are charged."
-)
-
 
 class Book:
     """What a run has begun and released, what that costs, and who may still take part.
@@ -44,7 +36,7 @@ class Book:
     Args:
         beside: what is planned beside the rounds.
         earlier: what earlier runs on the same data released.
-        costs, repeats, lost, stating: as `dpfl_plugin.privacy.account.PrivacyAccount`.
+        costs, pending, lost, stating: as `dpfl_plugin.privacy.account.PrivacyAccount`.
 
     Attributes:
         pricing: what rounds cost.
@@ -55,7 +47,6 @@ class Book:
         spending: what silos released in rounds.
         noise_ids: names of noise of each round. repeated: whether some round has several.
         stretch: of rounds that are known to fit a third party's budget, until something else is counted here.
-        recounted: how often more was found to count than before.
         kinds: a silo for each number of records, settings of its own and past; the others cost the same.
         eligible: silos below the cap, ascending.
         failed: whether the run ended on an error, which may come of who was drawn.
@@ -70,7 +61,7 @@ class Book:
         beside: Beside,
         earlier: Prior,
         costs: Mapping[int, RoundCost],
-        repeats: Callable[[Charge], bool],
+        pending: Callable[[Charge], bool],
         lost: bool,
         stating: bool,
     ) -> None:
@@ -79,7 +70,6 @@ class Book:
         self._cap = spec.max_participations
         self._made_once: list[tuple[str, tuple[object, ...], Any]] = []  # of a ledger that does not grow: see `once`
         ledger.tally.settle(beside.guessed_kind)
-        self._one_noise = OneNoise(ledger) if isinstance(rules.sampler, Cyclic) and not stating else None
         self.extra = BesideMade(beside, rules, spec.num_records)
         self._together: tuple[Prior, Prior] | None = None  # see `with_earlier`
         # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
@@ -92,8 +82,8 @@ class Book:
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
-        self._awaited, self.recounted = Awaited(), 0
-        final = self._to_state() if stating else self._awaited.settled(ledger, repeats)
+        final = self._to_state() if stating else [charge for charge in ledger if not pending(charge)]
+        self._pending = not stating and len(final) < len(ledger)
         in_rounds = [] if stating else of_rounds(final)
         self.spending, self.found = Spending(in_rounds), self.pricing.rounds_in(in_rounds)
         self._count_rounds()
@@ -131,58 +121,25 @@ class Book:
         self.distinct.add(self.costs[round])
 
     def add(self, made: Sequence[Batch]) -> None:
-        """Append charges to the ledger, and count them: a charge that was to be repeated, and is not, counts now.
-
-        Raises:
-            LedgerError: see `OneNoise.check`.
-        """
-        if self._one_noise is not None:
-            self._one_noise.check(first for first, _ in made)
+        """Append charges to the ledger, and count them."""
         self.ledger.append_all(made)
-        for first, _ in made if self._awaited else ():
-            self.expect(first.kind, first.round, first.noise_id)
-            self._awaited.repeated(first.kind, first.round)
         self.spending.add_all((first, silos) for first, silos in made if first.kind == "round")
         self._note(made)
 
-    def expect(self, kind: ChargeKind | None, round: int, noise_id: str) -> bool:
-        """The next release is one of this name; whether more was found to count by that.
-
-        Where another was to be made again bit for bit, nothing after it will be: all that was released counts.
-        """
-        differs = self._awaited.differs(kind, round, noise_id)
-        if differs and not self._awaited.has(kind, round, noise_id):
-            self.ledger.note(RELEASED_BESIDES.format(round + 1))
-        found = differs or self._awaited.skips(round)
-        if found:
-            self._count_all()
-        return found
-
     def lose(self) -> None:
-        """The run goes on without some of its silos, and with noise that was never drawn.
+        """The run goes on without some of its silos.
 
         Who takes part from here on may depend on records, since a record may make its silo fail. So nothing is made
         of the draws of participants any more, in rounds before and after: each counts as if a silo had taken part for
-        certain, which bounds whatever decided that it did. And a round that was to be repeated bit for bit will not
-        be: everything in the ledger counts from here on.
+        certain, which bounds whatever decided that it did.
         """
         self.pricing.lose()
+        self.found = self.pricing.rounds_in(of_rounds(one for one in self.ledger if one.noise_id != NOT_RUN))
         self.costs = made_certain(self.costs)
-        self._count_all()
-
-    def _count_all(self) -> None:
-        """Whatever is in the ledger counts from here on."""
-        made = [charge for charge in self.ledger if charge.noise_id != NOT_RUN]
-        in_rounds = of_rounds(made)
-        self.spending.add(in_rounds)  # what it knows it does not count twice
-        self._note(batches(made))
-        self.found = self.pricing.rounds_in(in_rounds)
         for round, cost in list(self.costs.items()):
             self.costs[round] = _dearer(cost, self.found.get(round))
         self._count_rounds()
         self.stretch.forget()
-        self._awaited.clear()
-        self.recounted += 1
 
     def check_planned(self, made: Iterable[Batch]) -> None:
         """Raise PluginError if silos released other than the budget was checked for.
@@ -361,8 +318,8 @@ def of_rounds(charges: Iterable[Charge]) -> list[Charge]:
 
 
 def as_stated(book: Book) -> Book:
-    """The book as a statement has it: what is to be made again bit for bit was released, and counts there."""
-    if not book._awaited:
+    """The book as a statement has it: rounds that are to be made again were released, and count there."""
+    if not book._pending:
         return book
     stated = Book(
         book.spec,
@@ -371,7 +328,7 @@ def as_stated(book: Book) -> Book:
         beside=book.extra.plan,
         earlier=book.earlier,
         costs=book.costs,
-        repeats=lambda charge: False,
+        pending=lambda charge: False,
         lost=book.lost,
         stating=True,
     )

@@ -26,7 +26,6 @@ from dpfl_plugin.privacy.tally import Tally, keys_of, noise_of
 from dpfl_plugin.privacy.tally_rows import Key
 
 SCHEMA: Final = 1
-MOST_OF_A_LINE: Final = 2**24  # charges: a few bytes that name billions of silos must not take all memory
 _scan: Final = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[attr-defined]
 
 
@@ -218,11 +217,6 @@ class Ledger:
         self._lines.close()
 
     @property
-    def in_place(self) -> bool:
-        """Whether its file is where it was, and as it was left here."""
-        return self._lines.in_place
-
-    @property
     def head(self) -> str:
         """The last line's checksum. Noted elsewhere, it shows later whether whole lines are missing at the end."""
         return self._lines.head
@@ -257,7 +251,7 @@ class Ledger:
     def _read(self, body: bytes, number: int) -> None:
         try:
             self._take(_read_json(body.decode()), number)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:  # of another version
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
 
     def _take(self, content: dict[str, Any], number: int) -> None:
@@ -272,7 +266,6 @@ class Ledger:
         elif "run" in content:
             self._begin_run({"noise": content["run"]["noise"], **content["run"]})
         else:
-            _check_line(content)
             kind, of_kind = self._kind(content), content.get("kind")  # earlier versions did not write it
             if of_kind is not None and of_kind not in CHARGE_KINDS:
                 raise ValueError(f"kind {of_kind!r} is none of {', '.join(CHARGE_KINDS)}")
@@ -289,19 +282,14 @@ class Ledger:
         """The number of a line's share and release; made once of all lines with these very values."""
         first, last = content["share"]
         release = content["release"]
-        values = (first, last, *release.items()) if type(release) is dict else ()
+        values = (first, last, *release.items())
         if values not in self._kinds:
-            made = SampledGaussian(**release)
-            if not _makes_sense((first, last), made):
-                raise ValueError("its numbers must be finite, and its share a part of [0, 1)")
-            self._kinds[values] = self.tally.names.kind((first, last), made)
+            self._kinds[values] = self.tally.names.kind((first, last), SampledGaussian(**release))
         return self._kinds[values]
 
     def _damaged(self, number: int, what: str) -> LedgerError:
         proven = f"lines 1 to {number - 1} are intact" if number > 1 else "nothing in it is proven"
-        # A line that somebody wrote may have anything for a round.
-        rounds = (entry.round for entry in self.tally.entries())
-        last = max((one for one in rounds if isinstance(one, int | float)), default=None)
+        last = max((entry.round for entry in self.tally.entries()), default=None)
         upto = "" if last is None else f" and prove {len(self)} charges up to round {last}"
         return LedgerError(
             f"{self.path}, line {number}: {what}. {proven[0].upper()}{proven[1:]}{upto}; later charges are unknown, "
@@ -316,18 +304,6 @@ def _read_json(text: str) -> Any:
     except StopIteration:
         end = -1
     return content if end == len(text) else json.loads(text)
-
-
-def _check_line(content: Mapping[str, Any]) -> None:
-    """Raise ValueError unless its numbers are such as `Ledger.append` takes, and there is room for what it names."""
-    for key, least in (("round", 0), ("count", 1)):
-        if type(content[key]) is not int or content[key] < least:
-            raise ValueError(f"{key} {content[key]!r} must be a whole number of {least} or more")
-    charges = sum(
-        max(0, last - first + 1) * max(1, len(ids)) for ranges, ids in content["silos"] for first, last in ranges
-    )
-    if charges > MOST_OF_A_LINE:
-        raise ValueError(f"it names more than {MOST_OF_A_LINE:,} charges")
 
 
 def _check_charges(charge: Charge, silos: Iterable[int]) -> None:

@@ -15,16 +15,12 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
-import stat
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from dpfl_plugin.access import Access, opener
-from dpfl_plugin.core.forks import this_process
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
@@ -55,11 +51,10 @@ class LedgerFile:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._place = None if path is None else path.absolute()  # a program may change its working folder
         self._checks = array("Q")
         self._check = ""
         self._file: BinaryIO | None = None
-        self._usable, self._process = True, this_process()
+        self._usable, self._process = True, os.getpid()
         self._unsynced = True  # of lines that were read, too, it is not known whether they are on disk
         self._size, self._rest, self._complete = 0, b"", False  # whole lines; what follows them, and is it a line?
 
@@ -71,7 +66,7 @@ class LedgerFile:
         """
         assert self.path is not None
         try:
-            self._file = open(self.path, "xb", opener=_appending(access))  # noqa: SIM115, it stays open
+            self._file = open(self.path, "xb", opener=opener(access))  # noqa: SIM115, it stays open
         except FileExistsError as error:
             raise LedgerError(f"{self.path} exists: open it to continue, or choose another folder.") from error
         except OSError as error:
@@ -125,7 +120,7 @@ class LedgerFile:
                 done = _torn(len(self._rest), f"set aside in {aside.name}")
             self._file = self.path.open("ab")
             if self._complete:
-                self._size += len(self._rest) + self._file.write(b"\n")
+                self._file.write(b"\n")
         except OSError as error:
             raise self._failed(error) from error
         if self._complete:
@@ -139,9 +134,9 @@ class LedgerFile:
 
     def require_usable(self) -> None:
         """Raise LedgerError where nothing can be charged."""
-        if self.path is not None and self._process != this_process():
+        if self.path is not None and self._process != os.getpid():
             raise LedgerError(
-                f"{self.path} was opened by process {self._process.number}, of which this is a fork: what both charged "
+                f"{self.path} was opened by process {self._process}, of which this is a fork: what both charged "
                 "would count once. Nothing may leave here. Open it after the fork, in one process."
             )
         if not self._usable:
@@ -166,13 +161,13 @@ class LedgerFile:
         check = _checksum(self._check, body)
         self._unsynced = True
         try:
-            self._size += self._file.write(body[:-1] + b',"check":"' + check.encode() + b'"}\n')
+            self._file.write(body[:-1] + b',"check":"' + check.encode() + b'"}\n')
         except OSError as error:
             raise self._failed(error) from error
         self._advance(check)
 
     def sync(self) -> None:
-        """Return once every line is on disk, in the file of this name.
+        """Return once every line is on disk.
 
         Raises:
             LedgerError: it is not; nothing that was written since the last sync may leave.
@@ -186,8 +181,6 @@ class LedgerFile:
                 os.fsync(self._file.fileno())
             except OSError as error:
                 raise self._failed(error) from error
-        if not self.in_place:
-            raise self._replaced()
         self._unsynced = False
 
     def close(self) -> None:
@@ -196,26 +189,12 @@ class LedgerFile:
             return
         file = self._file
         try:
-            if self._unsynced and self._usable and self._process == this_process():
+            if self._unsynced and self._usable and self._process == os.getpid():
                 self.sync()
         finally:
             self._file, self._usable = None, False
             with contextlib.suppress(OSError):  # its buffer, too, of what could not be written
                 file.close()
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the file of this name is still the one that is written here, and as long as what was written.
-
-        An append goes to the end of a file that was cut meanwhile: only its length tells.
-        """
-        if self._file is None or self._place is None:
-            return False
-        try:
-            there = os.stat(self._place)
-            return os.path.samestat(there, os.fstat(self._file.fileno())) and there.st_size == self._size
-        except OSError:
-            return False
 
     @property
     def head(self) -> str:
@@ -232,17 +211,6 @@ class LedgerFile:
         room = f" {MAKE_ROOM}" if is_full(error) else ""
         return LedgerError(
             f"{self.path} could not be written ({error.strerror}): nothing that it covers may leave.{room}"
-        )
-
-    def _replaced(self) -> LedgerError:
-        """What is written here no longer reaches whoever opens the file by its name."""
-        assert self._place is not None and self._file is not None
-        self._usable = False
-        kept = _kept_aside(self._place, self._file.fileno())
-        return LedgerError(
-            f"{self.path} was replaced, moved, deleted or changed by something else while it was open: charges did not "
-            f"reach the file of that name, so nothing that they cover may leave.{kept} A ledger must hold every "
-            "release that was ever made: bring back the longest one before anything goes on."
         )
 
     def _verified(self, line: bytes, number: int) -> bytes:
@@ -270,27 +238,6 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 def _checksum(previous: str, body: bytes) -> str:
     return hashlib.sha256(previous.encode() + body).hexdigest()[:16]
-
-
-def _appending(access: Access) -> Callable[[str, int], int]:
-    """Of a file whose lines go to its end: else cutting it from outside would leave a hole, and its length."""
-    usual = opener(access)
-    return lambda path, flags: usual(path, flags | os.O_APPEND)
-
-
-def _kept_aside(path: Path, file: int) -> str:
-    """Copy an open file that has lost its name beside where it was; says where, or nothing."""
-    aside = path.with_name(f"{path.name}.unlinked-{secrets.token_hex(4)}")
-    try:
-        if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(file)):
-            return ""  # the same file, with other content: there is nothing else to keep
-        with open(f"/proc/self/fd/{file}", "rb") as content, open(aside, "xb") as copy:
-            os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(file).st_mode))
-            shutil.copyfileobj(content, copy)
-            os.fsync(copy.fileno())
-    except OSError:
-        return ""
-    return f" What was written until then is in {aside.name}, beside it."
 
 
 def _torn(size: int, where: str) -> str:

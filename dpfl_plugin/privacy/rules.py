@@ -31,7 +31,7 @@ class PrivacyRules:
         clipping: how C bounds it, and whether C changes.
         schedule: how the mechanism's noise changes with the round and the release.
         l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
-        secure: batches and noise from the operating system's randomness, not from the run's seed.
+        fresh: batches and noise are from the operating system's randomness, not from the run's seed.
         noise: where the noise on gradients and updates is computed: on the host, or on the model's device.
         augmentation: of each record the mean gradient of its views is what `clipping` bounds; None: its own gradient.
         silos: the rules of silos with settings of their own, by id; they differ in noise multiplier, sampler and
@@ -46,7 +46,7 @@ class PrivacyRules:
     clipping: Clipping = field(default_factory=Flat)
     schedule: Schedule = field(default_factory=Constant)
     l2: float = 0.0
-    secure: bool = False
+    fresh: bool = False
     noise: Literal["host", "device"] = "host"
     augmentation: Augmentation | None = None
     silos: Mapping[int, PrivacyRules] = field(default_factory=dict, hash=False)
@@ -96,8 +96,8 @@ class PrivacyRules:
             (bool(self.silos), "silos", "silos with settings of their own are planned in another way"),
             (self.noise == "device", "runtime.noise='device'", "the device's noise is not correlated"),
             (
-                self.secure,
-                "secure",
+                self.fresh,
+                "randomness: fresh",
                 "a round that a crash cuts off would be released once more, with other noise, and what came before "
                 "it would be in both",
             ),
@@ -113,10 +113,10 @@ class PrivacyRules:
                 "runtime.noise='device' with silos: the device draws noise with one noise multiplier for all silos. "
                 "Use noise: host."
             )
-        if self.secure:
+        if self.fresh:
             raise UnsupportedError(
-                "runtime.noise='device' with privacy.secure: the device's numbers follow from the seed. Use noise: "
-                "host."
+                "runtime.noise='device' with privacy.randomness: fresh: the device's numbers follow from the seed. Use "
+                "noise: host."
             )
         if not callable(getattr(self.mechanism, "add", None)):
             raise UnsupportedError(

@@ -123,7 +123,7 @@ def _who(said: dict[str, Any]) -> str:
         ("silo", "add_or_remove"): "the update of one silo had counted as zero, or a zero as an update",
     }[unit, relation]
     others = f"; {held_by.HOLDER}" * held_by.together(said)
-    if not said["mechanism"]["secure"]:
+    if said["mechanism"]["randomness"] == "seeded":
         others += "; and whoever has this folder, where the seed of the noise is"
     return (
         "## Who is protected, and against whom\n\n"
@@ -380,12 +380,12 @@ def _publishing(said: dict[str, Any]) -> str:
     """Which files may leave the run's folder."""
     if said["guarantee"].startswith("none"):
         model = "Nothing protects the model (above)"
-    elif said["mechanism"]["secure"]:
+    elif said["mechanism"]["randomness"] == "fresh":
         model = "So may the model, at the epsilon that is stated here"
     else:
         model = (
             "The model of a simulation has no epsilon towards whoever knows or guesses the seed (above): run it with "
-            "privacy.secure before you publish it"
+            "privacy.randomness: fresh before you publish it"
         )
     return (
         "`ledger.json` holds every number of this page for programs. These two files may be published. "

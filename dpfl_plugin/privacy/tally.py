@@ -1,7 +1,7 @@
 """Charges, each counted once, in some fifty bytes each: a long run makes millions of them.
 
-What many charges have in common is kept once: releases with the shares that they read, and the parts of the names of
-noise around the digest of what was asked (`oracle.Draw.noise_id`), which is another one in every round. A charge is
+What many charges have in common is kept once: releases with the shares that they read, and the run in the names of
+noise (`oracle.Draw.noise_id`), whose digits differ in every round. A charge is
 then one integer, its fields side by side, which `tally_rows` keeps as bytes. What does not fit the fields is kept as a
 tuple, which equals no integer. So two charges have one key if, and only if, they are the same release.
 """
@@ -30,7 +30,7 @@ _SILOS: Final = 1 << _SILO
 _KINDS: Final = 1 << _KIND
 _NOISES: Final = 1 << _NOISE
 _LONGEST: Final = 1 << 63  # of what an array of integers holds
-_DIGESTED: Final = re.compile(r"([^.]*\.)([0-9a-f]{32})(\..*)", re.DOTALL)
+_RANDOM: Final = re.compile(r"([^.]*\.)([0-9a-f]{32})((?:\..*)?)", re.DOTALL)
 
 
 class Names:
@@ -62,7 +62,8 @@ class Names:
         return number
 
     def noise(self, noise_id: str) -> int:
-        """BEFORE.32 HEX DIGITS.AFTER as the number of (BEFORE, AFTER) and that of the digits; all else as a whole."""
+        """BEFORE.32 HEX DIGITS (and .AFTER in ledgers of earlier versions) as the number of (BEFORE, AFTER) and that of
+        the digits; all else as a whole."""
         last, number = self._last_noise
         if noise_id == last and type(noise_id) is str:
             return number
@@ -71,7 +72,7 @@ class Names:
         return number
 
     def _noise(self, noise_id: str) -> int:
-        found = _DIGESTED.fullmatch(noise_id) if type(noise_id) is str else None
+        found = _RANDOM.fullmatch(noise_id) if type(noise_id) is str else None
         pattern: tuple[Any, ...] = (noise_id,) if found is None else (found[1], found[3])
         number = self._pattern_numbers.get(pattern)
         if number is None:

@@ -294,8 +294,8 @@ def third_party_view(
       bounds whatever anybody makes of the models. The same goes for batches, whose amplification is an average over
       their draw in every view.
 
-    Therefore `privacy.secure` draws participants from the operating system's randomness (`planning.fresh_coins`), and
-    the basis of a simulation's number says that it holds as if they had been.
+    Therefore fresh runs draw participants from the operating system's randomness (`planning.fresh_coins`), and the
+    basis of a simulation's number says that it holds as if they had been.
 
     Args:
         charges: as `worst_case_view`. A round that was released more than once is composed as certain, as often as

@@ -20,7 +20,6 @@ from dpfl_plugin.federation.summaries import last
 from dpfl_plugin.published.items import ALL, QUICK, ROUND, Cell, Claim, Extent, Item, Part, files
 from dpfl_plugin.runs.environment import module_sha256, modules, package_sha256
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.said_twice import check_agrees
 
 SCHEMA: Final = 1
 WHOLE: Final = "the package"
@@ -353,7 +352,6 @@ def read_run(folder: RunFolder) -> tuple[Values, list[dict[str, Any]], Code] | N
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{folder.path}: its files cannot be read: {error}. Remove it, and run it again.") from error
-    check_agrees(folder, result)
     ended = result["status"] in ("done", "budget_exhausted")
     return (result, folder.read_metrics(), code_of(folder)) if ended else None
 

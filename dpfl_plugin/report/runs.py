@@ -15,10 +15,8 @@ import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
-from dpfl_plugin.errors import DataError
 from dpfl_plugin.runs.folder import RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
-from dpfl_plugin.runs.said_twice import check_agrees
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
@@ -330,10 +328,6 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableError(f"result.json or ledger.json does not say what was spent ({error!r})") from error
-    try:
-        check_agrees(folder, result, said)
-    except DataError as error:
-        raise UnreadableError(str(error)) from error
     return found
 
 

@@ -31,7 +31,7 @@ def make_account(
     shared: Ledger | None = None,
     prior: Prior = NO_PRIOR,
     costs: Mapping[int, RoundCost] | None = None,
-    repeats: Callable[[Charge], bool] = lambda charge: False,
+    pending: Callable[[Charge], bool] = lambda charge: False,
     budget_accountant: Accountant | None = None,
     in_sums: bool = False,
     lost: bool = False,
@@ -53,7 +53,7 @@ def make_account(
         refuse_silos(config, "not every silo's own noise is known here, and without it no account is right")
 
     def draw(round: int, plan: Plan, eligible: Sequence[int] | None) -> Sequence[int]:
-        return drawn_silos(config.seed, round, plan, setting, eligible, coins)
+        return drawn_silos(config.public_seed, round, plan, setting, eligible, coins)
 
     return PrivacyAccount(
         spec_of(config, setting, num_records, in_sums=in_sums, epsilons=_epsilons(config, epsilons)),
@@ -65,7 +65,7 @@ def make_account(
         shared=shared,
         prior=prior,
         costs=costs,
-        repeats=repeats,
+        pending=pending,
         budget_accountant=budget_accountant,
         lost=lost,
         stating=stating,

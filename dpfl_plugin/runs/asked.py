@@ -217,7 +217,9 @@ def _without_nan(trained: Trained, y: NDArray[Any], count: int, path: Path) -> N
 
 def _test_part(trained: Trained, name: str) -> Asked:
     data = trained.config.data
-    source = DataSource(Path(data.folder) if data.folder else None, trained.config.seed, data.num_silos, trained.base)
+    source = DataSource(
+        Path(data.folder) if data.folder else None, trained.config.public_seed, data.num_silos, trained.base
+    )
     loaded = registry.call(registry.load("datasets", name), source, where="data.dataset", **data.dataset.options)
     assert isinstance(loaded, Dataset)  # or the run would not be there
     if loaded.test is None:

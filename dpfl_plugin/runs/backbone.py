@@ -30,19 +30,14 @@ from dpfl_plugin.data.preprocess import Step
 from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, require, told
 from dpfl_plugin.gradients import independence
 from dpfl_plugin.gradients.choice import made_up
-from dpfl_plugin.models.attributes import describe
 from dpfl_plugin.models.fixed import fixed_digest, frozen_norm, structure
-from dpfl_plugin.runs.foreign_code import trace
+from dpfl_plugin.models.object_digest import object_digest
 
 NAME: Final = "backbone"
 PUBLIC: Final = (
     "backbone: each record was replaced by what a frozen module makes of it by itself ({factory}; sha256 {digest}, of "
     "its parameters, buffers, structure and code). This costs no epsilon if the module was made without these records, "
     "e.g. trained on public data: that is assumed, and cannot be checked here"
-)
-TRUSTED: Final = (
-    "; it computes with what no digest shows ({doubts}): that a record's features are made of that record alone was "
-    "tried on made-up records, and is taken on trust"
 )
 KEPT: Final = (
     "backbone: the features are kept in {folder}: they tell as much as the records. Remove it after the last run"
@@ -56,12 +51,12 @@ class Backbone:
     Attributes:
         module: in eval mode, nothing of it trains; records [n, *feature_shape] in, features [n, *shape] out.
         digest: sha256 of its parameters, buffers, structure and code.
-        doubts: what the digest does not show, in words.
+        known: whether the digest shows all of that; else features are not kept for a later run.
     """
 
     module: nn.Module
     digest: str
-    doubts: tuple[str, ...]
+    known: bool
 
     @classmethod
     def made(
@@ -173,13 +168,10 @@ def backbone(
                 x = np.ascontiguousarray(getattr(silo, key))
                 make = functools.partial(_computed, made, factory, x, batch_size, place)
                 setattr(silo, key, make() if kept is None else kept.get(x, make))
-    if kept is not None and (warning := kept.warning()):
-        federation.notes.append(warning)
     federation.columns = ()
     if federation.inputs is not None:
         federation.inputs = replace(federation.inputs, backbones=(*federation.inputs.backbones, made.digest))
-    trusted = TRUSTED.format(doubts="; ".join(made.doubts)) if made.doubts else ""
-    return [PUBLIC.format(factory=factory, digest=made.digest) + trusted]
+    return [PUBLIC.format(factory=factory, digest=made.digest)]
 
 
 def _computed(made: Backbone, factory: str, x: Features, batch_size: int, place: torch.device) -> Features:
@@ -213,13 +205,11 @@ def without_cache(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: step[key] for key in step if step.get("name") != NAME or key != "cache"} for step in steps]
 
 
-def _digest(module: nn.Module) -> tuple[str, tuple[str, ...]]:
-    """(sha256 of all that a frozen module on the CPU computes by, what that does not show)."""
-    attributes = describe({"the backbone": module})
-    code = trace([], [*module.modules(), *attributes.code])
-    facts = [fixed_digest(module), structure(module), attributes.facts, dict(code.files)]
-    found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return found, tuple(dict.fromkeys([*attributes.doubts, *code.doubts]))
+def _digest(module: nn.Module) -> tuple[str, bool]:
+    """(sha256 of what a frozen module on the CPU computes by, whether that is all)."""
+    whole = object_digest(module)
+    facts = [fixed_digest(module), structure(module), whole]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest(), whole is not None
 
 
 def _check_layers(module: nn.Module) -> None:
@@ -280,10 +270,9 @@ def _cache(
 ) -> FeatureCache | None:
     if folder is None:
         return None
-    if made.doubts:
+    if not made.known:
         federation.notes.append(
-            f"backbone: features are computed anew each time, as it is not clear what else they depend on: "
-            f"{'; '.join(made.doubts)}"
+            "backbone: features are computed again each time, because no digest shows all that they depend on"
         )
         return None
     path = base / Path(folder).expanduser()

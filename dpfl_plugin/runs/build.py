@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,9 +23,8 @@ from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.choice import PassedTrials
 from dpfl_plugin.gradients.replay import cuda_graph
-from dpfl_plugin.gradients.trials import Trials
-from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.models.fixed import Before, state_before
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
@@ -51,7 +49,7 @@ from dpfl_plugin.runs.engines import (
 from dpfl_plugin.runs.extra_releases import beside, statistics_of, statistics_planned
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
-from dpfl_plugin.runs.plugins import is_ours, make_accountant, make_algorithm
+from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.rules import no_guarantee, privacy_rules, weak_claims
 from dpfl_plugin.runs.setting import check_records, hold_all
 from dpfl_plugin.runs.silo_settings import (
@@ -84,7 +82,6 @@ class Parts:
         module, loss, engine: the model and its per-example gradients.
         planned: what all rounds cost, how many of each, where noise was solved for them; else None.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
-        attributes: what decides what model and loss compute besides parameters and buffers, as they were made.
         state: what the model's file may hold besides what is trained, as it was made.
         stack: silos advanced together; lockstep: whether they are answered together, too.
         own: silos with privacy settings of their own; their noise multipliers are in ``rules``.
@@ -108,7 +105,6 @@ class Parts:
     engine: engines.Engine
     train: dict[int, Records]
     test: dict[int, Records]
-    attributes: Attributes
     state: Before
     stack: int
     lockstep: bool
@@ -139,16 +135,11 @@ class Parts:
         return self.holding.survey.inputs
 
     @property
-    def machines(self) -> tuple[Mapping[str, Any], ...]:
-        """What computes at silos elsewhere."""
-        return self.holding.machines
-
-    @property
     def held_by(self) -> HeldBy | None:
         """Who holds the records; None where a runtime of others does not say."""
         if len(self.holding.training) == len(self.num_records):
             return "process"
-        return "ranks" if self.machines else None
+        return "ranks" if self.holding.hosts else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -166,18 +157,10 @@ class Parts:
 
     @property
     def plugins(self) -> tuple[object, ...]:
-        """What computes the releases; if their code changes, so may the bits."""
+        """What computes the releases."""
         rules, modules = self.rules, self.module.modules()
         made_by = (rules.mechanism, rules.clipping, rules.schedule, rules.sampler)
-        return (self.algorithm, *made_by, self.engine, self.module, *modules, self.loss, *self.attributes.code)
-
-    @property
-    def options(self) -> Attributes:
-        """What users' own algorithm, mechanism and so on hold; of ours the configuration tells all."""
-        rules = self.rules
-        made_by = {"mechanism": rules.mechanism, "clipping": rules.clipping, "schedule": rules.schedule}
-        all_of_them = {"algorithm": self.algorithm, **made_by, "sampler": rules.sampler}
-        return describe({f"the {name}": one for name, one in all_of_them.items() if not is_ours(one)})
+        return (self.algorithm, *made_by, self.engine, self.module, *modules, self.loss)
 
 
 def refuse_outcome(parts: Parts, what: str) -> None:
@@ -199,7 +182,6 @@ class _Draft:
     module: torch.nn.Module
     loss: engines.Loss
     trial: torch.Tensor
-    attributes: Attributes
     state: Before
     own: OwnSettings
     setting: Setting
@@ -221,7 +203,7 @@ def build(
     module: torch.nn.Module | None = None,
     loss: engines.Loss | None = None,
     silo_noise: Mapping[int, float] | None = None,
-    trials: Trials | None = None,
+    passed: PassedTrials | None = None,
 ) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
 
@@ -230,12 +212,12 @@ def build(
         prior: what earlier runs released, for silos with these records: noise is solved for what they left.
         hold: loads this process's records. chunk_bytes: for gradients of single examples at once; None: by free memory.
         module, loss: a model and its loss where somebody else made them; None for what the configuration names.
-        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id. trials: of engines that passed.
+        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id. passed: trials of engines.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
     """
-    draft = _draft(config, base, hold, chunk_bytes, module, loss, trials)
+    draft = _draft(config, base, hold, chunk_bytes, module, loss, passed)
     own, survey, setting, extra = draft.own, draft.holding.survey, draft.setting, beside(config, draft.accountant)
     noise, planned = _noise(config, draft, prior, noise_multiplier)
     if own.of and silo_noise is None:
@@ -265,7 +247,6 @@ def build(
         engine=draft.engine,
         train=draft.train,
         test=draft.test,
-        attributes=draft.attributes,
         state=draft.state,
         stack=stack_of(config, lockstep),
         lockstep=lockstep,
@@ -280,14 +261,13 @@ def _draft(
     chunk_bytes: int | None,
     module: torch.nn.Module | None,
     loss: engines.Loss | None,
-    trials: Trials | None,
+    passed: PassedTrials | None,
 ) -> _Draft:
     # Cheap parts first, so that a misspelt option is found before data are loaded.
     algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
     holding = hold(config, base)
     num_records = holding.survey.num_records
     module, loss, trial = model_and_loss(config, holding, module, loss)
-    attributes = describe({"the model": module, "the loss": loss})  # before engines are tried: here one, there all
     state = state_before(module)
     check_outcome(config, holding.survey.outcome, holding.survey.num_classes)
     statistics_of(config, holding.survey.inputs)
@@ -298,7 +278,7 @@ def _draft(
     train, test = records_of(holding, trial)
     stack = stack_of(config, may_be_together(config, rules, module, loss))
     room = plan_memory(config, algorithm, setting, rules, model, train, test, stack, chunk_bytes)
-    engine, reason = choose_engine(config, rules, module, loss, holding.survey, trial, room, trials)
+    engine, reason = choose_engine(config, rules, module, loss, holding.survey, trial, room, passed)
     return _Draft(
         algorithm=algorithm,
         accountant=accountant,
@@ -306,7 +286,6 @@ def _draft(
         module=module,
         loss=loss,
         trial=trial,
-        attributes=attributes,
         state=state,
         own=own,
         setting=setting,
@@ -353,7 +332,6 @@ def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Besid
         chunk_bytes=draft.room.chunk,
         lockstep=lockstep,
         record=cuda_graph if graphs else None,
-        digests=draft.holding.training,
         outcome=draft.holding.survey.outcome,
         statistics=statistics_planned(config, draft.holding.survey.inputs, extra),
     )
@@ -370,7 +348,7 @@ def _check_first_round(
 ) -> None:
     """Raise what the first round would, before anything is on disk."""
     server = algorithm.init_server(model, setting)
-    first = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan"))
+    first = algorithm.round_plan(server, 0, setting, stream(config.public_seed, "plan"))
     if first.participation == WITH_REPLACEMENT:
         refuse_silos(config, "drawing with replacement is accounted for silos that have one noise")
     for round in {0, (setting.rounds or 1) - 1}:

@@ -19,6 +19,7 @@ GIVEN_OF_RESULT: Final = (
     "id",
     "algorithm",
     "seed",
+    "randomness",
     "rounds",
     "num_silos",
     "num_train_records",
@@ -54,8 +55,6 @@ def for_callbacks(
         named: whether the names of classes may be shown. per_silo: whether it asks for measures of single silos.
     """
     shown = {key: result[key] for key in dict.fromkeys((*GIVEN_OF_RESULT, score_key(result))) if key in result}
-    if not published["mechanism"]["secure"]:
-        shown.pop("seed", None)
     if result["status"] == "failed":
         shown.pop("cause", None)  # it may be a loss, measured on raw records
     if per_silo:

@@ -1,34 +1,30 @@
-"""Checkpoints: a folder a round, written aside and renamed, so that there is always a whole one.
+"""Checkpoints: one file, replaced as a whole after a round.
 
-What is read back decides what is released next, under names that are charged already. So the facts hold a digest of all
-tensors, and one of themselves: a checkpoint that is not to the bit what was written is refused.
+What is read back decides what is released next, and what of it is charged already. So a checkpoint has digests of its
+facts and of its tensors: one that is not to the bit what was written is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import re
-import shutil
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from safetensors import SafetensorError
 
-from dpfl_plugin.access import FILES, Access, make_folder, opener
+from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, Worded
 from dpfl_plugin.late import tensor_files
-from dpfl_plugin.runs.folder import naming, sync_folder, to_json
+from dpfl_plugin.runs.folder import to_json, write_atomic
 
-SCHEMA = 4
-VECTORS: Final = ("server", "silos")
-NO_VECTORS: Final = request_digest({}).hex()
+SCHEMA: Final = 5
+FILE: Final = "state.safetensors"
+START_OVER: Final = "Start over with another {out}. Keep the ledger next to it: what it holds stays spent."
+SERVER, SILOS = "server.", "silos."  # how names of tensors begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,63 +38,23 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None:
-    """Write a checkpoint, then delete the older ones; the caller has the run's folder to itself.
+    """Write a checkpoint in place of the one before; the caller has the run's folder to itself.
 
     Args:
         access: who may read it.
     """
-    name, older = f"round-{checkpoint.rounds:08d}", [*_all(folder), *folder.glob(".tmp-*")]
-    # A checkpoint of the same round gets another name: between deleting and renaming there would be none at all.
-    again = 1 + max((int(path.suffix[1:] or 0) for path in older if path.stem == name), default=-1)
-    final = folder / f"{name}.{again:03d}"
-    temporary = folder / f".tmp-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    make_folder(temporary, access)
-    digests: dict[str, str] = {}
-    for name, vectors in zip(VECTORS, (checkpoint.server, checkpoint.silos), strict=True):
-        path = temporary / f"{name}.safetensors"
-        digests[name] = request_digest(vectors).hex()
-        if not vectors:  # which the digest says: a file less to wait for
-            continue
-        with naming(path), _as_of_the_system():
-            tensor_files.save_file({key: value.contiguous() for key, value in vectors.items()}, path)
-            path.chmod(FILES[access])  # till then nobody enters its folder who may not
-            _sync(path)
-    write_facts(temporary / "facts.json", {"rounds": checkpoint.rounds, **checkpoint.facts, "digests": digests}, access)
-    _sync(temporary / "facts.json")
-    sync_folder(temporary)  # the names of its files, before it has a name by which it counts
-    os.rename(temporary, final)
-    sync_folder(folder)
-    for path in older:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def write_facts(path: Path, facts: Mapping[str, Any], access: Access = "owner") -> None:
-    """Write the facts of a checkpoint, with a digest of themselves."""
-    plain = json.loads(to_json({"schema": SCHEMA, **facts}))
-    with naming(path), open(path, "w", opener=opener(access)) as file:
-        file.write(to_json({**plain, "digest": _digest(plain)}))
-
-
-@contextlib.contextmanager
-def _as_of_the_system() -> Iterator[None]:
-    """A full disk as Python has it: safetensors, written in Rust, raises an error of its own."""
-    try:
-        yield
-    except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-
-
-def _digest(facts: Mapping[str, Any]) -> str:
-    plain = {key: value for key, value in facts.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    vectors = {SERVER + name: value.contiguous() for name, value in checkpoint.server.items()}
+    vectors |= {SILOS + name: value.contiguous() for name, value in checkpoint.silos.items()}
+    facts = {**checkpoint.facts, "schema": SCHEMA, "rounds": checkpoint.rounds, "tensors": _digest(vectors)}
+    text = to_json(facts, None)
+    make_folder(folder, access)
+    for path in folder.glob(f".{FILE}.tmp-*"):  # of a process that was killed
+        path.unlink()
+    write_atomic(folder / FILE, tensor_files.save(vectors, {"facts": text, "sha256": _sha256(text)}), access)
 
 
 def load(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint, or None if there is none.
+    """The checkpoint, or None if there is none.
 
     Raises:
         DataError: it is damaged, or not what was written; the message names the file.
@@ -106,49 +62,48 @@ def load(folder: Path) -> Checkpoint | None:
     facts = load_facts(folder)
     if facts is None:
         return None
-    newest = _all(folder)[-1]
+    path = folder / FILE
     try:
-        server, silos = (
-            {} if facts["digests"][name] == NO_VECTORS else tensor_files.load_file(newest / f"{name}.safetensors")
-            for name in VECTORS
-        )
+        vectors = tensor_files.load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
-        raise _unreadable(newest, error) from error
-    for name, vectors in zip(VECTORS, (server, silos), strict=True):
-        if facts["digests"][name] != request_digest(vectors).hex():
-            raise _unreadable(newest, f"{name}.safetensors is not what was written")
+        raise _unreadable(path, error) from error
+    if facts["tensors"] != _digest(vectors):
+        raise _unreadable(path, "its tensors are not what was written")
+    server, silos = (
+        {name.removeprefix(kind): value for name, value in vectors.items() if name.startswith(kind)}
+        for kind in (SERVER, SILOS)
+    )
     return Checkpoint(int(facts["rounds"]), server, silos, facts)
 
 
 def load_facts(folder: Path) -> dict[str, Any] | None:
-    """The facts of the newest checkpoint, without its vectors; raises as `load`."""
-    found = _all(folder)
-    if not found:
+    """The facts of the checkpoint, without its tensors; raises as `load`."""
+    path = folder / FILE
+    if not path.exists():
+        if any(folder.glob("round-*")):
+            raise DataError(Worded(f"{folder}: a checkpoint of an earlier version. {START_OVER}"))
         return None
     try:
-        facts: dict[str, Any] = json.loads((found[-1] / "facts.json").read_text())
-    except (OSError, ValueError) as error:
-        raise _unreadable(found[-1], error) from error
-    if facts.get("schema") != SCHEMA:
-        raise DataError(f"{found[-1]}: a checkpoint of schema {facts.get('schema')}; this version reads {SCHEMA}.")
-    if facts.get("digest") != _digest(facts):
-        raise _unreadable(found[-1], "facts.json is not what was written")
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]
+        text, written = header["facts"], header["sha256"]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
+        raise _unreadable(path, error) from error
+    if _sha256(text) != written:
+        raise _unreadable(path, "its facts are not what was written")
+    facts: dict[str, Any] = json.loads(text)
+    if facts["schema"] != SCHEMA:
+        raise DataError(f"{path}: a checkpoint of schema {facts['schema']}; this version reads {SCHEMA}.")
     return facts
 
 
-def _unreadable(checkpoint: Path, error: Exception | str) -> DataError:
-    return DataError(
-        Worded(
-            f"{checkpoint}: the checkpoint cannot be read: {error}. Restore it from a copy, or start over with another "
-            "{out}. Keep the ledger next to it: what it holds stays spent."
-        )
-    )
+def _unreadable(path: Path, error: Exception | str) -> DataError:
+    return DataError(Worded(f"{path}: the checkpoint cannot be read: {error}. Restore it from a copy. {START_OVER}"))
 
 
-def _all(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("round-*") if path.is_dir())
+def _digest(vectors: Vectors) -> str:
+    return request_digest(vectors).hex()
 
 
-def _sync(path: Path) -> None:
-    with naming(path), open(path, "rb+") as file:
-        os.fsync(file.fileno())
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

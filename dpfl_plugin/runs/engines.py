@@ -20,8 +20,8 @@ from dpfl_plugin.federation.memory import Memory
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice
 from dpfl_plugin.gradients.base import Records, layers
+from dpfl_plugin.gradients.choice import PassedTrials, Terms
 from dpfl_plugin.gradients.persons import no_labels
-from dpfl_plugin.gradients.trials import Terms, Trials
 from dpfl_plugin.oracle import together
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
@@ -190,12 +190,12 @@ def choose_engine(
     known: Survey,
     trial: torch.Tensor,
     room: Memory,
-    trials: Trials | None = None,
+    passed: PassedTrials | None = None,
 ) -> tuple[engines.Engine, str]:
     """The engine that a run uses, tried on made-up records, or persons; and why it is that one."""
     seen, loss_of_one, shape = examples(config, module, loss, known.feature_shape)
     made_up, terms = choice.made_up(seen, shape, trial), _terms(config, rules, known.num_records, room)
-    return choice.choose(config.engine, seen, loss_of_one, terms, made_up, trials)
+    return choice.choose(config.engine, seen, loss_of_one, terms, made_up, passed)
 
 
 def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room: Memory) -> Terms:

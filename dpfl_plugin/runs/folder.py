@@ -161,27 +161,6 @@ def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[TextIO]
         yield lock
 
 
-@contextlib.contextmanager
-def held(path: Path, taken: str) -> Iterator[None]:
-    """Hold a file that is there, by whatever name: a second name of it (a hard link) has another lock file beside it.
-
-    Raises:
-        BusyError: somebody else holds it, with the message ``taken``; ConfigError: it cannot be written to.
-    """
-    try:
-        file = open(path, "r+b")  # noqa: SIM115, it is closed below
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written to ({error.strerror}).") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(taken) from error
-        except OSError as error:
-            raise _without_locks(path.parent, str(error.strerror), "folder") from error
-        yield
-
-
 def _excludes(path: Path) -> bool:
     """Whether a lock that is held on a file keeps others from it; some file systems grant it to all who ask."""
     with open(path, "rb") as second:

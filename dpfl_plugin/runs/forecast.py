@@ -128,7 +128,7 @@ class Forecast:
         num_silos = self.setting.num_silos
         equal = (1 / num_silos,) * num_silos
         training = beside(self.config, self.accountant).training
-        return Planner(self.algorithm, self.setting, equal, self.config.seed, training)
+        return Planner(self.algorithm, self.setting, equal, self.config.public_seed, training)
 
     def costs(self, limit: int, noise_multiplier: float = 1.0) -> Mapping[int, RoundCost]:
         """What up to ``limit`` rounds cost, without a budget that would end them before.

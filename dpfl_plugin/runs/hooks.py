@@ -26,7 +26,6 @@ from dpfl_plugin.errors import ConfigError, told
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.runs.callback_guard import may_touch, nothing, settings, untouched
 from dpfl_plugin.runs.callback_result import for_callbacks
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.plugin_errors import trace
@@ -35,7 +34,6 @@ from dpfl_plugin.runs.plugins import build_plugin
 LOGGED: Final = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
 METRICS: Final = (*LOGGED, "gradient_dissimilarity")
 STAYED_AT_RANKS: Final = "losses and accuracies are with the silo ranks"
-SEED: Final = re.compile(r"(?<!\S)seed=\S+\s*")  # among the words of a sweep's label
 OF_SILOS: Final = re.compile(r"(?<!\S)(silos|silo_weights)[.=]")
 MEASURED: Final = "Losses and accuracies are measured on raw records: no epsilon covers them"
 GIVEN: Final = (
@@ -87,23 +85,17 @@ def check_callbacks(given: Sequence[object], where: str) -> None:
             raise ConfigError(f"{where}[{i}]={one!r} must be an instance of dpfl_plugin.callbacks.Callback{hint}.")
 
 
-def public_values(config: Config, *, secure: bool) -> dict[str, Any]:
-    """A configuration as callbacks get it: without settings and weights of single silos, which have their names.
-
-    Args:
-        secure: whether noise is the operating system's; else it follows from the seed, which is left out.
-    """
-    hidden = {"trackers", "silos", *(() if secure else ("seed",))}
+def public_values(config: Config) -> dict[str, Any]:
+    """A configuration as callbacks get it: without settings and weights of single silos, which have their names."""
+    hidden = {"trackers", "silos"}
     hidden |= {"silo_weights"} if isinstance(config.silo_weights, Mapping) else set()
     values = config.model_dump(mode="json", exclude=hidden)
     return dict(values)
 
 
-def public_label(label: str | None, *, secure: bool) -> str | None:
-    """A run's label as callbacks get it: a sweep's may say the seed and names of silos; see `public_values`."""
-    if label is None or OF_SILOS.search(label):
-        return None
-    return label if secure else SEED.sub("", label).strip() or None
+def public_label(label: str | None) -> str | None:
+    """A run's label as callbacks get it: a sweep's may say names of silos; see `public_values`."""
+    return None if label is None or OF_SILOS.search(label) else label
 
 
 def epsilon_of(config: Config, neighbouring: str) -> str:
@@ -196,7 +188,6 @@ class Hooks:
         self._account: PrivacyAccount | None = None
         self._whoever = False
         self._evaluated: RoundInfo | None = None
-        self._watched, self._decides = may_touch(callbacks), nothing
 
     def _write(self, text: str) -> None:
         self._folder.append(self._folder.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
@@ -217,29 +208,20 @@ class Hooks:
         rounds: int,
         done: int,
         label: str | None,
-        decides: Callable[[], object],
     ) -> None:
         """The run begins, or goes on; for callbacks once, although memory that ran out begins it anew.
 
         Args:
             rounds: where it is expected to end; done: already.
-            decides: what callbacks are not to change, see `callback_guard.decides`.
-
-        Raises:
-            TouchedError: one of them does, now or later.
         """
-        # Noise that is nobody's to compute is never there twice.
-        self._decides = nothing if not self._watched else settings if config.privacy.secure else decides
         release = rules.release(1.0)
         self._account, self._whoever = account, (release.unit, release.neighbouring) == ("silo", "replace_one")
         if not self._has_begun:
             self._has_begun = True
-            values = public_values(config, secure=config.privacy.secure)
+            values = public_values(config)
             of, out = epsilon_of(config, release.neighbouring), Path(config.out)
             where = (self._folder.path, out, values, rounds, done, config.privacy.delta, of)
-            with untouched(self._decides):
-                shown = public_label(label, secure=config.privacy.secure)
-                self._calls.begin(RunInfo(config.name, run_id(config), shown, *where))
+            self._calls.begin(RunInfo(config.name, run_id(config), public_label(label), *where))
         self._write(f"rounds {done + 1} to {rounds}")
         self._reporter.start(rounds, done)
 
@@ -268,8 +250,7 @@ class Hooks:
         spent = self._spent(None) if self._each_round and self._evaluated is None else None
         info = self._evaluated or RoundInfo(progress.rounds, progress.seconds, progress.begun, None, spent)
         self._evaluated = None
-        with untouched(self._decides):
-            self._calls.round(info)
+        self._calls.round(info)
 
     def _spent(self, known: Mapping[str, float | None] | None) -> dict[str, float | None]:
         """Epsilon so far; where a statement may be of outsiders who do not know who took part, whoever did."""
@@ -284,8 +265,7 @@ class Hooks:
         self._reporter.end()
         if self._evaluated is not None:  # after the last round was told
             info, self._evaluated = self._evaluated, None
-            with untouched(self._decides):
-                self._calls.round(info)
+            self._calls.round(info)
 
     def close(self) -> None:
         """The session is over, whatever it came to."""

@@ -29,13 +29,12 @@ from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, follows_draws, prior_of
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs import checkpoint as checkpoints
-from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.ledgers import read_shared
-from dpfl_plugin.runs.naming import Naming, check_same, name_run
+from dpfl_plugin.runs.named_files import file_digests
 from dpfl_plugin.runs.rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts
 from dpfl_plugin.runs.stage import Stage
@@ -49,15 +48,14 @@ class Job:
 
     Attributes:
         shared: the ledger that it shares with other runs, locked; prior: what that holds of them.
-        naming: what names the run: what it computes, of which records, by which code. here: what computes it.
-        bits: names its random bits, wherever they are drawn: without the records, which each silo adds for itself.
+        run_name: by which ledgers know the run; a fresh one's is random, and kept in its checkpoints.
+        code: digests of the files of users' code that the configuration names.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
         coins: by which participants are drawn; empty where they follow from the seed. A resumed run goes on with them.
         label: what the user's file calls the run.
         clock: takes the time of each part.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
         tables: whether the result has all measures of the final model.
-        head: of the shared ledger when it was read; None once this run has charged to it.
     """
 
     config: Config
@@ -66,32 +64,22 @@ class Job:
     parts: Parts
     shared: Path | None
     prior: Prior
-    naming: Naming
-    here: Mapping[str, Any]
-    bits: str
+    run_name: str
+    code: Mapping[str, str]
     expected: int
     coins: str
     label: str | None = None
     clock: Stopwatch = STOPPED
     stage: Stage | None = None
     tables: bool = True
-    head: str | None = None
-
-    @property
-    def records(self) -> str:
-        """By what the records are known in the names of noise: only a shared ledger may hold runs on others."""
-        return "" if self.shared is None else f"-{self.parts.data_sha256[:12]}"
 
 
 def make_job(
     config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None
 ) -> Job:
-    here, began = arithmetic_of(config, parts), checkpoints.load_facts(folder.checkpoint)
-    naming = name_run(_with_extra_noise(config, parts), parts, here, began)
-    if began is not None:
-        check_same(folder, began, naming, here)
-    here["repeats"] = here["repeats"] and not naming.doubts
-    prior = prior_in(path, shared, naming.noise, parts.data_sha256, parts.setting.num_silos, parts.rules)
+    began = checkpoints.load_facts(folder.checkpoint)
+    name = str(began["run_name"]) if began else secrets.token_hex(16) if config.fresh else run_id(config)
+    prior = prior_in(path, shared, name, parts.data_sha256, parts.setting.num_silos, parts.rules)
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
             Worded(
@@ -109,38 +97,16 @@ def make_job(
         )
     _check_lasting(config, parts)
     _check_states(config, parts)
-    coins = _coins(checkpoints.load_facts(folder.checkpoint), parts.rules)
+    coins = _coins(began, parts.rules)
     expected = _expected_rounds(config, parts, prior, path, coins)
-    # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
-    bits = secrets.token_hex(16) if parts.rules.secure else naming.bits
-    head = None if shared is None else shared.head
-    return Job(config, base, folder, parts, path, prior, naming, here, bits, expected, coins, head=head)
+    return Job(config, base, folder, parts, path, prior, name, file_digests(config), expected, coins)
 
 
 def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
     """By which participants are drawn: known to nobody before the run where claims rest on the draw."""
     if found is not None:
         return str(found["coins"])
-    return fresh_coins() if rules.secure else ""
-
-
-def arithmetic_of(config: Config, parts: Parts) -> dict[str, Any]:
-    """What decides how the run's numbers round."""
-    kernels = getattr(parts.engine, "kernels", None)
-    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels)
-    here |= {"engine": parts.engine.name, "chunk_bytes": parts.memory.chunk}
-    here["lockstep"] = parts.stack if parts.lockstep else 0
-    here["ranks"] = len(parts.machines) if parts.lockstep else 0
-    ordered = config.runtime.aggregation == "gather"
-    # In lockstep sums round by who is in a stack, which ranks and lost silos change.
-    here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
-    return here | environment.elsewhere(here, parts.machines)
-
-
-def _with_extra_noise(config: Config, parts: Parts) -> Config:
-    """With what was solved for, which names the run's random bits as if it had been given."""
-    scores, config = parts.beside.scores, config.with_statistics_noise(parts.beside.statistics)
-    return config if scores is None else config.with_score_noise(scores.noise_multiplier)
+    return fresh_coins() if rules.fresh else ""
 
 
 def prior_in(
@@ -218,7 +184,7 @@ def shared_facts(job: Job) -> dict[str, Any]:
     capped = job.config.max_participations is not None
     follows = privacy.epsilon is not None and follows_draws(job.prior, privacy.budget_view, capped=capped)
     return {
-        "noise": job.naming.noise,
+        "noise": job.run_name,
         "name": job.config.name,
         **({} if job.stage is None else {"candidate": job.label}),
         "data_sha256": job.parts.data_sha256,
@@ -243,7 +209,7 @@ def new_account(
     *,
     shared: Ledger | None = None,
     costs: Mapping[int, RoundCost] | None = None,
-    repeats: Callable[[Charge], bool] = lambda charge: False,
+    pending: Callable[[Charge], bool] = lambda charge: False,
     lost: bool = False,
     coins: str = "",
 ) -> PrivacyAccount:
@@ -257,7 +223,7 @@ def new_account(
         shared=shared,
         prior=prior,
         costs=costs,
-        repeats=repeats,
+        pending=pending,
         in_sums=in_sums(parts.algorithm),
         lost=lost,
         coins=coins,
@@ -291,7 +257,9 @@ def stopping_of(config: Config) -> Stopping | None:
 
 
 def planner_of(config: Config, parts: Parts, coins: str = "") -> Planner:
-    return Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed, parts.beside.training, coins)
+    return Planner(
+        parts.algorithm, parts.setting, parts.setting.weights, config.public_seed, parts.beside.training, coins
+    )
 
 
 def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None, coins: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -14,19 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, DataError, LedgerBusyError, LedgerError, Worded
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import BEGINNING
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
-from dpfl_plugin.runs.folder import RunFolder, held, locked, locks_of_one_machine
+from dpfl_plugin.runs.folder import RunFolder, locked, locks_of_one_machine
 
-FRESH_NOISE = (
-    "released already, and not to be repeated bit for bit here, because the machine or the versions differ, the noise "
-    "is secure, or silos that were lost take part again: {what}. This is run with fresh noise and charged again."
-)
 BESIDE_ROUNDS = {
     "score": "validation scores",
     "statistics": "statistics of columns",
@@ -39,14 +33,11 @@ class Ledgers:
     """What a session charges to.
 
     Attributes:
-        attempt: names the noise of this session's rounds: that of the checkpoint, or a fresh one if they may not give
-            the same bits as those that the ledgers hold.
         run: what the shared ledger says of this session.
     """
 
     own: Ledger
     shared: Ledger | None
-    attempt: int
     run: Mapping[str, Any]
 
     def fail(self) -> None:
@@ -102,13 +93,7 @@ def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> N
     _check_machine(path, lock)
     while True:
         try:
-            with contextlib.ExitStack() as taken:
-                taken.enter_context(
-                    locked(lock, Worded(f"{{ledger}} {path}: another run ({{holder}}) is writing to it."))
-                )
-                if path.exists():
-                    taken.enter_context(held(path, _by_another_name(path)))
-                stack.push(taken.pop_all())
+            stack.enter_context(locked(lock, Worded(f"{{ledger}} {path}: another run ({{holder}}) is writing to it.")))
             return
         except BusyError as error:
             waited = time.monotonic() - began
@@ -187,76 +172,44 @@ def open_ledgers(
     folder: RunFolder,
     facts: Mapping[str, Any],
     found: Checkpoint | None,
-    here: Mapping[str, Any],
     path: Path | None,
     run: Mapping[str, Any],
-    head: str | None = None,
 ) -> Iterator[Ledgers]:
     """Both ledgers, holding the same charges of this run.
 
     Args:
         facts: what the own ledger is to say of the run.
-        found: the checkpoint to go on from; here: the arithmetic of this session (`environment.arithmetic`).
+        found: the checkpoint to go on from.
         path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
-        head: see `open_shared`.
 
     Raises:
-        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of; or as `open_shared`.
+        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
     """
     with contextlib.ExitStack() as stack:
-        shared = None if path is None else stack.enter_context(open_shared(path, head))
+        shared = None if path is None else stack.enter_context(open_shared(path))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
-        noise = run["noise"]
         if shared is not None:
-            _add_missing(own, shared, noise)
-        before = 0 if found is None else int(found.facts["attempt"])
-        replayed = any(charge.round >= (0 if found is None else found.rounds) for charge in own)
-        attempt = before
-        if not _repeats(found, replayed, _arithmetics(found, shared, noise, before), here):
-            attempt = fresh_attempt()
-            if replayed and (what := made_again(own, found)):
-                own.note(FRESH_NOISE.format(what=what))
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        run = {**run, "attempt": attempt, "arithmetic": _digest(here), "started": now}
+            _add_missing(own, shared, run["noise"])
+        run = {**run, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         if shared is not None:
             shared.begin_run(run)
             shared.append(own)
             shared.sync()
         own.sync()
-        yield Ledgers(own, shared, attempt, run)
+        yield Ledgers(own, shared, run)
 
 
 @contextlib.contextmanager
-def open_shared(path: Path, head: str | None = None) -> Iterator[Ledger]:
-    """A shared ledger to append to, which the caller has locked; a new one where there is none.
-
-    Args:
-        head: of what the caller read, after it was locked, and counts; None where it counts nothing of it.
-
-    Raises:
-        LedgerError: it is another one by now; nothing of it was changed.
-    """
-
-    def check(found: Ledger) -> None:
-        if head not in (None, found.head):
-            raise LedgerError(
-                f"{path}: was replaced, moved, deleted or changed since it was read: what it holds is not what this "
-                "run counted. Nothing was charged. Bring back the longest one, and begin again."
-            )
-
+def open_shared(path: Path) -> Iterator[Ledger]:
+    """A shared ledger to append to, which the caller has locked; a new one where there is none."""
     if _has_a_line(path):
-        with Ledger.open(path, check=check) as ledger:
+        with Ledger.open(path) as ledger:
             yield ledger
         return
-    check(Ledger())
     real = path.resolve()  # a link stays one: by the name that it leads to it is locked, and found by others
     real.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-    with Ledger(real, {"shared": uuid.uuid4().hex}) as ledger, held(real, _by_another_name(path)):
+    with Ledger(real, {"shared": uuid.uuid4().hex}) as ledger:
         yield ledger
-
-
-def _by_another_name(path: Path) -> str:
-    return Worded(f"{{ledger}} {path}: another run is writing to it by another name, a hard link.")
 
 
 def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | None, shared: Ledger | None) -> Ledger:
@@ -299,6 +252,16 @@ def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
     return ledger, facts
 
 
+def check_ledger(folder: RunFolder) -> None:
+    """Check that a finished run's ledger is whole, if its folder has one.
+
+    Raises:
+        LedgerError, DataError: see `read_whole`.
+    """
+    if folder.ledger.exists() or folder.statement.exists():
+        read_whole(folder)
+
+
 def _read_statement(path: Path) -> tuple[int, str] | None:
     """How many charges a ledger held when its statement was written, and its last line's checksum.
 
@@ -338,28 +301,6 @@ def _add_missing(own: Ledger, shared: Ledger, noise: str) -> None:
         )
 
 
-def _arithmetics(found: Checkpoint | None, shared: Ledger | None, noise: str, attempt: int) -> set[str]:
-    """On what the rounds of an attempt were computed, as far as is known."""
-    known = set() if found is None else {_digest(found.facts["arithmetic"])}
-    runs = [] if shared is None else shared.runs
-    return known | {run["arithmetic"] for run in runs if (run["noise"], run["attempt"]) == (noise, attempt)}
-
-
-def _repeats(found: Checkpoint | None, replayed: bool, arithmetics: set[str], here: Mapping[str, Any]) -> bool:
-    """Whether the attempt goes on: the rounds to come have noise that was never drawn, or will be the same to the bit.
-
-    Args:
-        replayed: whether some of them were released before.
-    """
-    if not replayed:
-        # Another run of this name, in another folder, may have released the same rounds as this was computed before.
-        # And where that is in doubt, a copy of this folder may go on as well.
-        return found is None or (bool(here["repeats"]) and arithmetics == {_digest(here)})
-    # Silos that were lost take part again: the same rounds would release other values.
-    same = found is None or not any(loss["back"] is None for loss in found.facts.get("losses", ()))
-    return same and bool(here["repeats"]) and arithmetics == {_digest(here)}
-
-
 def is_known(found: Checkpoint | None, charge: Charge) -> bool:
     """Whether what was released beside the rounds is in the checkpoint: then it is not released again."""
     if found is None:
@@ -380,10 +321,6 @@ def made_again(own: Iterable[Charge], found: Checkpoint | None) -> str:
     rounds = len({one.round for one in later if one.kind not in BESIDE_ROUNDS})
     counted = [f"{rounds} round{'s' * (rounds != 1)}"] if rounds else []
     return ", ".join([*counted, *(name for kind, name in BESIDE_ROUNDS.items() if any(kind == c.kind for c in later))])
-
-
-def _digest(arithmetic: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(arithmetic, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _has_a_line(path: Path) -> bool:

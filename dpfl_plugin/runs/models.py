@@ -42,7 +42,7 @@ def model_and_loss(
     dtype, device = getattr(torch, config.runtime.dtype), usable_device(holding.device or config.runtime.device)
     if module is None:
         module = build_model(
-            model_block(config.model), known.feature_shape, known.num_classes, config.seed, known.outcome
+            model_block(config.model), known.feature_shape, known.num_classes, config.public_seed, known.outcome
         )
     else:
         module = module.eval()

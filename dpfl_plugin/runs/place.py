@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -30,4 +29,4 @@ class Place(Protocol):
         """The run begins: have the silos' key on disk."""
         ...
 
-    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime: ...
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> Runtime: ...

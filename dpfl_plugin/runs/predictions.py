@@ -158,7 +158,7 @@ def _names(federation: Federation) -> tuple[str, ...]:
 def _model(trained: Trained, shape: tuple[int, ...], federation: Federation) -> torch.nn.Module:
     """As it was trained, in eval mode."""
     config, folder = trained.config, trained.folder
-    block, seed = model_block(config.model), config.seed
+    block, seed = model_block(config.model), config.public_seed
     model = build_model(block, shape, federation.num_classes, seed, federation.outcome).eval()
     try:
         model.to(getattr(torch, config.runtime.dtype)).load_state_dict(load_file(folder.model))

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from dpfl_plugin import given
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, PluginError, Worded
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, Worded
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
 from dpfl_plugin.runs import checkpoint as checkpoints
-from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.job import begun_facts
-from dpfl_plugin.runs.naming import check_shown
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.rules import cycle_facts
+from dpfl_plugin.runs.shown_results import check_shown
 
 MOST_NAMED = 3
 UNFINISHED = (
@@ -35,13 +34,8 @@ def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Repo
         DataError, ConfigError: they are.
     """
     facts = checkpoints.load_facts(folder.checkpoint)
-    if facts is not None:
-        try:
-            notes = check_shown(folder, config, facts, environment.package_sha256())
-        except PluginError as error:
-            notes = [f"the code of this finished run cannot be loaded any more: {error}"]
-        for note in notes:
-            reporter.note(note)
+    for note in check_shown(folder, config):
+        reporter.note(note)
     try:
         now = place.hold(config, base, key).survey.data_sha256
     except (DataError, given.MissingError) as error:

@@ -9,15 +9,12 @@ could be told: neither what a single silo released nor the most that one did. Th
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from dpfl_plugin.data.base import NOT_PUBLIC
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.runs.folder import RunFolder, to_json
-from dpfl_plugin.runs.said_twice import whoever_took_part
 
 DETAILS_SCHEMA: Final = 1
 FAILED: Final = "an error, which result.json tells"
@@ -38,6 +35,16 @@ def published(said: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
+def whoever_took_part(server: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's view without what the silo that took part most often released: its number tells how often."""
+    return {
+        **server,
+        "epsilon": server["worst_case_epsilon"],
+        "basis": server["worst_case_basis"],
+        "worst_silo": None,
+    }
+
+
 def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:
     return {key: shared[key] for key in ("held_epsilon", "num_runs", "num_same_records")}
 
@@ -49,25 +56,9 @@ def details(said: dict[str, Any]) -> dict[str, Any]:
     return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **held}
 
 
-def write(folder: RunFolder, said: dict[str, Any], names: Mapping[str, str]) -> None:
-    """A run's statement: `details.json` first, by which `dpfl account` knows how much the ledger has to hold.
-
-    Args:
-        names: of silos, as the result has them; the details hold their checksum.
-    """
+def write(folder: RunFolder, said: dict[str, Any]) -> None:
+    """A run's statement: `details.json` first, by which `dpfl account` knows how much the ledger has to hold."""
     shown = published(said)
-    text, words = to_json(shown), markdown(shown)
-    # By these readers know that they are the run's.
-    written = {"statement": _sum(text), "words": _sum(words), "silo_names": names_sum(names)}
-    folder.write(folder.details, to_json({**details(said), **written}))
-    folder.write(folder.statement, text)
-    folder.write(folder.privacy, words)
-
-
-def names_sum(names: Mapping[str, str]) -> str:
-    """sha256 of names of silos by their numbers."""
-    return _sum(json.dumps(names, sort_keys=True))
-
-
-def _sum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    folder.write(folder.details, to_json(details(said)))
+    folder.write(folder.statement, to_json(shown))
+    folder.write(folder.privacy, markdown(shown))

@@ -36,12 +36,9 @@ from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.extra_releases import training_records
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import GIVEN
-from dpfl_plugin.runs.integrity import model_file_sha256
 from dpfl_plugin.runs.job import planner_of, stopping_of
-from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
-from dpfl_plugin.runs.said_twice import check_agrees
 from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
 
 RESULT_SCHEMA = 1
@@ -66,7 +63,7 @@ def finished_result(folder: RunFolder) -> Result | None:
     """The result of a run that ended for good, or None.
 
     Raises:
-        DataError: it cannot be read, or the statement beside it says something else.
+        DataError: it cannot be read.
     """
     if not folder.result.exists():
         return None
@@ -83,12 +80,11 @@ def finished_result(folder: RunFolder) -> Result | None:
         )
     if status not in ("done", "budget_exhausted"):
         return None
-    check_agrees(folder, result)
     return {**result, "folder": str(folder.path)}  # which may have been moved, or be seen from another place
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
+class Ended:
     """What a run ended with.
 
     Attributes:
@@ -121,11 +117,12 @@ def write_result(
     account: PrivacyAccount,
     progress: Progress,
     outcome: Outcome,
-    final: Final,
+    final: Ended,
     revealed: bool,
     given: int,
     held_by: HeldBy | None,
     seen: Sequence[str] = (),
+    code: Mapping[str, str] | None = None,
 ) -> tuple[Result, dict[str, Any]]:
     """(result, statement), which are in the folder then.
 
@@ -133,6 +130,7 @@ def write_result(
         held_by: who held the records, in all sessions of the run.
         given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
         seen: as of a `Stage`.
+        code: digests of the files of users' code that the configuration names.
     """
     model = final.model
     state, left_out = whole_state(parts.module, model, parts.state)
@@ -156,9 +154,10 @@ def write_result(
     if final.measures is not None and (final.measures["pooled"] or {"model": {}})["model"].get("c_index", 0) is None:
         notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
     result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
+    result["code"] = dict(code or {})
     if final.by_silo:
         folder.write(folder.silos, _table_of_silos(final.by_silo, parts, said["silos"] or ()))
-    write_statement(folder, said, result["silo_names"])
+    write_statement(folder, said)
     folder.write(folder.result, to_json(result))
     return result, said
 
@@ -193,7 +192,7 @@ def _stated(
             "status": outcome.status,
             "reason": outcome.reason,
         },
-        caveats=(*parts.caveats, *seen, *of_model(parts.module, parts.loss)),
+        caveats=(*parts.caveats, *seen),
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
         measurements=(*MEASUREMENTS, *ended, *GIVEN[:given]),
@@ -211,7 +210,7 @@ def _result(
     parts: Parts,
     progress: Progress,
     outcome: Outcome,
-    final: Final,
+    final: Ended,
     lines: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
     said: Mapping[str, Any],
@@ -225,7 +224,8 @@ def _result(
         "name": config.name,
         "id": run_id(config),
         "algorithm": config.algorithm.name or config.algorithm.module,
-        "seed": config.seed,
+        "seed": config.public_seed,
+        "randomness": config.privacy.randomness,
         "rounds": progress.rounds,
         "num_silos": parts.setting.num_silos,
         "num_train_records": sum(parts.num_records),
@@ -245,7 +245,7 @@ def _result(
         **statistics_in_result(config, parts, progress),
         "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
-        "warnings": [text for text in said["warnings"] if text != SIMULATION],
+        "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": said["views"],
         "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
         "seconds": round(progress.seconds, 3),
@@ -254,7 +254,6 @@ def _result(
         "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(final.model),
-        "model_file_sha256": model_file_sha256(folder),
         **({"tuning": said["tuning"]} if "tuning" in said else {}),
         "notes": list(notes),
         "folder": str(folder.path),

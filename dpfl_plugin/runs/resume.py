@@ -12,7 +12,6 @@ from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.federation.stopping import Score
-from dpfl_plugin.oracle import is_of
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
@@ -29,8 +28,10 @@ BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 
 
 def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
-    def repeats(charge: Charge) -> bool:
-        return (charge.noise_id == NOT_RUN and not is_known(found, charge)) or _comes_again(job, ledgers, found, charge)
+    def pending(charge: Charge) -> bool:
+        if is_known(found, charge):
+            return False
+        return charge.noise_id == NOT_RUN or (not job.config.fresh and _is_later(found, charge))
 
     return new_account(
         job.config,
@@ -39,30 +40,29 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
         ledgers.own,
         shared=ledgers.shared,
         costs=read_costs(None if found is None else found.facts, job.parts.setting),
-        repeats=repeats,
+        pending=pending,
         lost=bool(_losses(found)),
         coins=job.coins,
     )
 
 
-def _comes_again(job: Job, ledgers: Ledgers, found: Checkpoint | None, charge: Charge) -> bool:
-    """Whether it is of a release after the checkpoint that this session makes once more, to the bit."""
-    if is_known(found, charge):
-        return False
-    later = charge.round >= (found.rounds if found else 0)
-    return later and is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt)
+def _is_later(found: Checkpoint | None, charge: Charge) -> bool:
+    """Whether it is of a release after the checkpoint."""
+    return charge.round >= (found.rounds if found else 0) and not is_known(found, charge)
 
 
 def _resumed(job: Job, ledgers: Ledgers, found: Checkpoint) -> str:
     """From where a run goes on, and what the ledger holds beyond that: a crash comes between two checkpoints."""
     said = f"resumed after round {found.rounds}"
-    what = made_again((one for one in ledgers.own if _comes_again(job, ledgers, found, one)), found)
-    if not what:  # or it is made again otherwise, of which the ledger has a note
+    what = made_again((one for one in ledgers.own if _is_later(found, one)), found)
+    if not what:
         return said
-    return (
-        f"{said}, the last checkpoint. The ledger holds what was released after it: {what}. This is computed again "
-        "from the same state with the same noise: the very same values, so that it is not charged again."
+    again = (
+        "This is computed again with fresh noise, and charged again"
+        if job.config.fresh
+        else "This is computed again with the same noise, and counts once"
     )
+    return f"{said}, the last checkpoint. The ledger holds what was released after it: {what}. {again}."
 
 
 def start(
@@ -72,13 +72,12 @@ def start(
 
     Silos that were lost when the checkpoint was written are back, with the last states that are known of them.
     """
-    parts, attempt = job.parts, ledgers.attempt
+    parts = job.parts
     if found is None:
         server = parts.algorithm.init_server(parts.model, parts.setting)
-        return Progress(server=server, attempt=attempt), job.folder.keep_metrics(-1), None
+        return Progress(server=server), job.folder.keep_metrics(-1), None
     device = parts.model.device
     progress, silos = _progress(found, device), _moved(found.silos, device)
-    progress.attempt = attempt
     hooks.note(_resumed(job, ledgers, found))
     back = sorted(progress.lost)
     if back:
@@ -120,7 +119,7 @@ def checkpoint_of(progress: Progress, silos: Vectors, account: PrivacyAccount, f
     costs = in_runs(account.costs)
     account.sync()  # so that the ledger never holds less than a checkpoint says
     more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
-    more |= {"attempt": progress.attempt, "losses": progress.losses, "begun": progress.begun}
+    more |= {"losses": progress.losses, "begun": progress.begun}
     more |= {"histograms": progress.histograms} if progress.histograms else {}
     more |= {} if account.shared is None else {"shared_head": account.shared.head}
     best = {} if progress.best is None else {BEST: progress.best.clone()}

@@ -69,7 +69,7 @@ def privacy_rules(config: Config, noise_multiplier: float = 1.0) -> PrivacyRules
         sampler=sampler,
         schedule=_schedule(config),
         l2=config.l2,
-        secure=privacy.secure,
+        fresh=config.fresh,
         noise=config.runtime.noise,
         augmentation=views_of(config),
     )

@@ -7,25 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from dpfl_plugin import given
-from dpfl_plugin.access import too_open
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedByEvaluationError, ChangedError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, ConfigError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.runtime import Interrupted, Runtime
+from dpfl_plugin.federation.runtime import Runtime
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.survivors import TooFewSilosError
 from dpfl_plugin.gradients.choice import faster
@@ -38,15 +37,12 @@ from dpfl_plugin.privacy.prior import Prior, earlier_runs
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment, plugin_errors
 from dpfl_plugin.runs.build import Parts, build
-from dpfl_plugin.runs.callback_guard import TouchedError, decides
 from dpfl_plugin.runs.extra_releases import check_in_shared
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.forecast import solving, strain
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
-from dpfl_plugin.runs.integrity import check_kept
 from dpfl_plugin.runs.job import (
     Job,
-    arithmetic_of,
     begun_with,
     evaluations_of,
     ledger_facts,
@@ -58,16 +54,15 @@ from dpfl_plugin.runs.job import (
     silo_noise_begun_with,
     stopping_of,
 )
-from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_shared, locked_shared, open_ledgers
+from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
 from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
-from dpfl_plugin.runs.naming import StillTheSame
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.reach import far_features
-from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
+from dpfl_plugin.runs.result import Ended, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.runs.rules import cycle_facts, weak_claims
 from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_cycles, refuse_silos, told, unequal
@@ -75,6 +70,11 @@ from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.runs.void_statement import void_statement
 
 PROFILE_SCHEMA = 1
+FRESH: Final = "randomness fresh: batches and noise come from the operating system, and another run draws other ones."
+SEEDED: Final = (
+    "randomness seeded (seed {seed}): a reproducible simulation, whose noise can be computed from its seed and "
+    "protects nobody."
+)
 
 
 def run_session(
@@ -118,9 +118,10 @@ def run_session(
         return result
     given.check_all(config.model_dump(mode="python"))
     check_beginning(folder, resume, stage is None, reporter.note, label)
+    config = _with_seed_of(config, folder)
     callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
-        _refuse_shared(config)
+        _refuse_shared(config, alone=stage is None)
     with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
@@ -138,8 +139,23 @@ def run_session(
             return _run_told(job, place, Hooks(reporter, folder, callbacks), stop)
 
 
-def _refuse_shared(config: Config) -> None:
-    """Refuse what runs of one ledger cannot have."""
+def _with_seed_of(config: Config, folder: RunFolder) -> Config:
+    """With the public seed that an unfinished run drew when it began, where the configuration names none."""
+    begun = checkpoints.load_facts(folder.checkpoint)
+    return config if begun is None else config.with_public_seed(int(begun["seed"]))
+
+
+def _refuse_shared(config: Config, *, alone: bool) -> None:
+    """Refuse what runs of one ledger cannot have.
+
+    Args:
+        alone: whether it is a run by itself, and not a candidate of a tuning, whose ledger is the tuning's own.
+    """
+    if alone and not config.fresh:
+        raise ConfigError(
+            "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows from "
+            "a seed protects nothing. Leave out {ledger}, or set privacy.randomness: fresh."
+        )
     check_in_shared(config)
     refuse_silos(config, SHARED_LEDGER)
     refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
@@ -188,15 +204,12 @@ def _check_finished(
     if ledger is not None:
         with locked_shared(ledger, wait) as shared:
             check_shared(folder, ledger, shared)
-    check_kept(folder, result)
+    check_ledger(folder)
     check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
 
 
 def _run_told(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """Run a job whose folder is locked; ``hooks`` are closed after it."""
-    for path in (job.folder.path, job.shared):
-        if path is not None and (open_to := too_open(path, job.folder.access)):
-            hooks.note(f"warning: {open_to}")
     try:
         return _run_in_memory(job, place, hooks, stop)
     finally:
@@ -206,8 +219,7 @@ def _run_told(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) ->
 def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """`_run`; where memory runs out, once more from the last finished round, with smaller chunks.
 
-    Sums then round in another way. So it is as if the run were resumed on another machine: what a ledger holds of the
-    round that did not end is charged once more, and drawn afresh.
+    With fresh noise the round that did not end is charged once more.
     """
     while True:
         try:
@@ -233,7 +245,7 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
         held = functools.partial(place.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
         check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
-        job = Job(parts=parts, **(others | {"here": arithmetic_of(others["config"], parts), "head": None}))
+        job = Job(parts=parts, **others)
 
 
 def _together(parts: Parts) -> int:
@@ -246,6 +258,7 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
     config, parts = job.config, job.parts
     columns = () if parts.inputs is None or config.data.preprocess else parts.inputs.columns
     far = far_features((records.features for records in parts.train.values()), columns, parts.module)
+    hooks.note(FRESH if config.fresh else SEEDED.format(seed=config.seed))
     for text in (*parts.notes, *([] if far is None else [far])):
         hooks.note(f"records: {text}.")
     hooks.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
@@ -270,15 +283,21 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
         assert config.privacy.epsilon is not None
         if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
             hooks.note(f"warning: {why}.")
+    every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
+    if parts.rules.fresh and every != 1 and seconds:
+        hooks.note(
+            "checkpoint: noise is fresh, so what was released after the last checkpoint is charged again if the run is "
+            "killed. Leave out checkpoint.every and checkpoint.seconds to have one after every round."
+        )
     _tell_silos(config, parts, hooks)
-    for said in (*slow_noise(config, parts.noise_multiplier), *job.naming.said()):
+    for said in slow_noise(config, parts.noise_multiplier):
         hooks.note(said)
 
 
 def slow_noise(config: Config, noise_multiplier: float) -> list[str]:
     """What to tell a user whose GPU waits while a core of the host draws noise, unless the user chose where."""
     runtime = config.runtime
-    unchosen = "noise" not in runtime.model_fields_set and not config.privacy.secure
+    unchosen = "noise" not in runtime.model_fields_set and not config.fresh
     if not (runtime.device.startswith("cuda") and unchosen and noise_multiplier):
         return []
     return [
@@ -305,8 +324,11 @@ def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
 def _describe(job: Job) -> None:
     """Have where the run runs in its folder; as it ends once more, with all that it imported."""
     folder = job.folder
-    described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": job.here}
-    described |= {"memory": job.parts.memory.described(), "label": job.label}
+    described = {**environment.describe(), "base": str(job.base.resolve())}
+    parts = job.parts
+    described |= {"engine": parts.engine.name, "device": str(parts.model.device), "chunk_bytes": parts.memory.chunk}
+    described |= {"lockstep": parts.stack if parts.lockstep else 0}
+    described |= {"threads": job.config.runtime.threads, "memory": job.parts.memory.described(), "label": job.label}
     described["packages_before"] = folder.packages_before(described["package_sha256"])
     folder.write(folder.environment, to_json(described))
 
@@ -314,8 +336,9 @@ def _describe(job: Job) -> None:
 def _lasting_facts(job: Job) -> dict[str, Any]:
     """What every checkpoint of the run holds, and a resume of it has to find again."""
     parts = job.parts
-    facts: dict[str, Any] = {"run": run_id(job.config), "data_sha256": parts.data_sha256, "arithmetic": job.here}
-    facts |= {"coins": job.coins, "fixed": fixed_digest(parts.module), **job.naming.facts, **cycle_facts(parts.rules)}
+    facts: dict[str, Any] = {"run": run_id(job.config), "run_name": job.run_name, "data_sha256": parts.data_sha256}
+    facts |= {"seed": job.config.public_seed, "coins": job.coins, "code": dict(job.code)}
+    facts |= {"fixed": fixed_digest(parts.module), **cycle_facts(parts.rules)}
     return facts | {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
 
 
@@ -337,15 +360,13 @@ def _run_rounds(
         save(progress)
         raise
     except Exception as error:
-        known = isinstance(error, SiloError | TouchedError | ChangedError)
+        known = isinstance(error, SiloError | ChangedError)
         fault = str(error) if known else plugin_errors.place(error, job.parts.plugins)
         if fault is None:
             raise
         folder.append(folder.log, plugin_errors.trace(error))
-        evaluated = isinstance(error, ChangedByEvaluationError)
-        at = f"after round {progress.rounds}" if evaluated else f"round {progress.rounds + 1}"
         elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
-        reason = f"{at}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
+        reason = f"round {progress.rounds + 1}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
         experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
         return Outcome("failed", Cause.ERROR, reason)
     finally:
@@ -360,7 +381,7 @@ def _finish(
     tables: bool,
     save: Callable[[Progress], None],
     hooks: Hooks,
-) -> tuple[Final, Outcome]:
+) -> tuple[Ended, Outcome]:
     """What the run ended with, silos' own models made, if its rounds are over; and how it ended then.
 
     Nothing is measured of a candidate that the budget stops before the choice is made.
@@ -374,29 +395,27 @@ def _finish(
             kept, retry = experiment.kept(progress), experiment.survivors.retry
             if tables:
                 measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
-        except Interrupted:
-            outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
         except TooFewSilosError as error:
             outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
         except ChangedError as error:
             outcome = Outcome("failed", Cause.ERROR, f"at the end: {error}")
-    return Final(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
+    return Ended(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
 
 
 def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
-    config, folder, parts, here = job.config, job.folder, job.parts, job.here
+    config, folder, parts = job.config, job.folder, job.parts
     found = checkpoints.load(folder.checkpoint)
     if found is not None:  # by another process, while this one was loading its data
-        job = replace(job, coins=str(found.facts["coins"]))
+        job = replace(job, coins=str(found.facts["coins"]), run_name=str(found.facts["run_name"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
-    with open_ledgers(folder, ledger_facts(job), found, here, job.shared, shared_facts(job), job.head) as ledgers:
+    with open_ledgers(folder, ledger_facts(job), found, job.shared, shared_facts(job)) as ledgers:
         folder.write(folder.config, to_yaml(config))
         _describe(job)
         for note in ledgers.own.notes:
             hooks.note(f"ledger: {note}")
         account = account_of(job, ledgers, found)
         look_ahead(job, account)
-        runtime = place.runtime(parts, account, config, stop)
+        runtime = place.runtime(parts, account, config)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
         holders = held_by.of_run(None if found is None else found.facts.get("held_by"), parts.held_by)
@@ -417,9 +436,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
         _tell_ahead(job, account, hooks)
-        hooks.begin(
-            config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label, decides(parts)
-        )
+        hooks.begin(config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label)
         rounds_before = progress.rounds
         job.clock.lap("start")
         job.clock.start(parts.model.device)
@@ -435,7 +452,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     _describe(job)
     seen = () if job.stage is None else job.stage.seen
     result, stated = write_result(
-        config, folder, parts, account, progress, outcome, final, revealed, given, holders, seen
+        config, folder, parts, account, progress, outcome, final, revealed, given, holders, seen, job.code
     )
     named = parts.outcome.kind != "classes" or names_its_classes(config)  # levels and labels are the configuration's
     hooks.over(result, published(stated), named=named)
@@ -467,6 +484,7 @@ def _solved_for(config: Config, prior: Prior) -> str:
 
 def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
     config = job.config
+    every, seconds = config.checkpoint.when(fresh=job.parts.rules.fresh)
     return Experiment(
         planner=planner_of(config, job.parts, job.coins),
         runtime=runtime,
@@ -474,18 +492,17 @@ def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list
         rounds=config.rounds or MOST_ROUNDS,
         until=None if job.stage is None else job.stage.until,
         expected_rounds=job.expected,
-        run_name=job.bits,
-        records=job.records,
+        run_name=job.run_name,
+        fresh=config.fresh,
         score=job.parts.outcome.score,
         evaluations=replace(evaluations_of(job), may_end=job.stage is None),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
-        checkpoint_every=config.checkpoint.every,
-        checkpoint_seconds=config.checkpoint.seconds,
+        checkpoint_every=every,
+        checkpoint_seconds=seconds,
         first=first_round_of(job, account),
         stopping=stopping_of(config),
         personalise=config.personalise,
         min_silos=config.runtime.min_silos,
-        still_the_same=StillTheSame(config, job.parts.plugins, job.naming.facts["code"]["files"]),
         clock=job.clock,
     )

@@ -34,7 +34,7 @@ def dimension(config: Config, federation: Federation) -> int:
     """d, the number of the model's parameters."""
     shape, num_classes = federation.feature_shape, federation.num_classes
     return Layout.of(
-        build_model(model_block(config.model), shape, num_classes, config.seed, federation.outcome)
+        build_model(model_block(config.model), shape, num_classes, config.public_seed, federation.outcome)
     ).dimension
 
 
@@ -53,7 +53,7 @@ def spec_of(config: Config, base: Path, ownership: Ownership | None = None) -> F
         partitioner=plugin_of("partitioners", partition, "data.partition"),
         partition_options=partition.options,
         num_silos=data.num_silos,
-        seed=config.seed,
+        seed=config.public_seed,
         test=data.test,
         test_fraction=data.test_fraction,
         preprocess=steps_of(config),

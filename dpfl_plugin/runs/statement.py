@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dpfl_plugin.config.privacy import OF_PERSONS
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.federation.outcome import Cause
@@ -29,6 +30,8 @@ ASSUMPTIONS = (
     "The server is honest but curious: it sees every message of every silo, and who took part.",
     "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
     "that it was drawn with the stated probability.",
+    "The user's own code is trusted: models and losses compute a record's output from that record and the parameters "
+    "alone, and plugins and callbacks do what they say.",
     "The numbers of training and test records of the silos are public.",
 )
 PERSONS = (
@@ -45,30 +48,21 @@ REVEALED = (
 )
 REVEALED_GRADIENTS = " with (evaluation.dissimilarity) its gradient"
 SIMULATION = (
-    "A simulation: noise, batches and participants are computed from the seed, which is in the run's config.yaml (0 by "
-    "default). Nothing is promised against anyone who knows or guesses it: without unknown noise there is no epsilon, "
-    "and known batches and participants amplify nothing. The epsilons here are those the algorithm would have if all "
-    "of this had been drawn unpredictably, as privacy.secure does."
+    "Reproducible simulation. With fresh randomness these settings would cost epsilon = {epsilon}; this run's noise "
+    "can be computed from its seed, so it protects nobody."
 )
 BY_SCHEMA = (
     "The categories and ranges of the schema are public: they are known without the records, and not read from them.",
 )
 SEEDED = (
-    "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
-    "A simulation's seed is in its configuration: its epsilon is the algorithm's, not that of publishing this folder.",
-    "Runs of one seed share noise only where configuration, records, code, model and machine are the same, and rounds "
-    "only where they are asked at the same values. What code reads while it runs (files, environment variables, "
-    "clocks) is taken to stay as it is.",
+    "Batches, noise and participants would be drawn unpredictably (privacy.randomness: fresh); here they follow from "
+    "the seed.",
 )
-KNOWN_SEED = (
-    "The seed is 0, the default, which everybody knows: nothing that was released is protected from anybody. Use a "
-    "seed that nobody can guess, or privacy.secure: true.",
+FRESH = (
+    "Batches and noise came from AES in counter mode under keys that each silo drew from its operating system, used "
+    "for one computation and never stored: the seed of the run does not reveal them.",
 )
-SECURE = (
-    "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
-    "used for one round and never stored: the seed of the run does not reveal them.",
-)
-SECURE_DRAWS = (
+FRESH_DRAWS = (
     "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
     "and are in its checkpoint only.",
 )
@@ -79,8 +73,7 @@ ZERO_OUT = (
 SHARED = (
     "The total covers the runs that the shared ledger holds, and no other use of the records. In each of them a record "
     "is at one silo at most, and how records are dealt to silos is taken as given: a partitioner that looks at labels "
-    "could deal other records elsewhere if one were replaced. What the statements of the other runs take on trust, as "
-    "a user's own model, the total takes on trust as well.",
+    "could deal other records elsewhere if one were replaced.",
 )
 TUNED = (
     "What each place of the tuning's plan releases was fixed before the first of them; only which configuration takes "
@@ -140,11 +133,6 @@ BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
     "at most 0.2 % more noise. It is assumed that a row of a product of matrices depends on no other row's values."
 )
-OWN_CODE = (
-    "{what}: code from outside this package decides what is released, or what it is charged as. That it does what it "
-    "says is taken on trust: no test of this package covers it."
-)
-STATISTICAL_GENERATOR = "Noise comes from a statistical generator (SFC64), not a cryptographic one: see privacy.secure."
 
 
 def statement(
@@ -176,7 +164,7 @@ def statement(
     as_read = [text for text in caveats if text.startswith(AS_READ)]
     return {
         "schema": STATEMENT_SCHEMA,
-        "warnings": warnings(config, rules, revealed=revealed),
+        "warnings": warnings(config, account, rules, revealed=revealed),
         "guarantee": _guarantee(rules, views, account),
         "run": run,
         "held_by": held_by,
@@ -200,7 +188,7 @@ def statement(
             *(text for text in caveats if text not in as_read),
             *(FAILURES if lost or run["status"] == "failed" else ()),
             *measurements,
-            *_of_computing(rules, accountant),
+            *_of_computing(rules),
         ],
         "notes": [*(text for text in as_read if text not in notes), *notes],
     }
@@ -228,7 +216,7 @@ def _mechanism(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> 
         "sampler": config.privacy.sampler,
         "record_rate": config.privacy.record_rate,
         "batch_size": config.privacy.batch_size,
-        "secure": rules.secure,
+        "randomness": "fresh" if rules.fresh else "seeded",
         "formula": _formula(rules),
         **cycle_facts(rules),
     }
@@ -242,9 +230,8 @@ def _assumptions(
         *ASSUMPTIONS[:-1],
         *(PERSONS if rules.unit == "person" else ASSUMPTIONS[-1:]),
         *_of_schema(config),
-        *(SECURE if rules.secure else SEEDED),
-        *(SECURE_DRAWS if rules.secure and draws else ()),
-        *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
+        *(FRESH if rules.fresh else SEEDED),
+        *(FRESH_DRAWS if rules.fresh and draws else ()),
         *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
         *(OUTSIDER if outsider else ()),
         *(STATISTICS if config.private_statistics is not None else ()),
@@ -257,14 +244,9 @@ def _assumptions(
     ]
 
 
-def _of_computing(rules: PrivacyRules, accountant: Accountant) -> list[str]:
+def _of_computing(rules: PrivacyRules) -> list[str]:
     """What no epsilon covers of how releases are computed."""
-    return [
-        TIMES,
-        *(() if _is_others(rules.mechanism) else (BITS,)),
-        *_own_code(rules, accountant),
-        *(() if rules.secure else (STATISTICAL_GENERATOR,)),
-    ]
+    return [TIMES, *(() if _is_others(rules.mechanism) else (BITS,))]
 
 
 def _of_schema(config: Config) -> tuple[str, ...]:
@@ -279,19 +261,15 @@ def _is_others(plugin: object) -> bool:
     return type(plugin).__module__.partition(".")[0] != "dpfl_plugin"
 
 
-def _own_code(rules: PrivacyRules, accountant: Accountant) -> list[str]:
-    parts = {"mechanism": rules.mechanism, "clip": rules.clipping, "accountant": accountant}
-    found = [f"privacy.{key}" for key, plugin in parts.items() if _is_others(plugin)]
-    return [OWN_CODE.format(what=", ".join(found))] if found else []
-
-
-def warnings(config: Config, rules: PrivacyRules, *, revealed: bool) -> list[str]:
+def warnings(config: Config, account: PrivacyAccount, rules: PrivacyRules, *, revealed: bool) -> list[str]:
     """What has to be read before any number, first things first."""
     found = []
+    if not rules.fresh and rules.release(1.0).noise_multiplier > 0:
+        tuning = account.ledger.facts.get("tuning")
+        epsilon = account.views()["server"]["epsilon"] if tuning is None else tuning["epsilon"]
+        found.append(SIMULATION.format(epsilon="none" if epsilon is None else digits(epsilon, 4)))
     if revealed:
         found.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
-    if not rules.secure and rules.release(1.0).noise_multiplier > 0:
-        found.append(SIMULATION)
     return found
 
 

@@ -16,12 +16,11 @@ from dpfl_plugin.data import tables
 from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.preprocess import fitted_on_records
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, Worded
-from dpfl_plugin.runs import checkpoint, environment
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.integrity import check_kept
-from dpfl_plugin.runs.naming import check_shown
+from dpfl_plugin.runs.ledgers import check_ledger
 from dpfl_plugin.runs.result import finished_result
 from dpfl_plugin.runs.setting import steps_of
+from dpfl_plugin.runs.shown_results import check_shown
 
 FILES: Final = ("csv", "npz", tables.NAME)
 """Data sets of users' own files."""
@@ -73,7 +72,7 @@ class Trained:
             )
         if not folder.model.exists():
             raise DataError(f"{folder.model} is missing: it is the run's model. Restore it from a copy.")
-        check_kept(folder, result)
+        check_ledger(folder)
         base = base_of(folder.config)
         own_folders.look_in(base)
         (variant,) = load(folder.config).variants
@@ -84,8 +83,8 @@ class Trained:
                 f"{result['id']}. Restore it from a copy."
             )
         given.check_all(config.model_dump(), records=False)
-        facts = checkpoint.load_facts(folder.checkpoint)
-        notes = [] if facts is None else check_shown(folder, config, facts, environment.package_sha256())
+        config = config.with_public_seed(int(result["seed"]))
+        notes = check_shown(folder, config)
         _check_steps(config)
         found = result.get("inputs")
         if found is None:

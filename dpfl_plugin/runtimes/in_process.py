@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Seconds
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.federation.query_digest import asked_at
-from dpfl_plugin.federation.runtime import ChargeSink, Interrupted, Observer, Runtime
+from dpfl_plugin.federation.runtime import ChargeSink, Observer, Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.custody import CheckedCharges, Custody
@@ -31,7 +30,6 @@ class InProcess:
 
     Args:
         stack_size: silos advanced together; the result does not depend on it.
-        stop: asked between stacks; true ends the round with `Interrupted`, before any state changed.
         observers: get every round's single uploads, which then are kept for the round (O(S d) memory).
     """
 
@@ -41,20 +39,15 @@ class InProcess:
         charges: ChargeSink,
         *,
         stack_size: int = 1,
-        stop: Callable[[], bool] = lambda: False,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._host, self._charges, self._stack_size = host, charges, stack_size
-        self._stop, self._observers = stop, observers
+        self._observers = observers
 
     def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         self._host.discard()  # what an earlier, abandoned round left
-        draw = draw if draw.asked else asked_at(draw, down, plan)  # once for all stacks
         total, seen = WeightedSum(), []
         for first in range(0, len(plan.participants), self._stack_size):
-            if self._stop():
-                self._host.discard()
-                raise Interrupted
             part = slice(first, first + self._stack_size)
             up, charges = self._host.run(plan.participants[part], down, plan, draw)
             self._charges.append(charges)
@@ -107,8 +100,8 @@ class InProcessPlace:
         if self._key is not None:
             self._key.keep()
 
-    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
         said = self._custody.begin(config, parts, range(parts.setting.num_silos))
         if said is not None:
             print(f"dpfl: {said}", file=sys.stderr, flush=True)
-        return InProcess(parts.host, CheckedCharges(self._custody, charges), stack_size=parts.stack, stop=stop)
+        return InProcess(parts.host, CheckedCharges(self._custody, charges), stack_size=parts.stack)

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 from dpfl_plugin.config.load import base_of, read_yaml
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DataError, DpflError
+from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import RunFolder, run_folders
-from dpfl_plugin.runs.said_twice import check_agrees
 
 SILENT_SECONDS: Final = 600.0  # after which a process of another machine is taken for ended
 TAIL: Final = 1 << 16  # bytes that are read of a ledger's end at once
@@ -73,11 +73,8 @@ def run_of(folder: RunFolder, now: float) -> Single:
     heard = _heard(folder, now)
     at_work = folder.at_work() or _elsewhere(folder, heard, ended=bool(result))
     said = str(result.get("status", "interrupted"))
-    doubt = _doubt(folder, result)
     status: Status = "interrupted"
-    if doubt:
-        status = "failed"
-    elif said in ("done", "budget_exhausted"):
+    if said in ("done", "budget_exhausted"):
         status = "done"
     elif at_work:
         status = "running"
@@ -85,13 +82,13 @@ def run_of(folder: RunFolder, now: float) -> Single:
         status = "failed"
     found = result if status == "done" else line
     key = score_key(found)
-    value, epsilon = found.get(key), ((line if doubt else result or line).get("epsilon") or {}).get("server")
-    if (chosen := result.get("tuning")) is not None and not doubt:  # by what all candidates released
+    value, epsilon = found.get(key), ((result or line).get("epsilon") or {}).get("server")
+    if (chosen := result.get("tuning")) is not None:  # by what all candidates released
         epsilon = chosen["epsilon"]
     after = int(result["rounds"]) if said in ("done", "budget_exhausted") else max(_round(line), _checkpoint(folder))
     if not result and (_behind(folder, line, after) or folder.tuning() is not None):
         epsilon = None  # what was evaluated last is less than what was released since, or by all candidates of a tuning
-    reason = doubt or (str(result.get("reason") or "") if status in ("done", "failed") else "")
+    reason = str(result.get("reason") or "") if status in ("done", "failed") else ""
     if (
         status in ("interrupted", "running")
         and (tuning := folder.tuning()) is not None
@@ -112,16 +109,6 @@ def run_of(folder: RunFolder, now: float) -> Single:
     )
 
 
-def _doubt(folder: RunFolder, result: dict[str, Any]) -> str:
-    """Why what a result says of epsilon is not shown; nothing where nothing speaks against it."""
-    try:
-        if result:
-            check_agrees(folder, result)
-    except DataError as error:
-        return str(error)
-    return ""
-
-
 def _elsewhere(folder: RunFolder, heard: float | None, *, ended: bool) -> bool:
     """Whether a process on another machine has it, as far as that can be told: it wrote something lately."""
     holder = folder.holder()
@@ -139,9 +126,10 @@ def _heard(folder: RunFolder, now: float) -> float | None:
 
 
 def _checkpoint(folder: RunFolder) -> int:
-    """The round after which the newest checkpoint was written."""
-    names = (path.name.removeprefix("round-").partition(".")[0] for path in folder.checkpoint.glob("round-*"))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    """The round after which the checkpoint was written."""
+    with contextlib.suppress(DataError):
+        return int((load_facts(folder.checkpoint) or {"rounds": 0})["rounds"])
+    return 0
 
 
 def _behind(folder: RunFolder, line: dict[str, Any], after: int) -> bool:

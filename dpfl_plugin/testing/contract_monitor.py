@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.testing.guard import Trespass, guarded, unguarded
 
 __tracebackhide__ = True
 
@@ -62,20 +60,12 @@ class Steps:
 
 
 class WatchedOracle:
-    """Passes on what the protocol has, writes it down, and refuses everything else."""
+    """The oracle of a run, which writes down what it is asked and what it answers."""
 
     def __init__(self, oracle: Oracle, plan: RoundPlan, where: str) -> None:
         self.num_silos = oracle.num_silos
         self._oracle_of_the_run, self._plan, self._where = oracle, plan, where
         self.asked: list[Asked] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise ContractError(
-            f"local_update reads oracle.{name}{self._where}: num_silos, gradient and release are all that an algorithm "
-            "may use of the oracle."
-        )
 
     def gradient(self, y: Tensor) -> Tensor:
         done = sum(kind == "gradient" for kind, _, _ in self.asked)
@@ -97,8 +87,7 @@ class WatchedOracle:
                 f"({self.num_silos}, d). Begin with y = down['model'].expand(oracle.num_silos, -1), and keep the rows."
             )
         given = value.detach().clone()
-        with unguarded():
-            answer: Tensor = ask(value)
+        answer: Tensor = ask(value)
         self.asked.append((kind, given, answer.detach().clone()))
         return answer
 
@@ -115,23 +104,20 @@ class Watched:
     def init_server(self, model: Tensor, setting: Setting) -> Vectors:
         self._dtype, self._d = model.dtype, model.numel()
         before = model.clone()
-        with watching("init_server"):
-            server = self.algorithm.init_server(model, setting)
+        server = self.algorithm.init_server(model, setting)
         _unchanged({"model": before}, {"model": model}, "init_server changes", "the model")
         self._check_server(server, "init_server")
         return server
 
     def init_silos(self, model: Tensor, num_silos: int) -> Vectors:
-        with watching("init_silos"):
-            silos = self.algorithm.init_silos(model, num_silos)
+        silos = self.algorithm.init_silos(model, num_silos)
         _check_vectors(silos, (num_silos, model.numel()), model.dtype, "init_silos", "a state", "(m, d)")
         _check_apart(silos, "init_silos")
         return silos
 
     def round_plan(self, server: Vectors, round: int, setting: Setting, rng: np.random.Generator) -> RoundPlan:
         before = _copy(server)
-        with watching("round_plan"):
-            plan = self.algorithm.round_plan(server, round, setting, rng)
+        plan = self.algorithm.round_plan(server, round, setting, rng)
         _unchanged(before, server, "round_plan changes", "the server's state")
         if not isinstance(plan, RoundPlan) or plan.num_gradients < 1:
             raise ContractError(
@@ -141,8 +127,7 @@ class Watched:
 
     def download(self, server: Vectors) -> Vectors:
         before = _copy(server)
-        with watching("download"):
-            down = self.algorithm.download(server)
+        down = self.algorithm.download(server)
         _unchanged(before, server, "download changes", "the server's state")
         _check_vectors(down, (self._d,), self._dtype, "download", "a vector", "(d,)")
         return down
@@ -151,8 +136,7 @@ class Watched:
         m, where = oracle.num_silos, f" (round {self.round}, m = {oracle.num_silos})"
         down_before, silos_before = _copy(down), _copy(silos)
         watched = WatchedOracle(oracle, plan, where)
-        with watching("local_update"):
-            result = self.algorithm.local_update(down, silos, watched, plan)
+        result = self.algorithm.local_update(down, silos, watched, plan)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise ContractError(f"local_update returns {type(result).__name__}{where}: it must be (uploads, states).")
         up, new = result
@@ -173,8 +157,7 @@ class Watched:
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
         before, mean_before = _copy(server), _copy(mean_up)
-        with watching("aggregate"):
-            after = self.algorithm.aggregate(server, mean_up, plan)
+        after = self.algorithm.aggregate(server, mean_up, plan)
         _unchanged(before, server, "aggregate changes", "the server's state in place")
         _unchanged(mean_before, mean_up, "aggregate changes", "the mean of the uploads in place")
         self._check_server(after, "aggregate")
@@ -186,8 +169,7 @@ class Watched:
         return after
 
     def notes(self, server: Vectors) -> list[str]:
-        with watching("notes"):
-            notes = self.algorithm.notes(server)
+        notes = self.algorithm.notes(server)
         if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
             raise ContractError(f"notes returns {notes!r}: a list of sentences is needed, [] for none.")
         return notes
@@ -203,19 +185,6 @@ class Watched:
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise ContractError(f"{method} returns {name!r} with entries that are not finite{where}.")
         _check_apart(server, method)
-
-
-@contextlib.contextmanager
-def watching(method: str) -> Iterator[None]:
-    """Turn a trespass of the algorithm into a ContractError."""
-    try:
-        with guarded():
-            yield
-    except Trespass as trespass:
-        raise ContractError(
-            f"{method} {trespass}: an algorithm learns of the data by its oracle, and of the run by its arguments. "
-            "Make what it needs an option."
-        ) from trespass
 
 
 class Trial:
@@ -243,7 +212,7 @@ class Trial:
             states=self.watched.init_silos(parts.model, parts.setting.num_silos),
         )
         self._runtime = InProcess(self.host, self, stack_size=stack)
-        self._planner = Planner(self.watched, parts.setting, parts.setting.weights, config.seed)
+        self._planner = Planner(self.watched, parts.setting, parts.setting.weights, config.public_seed)
         self._rounds = config.rounds or 1
 
     def append(self, charges: Sequence[Charge]) -> None:
@@ -259,7 +228,7 @@ class Trial:
             self.watched.round = round
             plan = self._planner.plan(self.server, round)
             assert plan is not None
-            draw = Draw(self._planner.seed, round, run="contract")
+            draw = Draw(self._planner.seed, round)
             mean_up = self._runtime.run_round(self.watched.download(self.server), plan, draw)
             self.server = self.watched.aggregate(self.server, mean_up, plan)
             self._runtime.commit()

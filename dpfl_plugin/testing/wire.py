@@ -8,6 +8,7 @@ got it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import tempfile
 from abc import abstractmethod
@@ -76,10 +77,10 @@ class Parties:
 
     def silo_options(self, silo: int) -> dict[str, Any]:
         """What `Silo` is given besides agreement, id, model and records."""
-        options: dict[str, Any] = {"draw": lambda round: Draw(5, round, 0, "contract")}
-        if silo in self.limits:
-            return {**options, "folder": None, "limits": self.limits[silo]}
-        return {**options, "folder": self.folder / f"silo-{silo}", "surroundings": "simulation"}
+        if silo in self.limits:  # whose noise is fresh
+            return {"folder": None, "limits": self.limits[silo]}
+        draw = functools.partial(Draw, 5)
+        return {"draw": draw, "folder": self.folder / f"silo-{silo}", "surroundings": "simulation"}
 
     def limits_file(self, silo: int) -> Path:
         """A file of the owner's limits, for a wire whose silos do not begin without: all that is asked, if these here
@@ -87,7 +88,7 @@ class Parties:
         """
         limits, path = self.limits.get(silo), self.folder / f"limits-{silo}.yaml"
         epsilon, delta = (1000.0, 1e-3) if limits is None else (limits.epsilon, limits.delta)
-        values = {"folder": str(self.folder / f"owner-{silo}"), "epsilon": epsilon, "delta": delta, "repeatable": True}
+        values = {"folder": str(self.folder / f"owner-{silo}"), "epsilon": epsilon, "delta": delta}
         path.write_text(yaml.safe_dump(values))
         path.chmod(0o600)
         return path
@@ -259,9 +260,7 @@ class WireContract(FaultChecks):
     def _parties(self, folder: Path, limited: Set[int] = frozenset(), epsilon: float = 1e-6) -> Parties:
         agreement = agree(self.settings, num_silos=NUM_SILOS, model=_model(), source="contract")
         low = {
-            silo: Limits(
-                folder=folder / f"owner-{silo}", epsilon=epsilon, delta=1e-3, repeatable=True, source="limits.yaml"
-            )
+            silo: Limits(folder=folder / f"owner-{silo}", epsilon=epsilon, delta=1e-3, source="limits.yaml")
             for silo in limited
         }
         return Parties(folder, agreement, low)

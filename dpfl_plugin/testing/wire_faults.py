@@ -206,17 +206,6 @@ class FaultChecks(ABC):
             for silo in range(parties.agreement.num_silos):
                 check(not parties.charges(silo), f"silo {silo} released what was not agreed")
 
-    @against("clocks that are days apart, and jump")
-    def test_no_clock_decides_anything(self) -> None:
-        """Each process sees another day; a round, in which an upload is lost, ends before it began."""
-        with clock() as watch:
-
-            def jumps(silo: int, data: bytes) -> list[bytes]:
-                watch.ahead = (400, 3, -20)[silo] * DAY
-                return [] if silo == 1 else [data]
-
-            self._compare(jumps, self._missed({(0, 1)}), until=1)
-
     @against("a silo that is away for a day, and whose upload then comes late")
     def test_a_silo_that_is_away_for_a_day_comes_back(self) -> None:
         missed: list[bytes] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -114,48 +114,6 @@ def read(out: Path, tuning: str) -> dict[int, Decision]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {error}. Restore it from a copy, or use another folder.") from error
     return {one.after: one for one in decisions}
-
-
-def check(out: Path, decision: Decision, compared: Sequence[Standing], places: int) -> None:
-    """Check that a decision is what the scores of those that were left make it, in the order in which they were left.
-
-    Args:
-        compared: as they are now. Scores stay what they were, and who failed before one, or lost one, released none
-            later.
-        places: how many go on at most.
-
-    Raises:
-        DataError: it is another one: it was edited, or scores were, or are gone.
-    """
-    made = decide(compared, decision.after, places)
-    if decision != made:
-        left = ", ".join(str(one.candidate.index) for one in compared)
-        raise DataError(
-            f"{out / DECISIONS} does not say who of candidates {left} is best after round {decision.after}, by the "
-            f"scores in their folders: it has {_in_words(decision)}, and these make it {_in_words(made)}. One of the "
-            "files was edited, or scores are gone. Restore them from a copy, or use another folder."
-        )
-
-
-def check_rounds(out: Path, decided: Iterable[int], rungs: Sequence[int]) -> None:
-    """Check that decisions are of rungs, without a gap.
-
-    Raises:
-        DataError: what they would have released is no place on the plan.
-    """
-    after = sorted(decided)
-    if after != list(rungs)[: len(after)]:
-        raise DataError(
-            f"{out / DECISIONS} has decisions after rounds {', '.join(map(str, after))}, and the plan has rungs after "
-            f"{', '.join(map(str, rungs))}: it was edited. Restore it from a copy, or use another folder."
-        )
-
-
-def _in_words(decision: Decision) -> str:
-    ranking, goes_on, failed = (
-        ", ".join(map(str, some)) or "none" for some in (decision.ranking, decision.goes_on, decision.failed)
-    )
-    return f"the order {ranking} ({goes_on} going on, {failed} failed)"
 
 
 def keep(folder: RunFolder, tuning: str, decision: Decision, compared: Sequence[Standing]) -> Decision:

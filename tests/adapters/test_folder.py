@@ -408,9 +408,6 @@ def test_a_silo_that_is_away_is_waited_for_or_after_patience_done_without(tmp_pa
         made.patience = day
         made.start_server()  # by the same command with --patience; it knows when it asked
         assert made.server.step().round == 2
-        made.now -= 300 * day  # its clock was set back
-        assert made.turn().silos == NAMES[:3]
-        assert made.turn().silos == ("south",)
         made.away = set()
         made.run()
         assert made.server.server.status == "done"

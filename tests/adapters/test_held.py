@@ -2,9 +2,6 @@
 
 import functools
 import json
-import os
-import shutil
-import warnings
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from dpfl_plugin.owners import limits as limits_module
 from tests.adapters.federation import SimulatedSilo, block, draws, loop, over_the_wire
 from tests.adapters.test_faults import module, records
 from tests.adapters.test_kept import Scaled
-from tests.adapters.test_standing import proven, stated
 
 
 class Counted:
@@ -125,30 +121,6 @@ def test_only_so_many_bytes_of_records_are_held_beside_the_last(tmp_path):
     assert len(silos) == 0
 
 
-@pytest.mark.parametrize("what", ["set back", "overwritten", "deleted", "lost with its folder"])
-def test_a_ledger_that_is_not_as_it_was_left_ends_it_before_more_is_released(tmp_path, what):
-    agreement, data, silos = agree(block(rounds=8), num_silos=1, model=module()), records()[0], Held()
-    folder, copy = tmp_path / "silo", tmp_path / "copy"
-    server, make = Server(agreement, module()), Counted(agreement, 0, module(), data, folder)
-    for round in range(3):
-        with silos.silo(0, module(), data, make) as silo:
-            server.receive(0, silo.answer(server.begin()))
-        assert server.end()
-        if round == 1:
-            shutil.copy(folder / "ledger.jsonl", copy)
-    if what == "set back":
-        copy.replace(folder / "ledger.jsonl")
-    elif what == "overwritten":
-        (folder / "ledger.jsonl").write_bytes(copy.read_bytes())
-    elif what == "deleted":
-        (folder / "ledger.jsonl").unlink()
-    else:
-        shutil.rmtree(folder)
-    with pytest.raises(DpflError), silos.silo(0, module(), data, make) as silo:
-        server.receive(0, silo.answer(server.begin()))
-    assert make.opened == 2 and len(silos) == 0
-
-
 def test_an_owners_limits_hold_for_one_message(tmp_path, monkeypatch):
     """Set in mid-run they count from the next message on; silos with some are closed after each, and ask anew."""
     path, data, silos = tmp_path / "limits.yaml", records()[0], Held()
@@ -185,44 +157,3 @@ def test_an_owners_limits_hold_for_one_message(tmp_path, monkeypatch):
     limit(0.001)
     with pytest.raises(LimitError, match=r"epsilon 3 is above the owner's limit of 0\.001"):
         answer(server, make)
-
-
-@pytest.mark.parametrize(("does", "before"), [("ends", 3), ("answers", 4)])  # a statement counts two rounds each
-def test_a_fork_leaves_a_statement_to_the_process_that_it_is_of(tmp_path, does, before):
-    """Its own count is of when it was forked: what it wrote later would state less than was released since."""
-    agreement, data, silos = agree(block(rounds=12), num_silos=1, model=module()), records()[0], Held()
-    folder = tmp_path / "silo"
-    server, make = Server(agreement, module()), Counted(agreement, 0, module(), data, folder)
-
-    def rounds(number):
-        for _ in range(number):
-            with silos.silo(0, module(), data, make) as silo:
-                server.receive(0, silo.answer(server.begin()))
-            assert server.end()
-
-    rounds(before)
-    begin, told = os.pipe(), os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking where threads are: the child ends at once
-        child = os.fork()
-    if child == 0:
-        said = "nothing"
-        try:
-            os.read(begin[0], 1)
-            rounds(1) if does == "answers" else silos.close()
-        except BaseException as error:
-            said = str(error)
-        finally:
-            os.write(told[1], said.encode())
-            os._exit(0)
-    if does == "ends":
-        rounds(7)
-        silos.close()
-    spent, written = proven(folder), [(folder / name).read_bytes() for name in ("ledger.json", "privacy.md")]
-    os.write(begin[1], b"x")
-    os.waitpid(child, 0)
-    said = os.read(told[0], 1000).decode()
-    assert "this is a fork" in said if does == "answers" else said == "nothing"
-    assert [(folder / name).read_bytes() for name in ("ledger.json", "privacy.md")] == written
-    assert min(stated(folder)) >= spent * (1 - 1e-9)
-    silos.close()

@@ -246,17 +246,6 @@ def test_two_processes_cannot_spend_the_same_lifetime(tmp_path):
         silo_of(agreed(seed=1), limits_of(tmp_path))
 
 
-def test_nor_by_two_names_of_its_file(tmp_path):
-    first, second = limits_of(tmp_path / "a"), limits_of(tmp_path / "b")
-    second.folder.mkdir(mode=0o700, parents=True)
-    with silo_of(agreed(), first):  # which begins the ledger
-        (second.folder / "data.lifetime.jsonl").hardlink_to(first.folder / "data.lifetime.jsonl")
-        with pytest.raises(BusyError, match="by another name"):
-            silo_of(agreed(seed=1), second)
-    with silo_of(agreed(), first), pytest.raises(BusyError, match="by another name"):
-        silo_of(agreed(seed=1), second)
-
-
 def test_units_and_neighbouring_relations_are_not_mixed(tmp_path):
     silo_of(agreed(), limits_of(tmp_path)).close()
     with pytest.raises(LimitError, match=r"against add_or_remove of a record, and earlier ones .* against replace_one"):
@@ -287,14 +276,14 @@ def test_limits_that_are_lowered_or_taken_away_stop_a_silo_that_stays_open(tmp_p
     server = server_of(agreement)
     with silo_of(agreement, None) as silo:
         assert rounds_with(silo, server, 1) == ["upload"]
-        charged = silo.ledger_head
+        charged = silo._ledger.head
         limit(0.5)
         with pytest.raises(LimitError, match="has changed the limits since the silo was opened"):
             rounds_with(silo, server, 1)
         path.unlink()
         with pytest.raises(LimitError, match="limits"):
             silo.answer(over_the_wire(server.begin()))
-        assert silo.ledger_head == charged
+        assert silo._ledger.head == charged
         limit(20)
         assert silo.answer(over_the_wire(server.begin())).header["status"] == "upload"
 

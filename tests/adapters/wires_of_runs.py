@@ -22,7 +22,6 @@ FULL = Elsewhere(
 KILLED = Elsewhere(
     "with processes that are killed", ("tests/cli/test_kill.py::test_whatever_left_a_silo_is_in_every_ledger",)
 )
-CLOCK = Impossible("nothing in a run is decided by the time of day; waits are measured by a clock that nobody sets")
 
 
 class _Run(WireContract):
@@ -44,7 +43,6 @@ class TestInProcess(_Run):
             ("tests/owners/test_custody.py::test_what_is_beyond_the_limits_does_not_begin",),
         ),
         "test_every_statement_covers_what_was_charged": KILLED,
-        "test_no_clock_decides_anything": CLOCK,
         "test_a_silo_whose_disk_is_full_sends_nothing_and_goes_on_when_there_is_room": FULL,
         "test_a_server_whose_disk_is_full_goes_on_from_what_it_has_when_there_is_room": FULL,
         **dict.fromkeys(
@@ -112,7 +110,6 @@ class TestMPI(_Run):
             "for rounds that no plan has reserved",
             ("tests/mpi/test_hostile_server.py::test_without_a_reserved_plan_nothing_is_released",),
         ),
-        "test_no_clock_decides_anything": CLOCK,
         "test_a_silo_that_is_away_for_a_day_comes_back": Elsewhere(
             "for a rank that hangs, which is given up",
             ("tests/mpi/test_outliving.py::test_a_rank_that_hangs_is_given_up_and_its_process_ended",),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.api import training
+from dpfl_plugin.api import signals
 from dpfl_plugin.api.federation import KEYS
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, DpflError
 from tests.cli.command import BASE, merged, metrics, one_message, write
@@ -137,7 +137,7 @@ def test_a_run_that_is_there_is_named_in_the_words_of_each_door(
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, {"out": "runs"})
     with monkeypatch.context() as patched:
-        patched.setattr(training._Stop, "__call__", _after(2))
+        patched.setattr(signals.Stop, "__call__", _after(2))
         with pytest.raises(KeyboardInterrupt):
             dpfl.load(path).run()
     with pytest.raises(ConfigError, match=r"Use resume=True to continue it, or another out to start over"):
@@ -150,7 +150,7 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.M
     path = write(tmp_path)
     whole = dpfl.load(path).with_(out=str(tmp_path / "whole")).run()
     with monkeypatch.context() as patched:
-        patched.setattr(training._Stop, "__call__", _after(10))
+        patched.setattr(signals.Stop, "__call__", _after(3))
         with pytest.raises(KeyboardInterrupt):
             dpfl.load(path).with_(out=str(tmp_path / "runs")).run()
     (folder,) = tmp_path.glob("runs/*/*")

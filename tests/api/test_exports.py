@@ -72,7 +72,7 @@ def test_onnx_says_the_same(tmp_path):
     ("privacy", "said", "unsaid"),
     [
         ({"noise_multiplier": 4.0}, [SIMULATED, "* server: epsilon "], [UNPROTECTED]),
-        ({"noise_multiplier": 4.0, "secure": True}, ["* server: epsilon "], [SIMULATED, UNPROTECTED]),
+        ({"noise_multiplier": 4.0, "randomness": "fresh"}, ["* server: epsilon "], [SIMULATED, UNPROTECTED]),
         ({"noise_multiplier": 0.0}, [UNPROTECTED, "* server: no epsilon holds"], [SIMULATED]),
     ],
 )

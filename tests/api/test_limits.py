@@ -16,7 +16,7 @@ from dpfl_plugin.owners.limits import read_limits
 from tests.cli.command import dpfl as command
 from tests.cli.command import write
 
-PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "secure": True}
+PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "randomness": "fresh"}
 LEDGER, MARKER = "data.lifetime.jsonl", "data.lifetime.json"
 
 

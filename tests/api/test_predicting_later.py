@@ -55,7 +55,7 @@ def loss(outputs, labels):
 
 
 def trained(name, records, **keys):
-    step, privacy = dpfl.FedAvg(local_steps=2, local_lr=0.5), dpfl.Privacy(epsilon=4, delta=1e-3, secure=True)
+    step, privacy = dpfl.FedAvg(local_steps=2, local_lr=0.5), dpfl.Privacy(epsilon=4, delta=1e-3, randomness="fresh")
     given = {"algorithm": step, "privacy": privacy, "rounds": 2, "out": "runs", "progress": False, **keys}
     return dpfl.train(records, name=name, **given)
 

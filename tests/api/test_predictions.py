@@ -67,7 +67,7 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     assert auc in repr(run) and auc in str(run) and html.escape(auc) in run._repr_html_()
     compared = dpfl.compare([run])
     assert compared.rows[0]["auc"] == measures["auc"] and f"{measures['auc']:.4f}" in repr(compared)
-    notes = ["c_index needs lifelines", "secure noise: --set privacy.secure=true"]  # as of `dpfl run`
+    notes = ["c_index needs lifelines", "secure noise: --set privacy.randomness=fresh"]  # as of `dpfl run`
     told = dpfl.Run(run.folder, {**run.result, "notes": notes})
     for line in (
         "The baseline is without features: ",
@@ -81,7 +81,7 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     noted = "note: not used, as the model was not trained on it: column 'unknown'."
     for line in (noted, *found.statement, f"of {N} records with a label", "... and 50 more"):
         assert line in str(found) and html.escape(line) in found._repr_html_(), line
-    written = dataclasses.replace(found, notes=("--set privacy.secure=true",))
+    written = dataclasses.replace(found, notes=("--set privacy.randomness=fresh",))
     assert "note: privacy.secure=True" in str(written)
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import dpfl_plugin as dpfl
 from dpfl_plugin import registry
-from dpfl_plugin.api import training
+from dpfl_plugin.api import signals
 from dpfl_plugin.api.objects import model_block
 from dpfl_plugin.errors import ConfigError, DataError, DpflError, PluginError, TrainingError, UnsupportedError
 from dpfl_plugin.given import MissingError
@@ -188,7 +188,7 @@ def test_an_interrupted_run_goes_on_and_without_its_objects_says_which_are_missi
     records, model = dpfl.Federation.from_arrays(SILOS), net()
     whole = train(tmp_path, records, model=model, rounds=6, out=tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr(training._Stop, "__call__", stop)
+        patched.setattr(signals.Stop, "__call__", stop)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path, records, model=model, rounds=6)
     assert "interrupted: " in capsys.readouterr().err
@@ -309,7 +309,7 @@ def test_privacy_is_checked_where_it_is_written():
 
 def test_a_run_that_fails_is_an_error_with_the_place_of_its_last_state(tmp_path):
     def loss(outputs, labels):
-        if list(tmp_path.glob("python/*/*/checkpoint/round-*")):
+        if list(tmp_path.glob("python/*/*/checkpoint/state.safetensors")):
             raise ValueError("the programmer's own")
         return nn.functional.cross_entropy(outputs, labels, reduction="none")
 

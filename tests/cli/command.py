@@ -17,7 +17,7 @@ import yaml
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.runs.checkpoint import write_facts
+from dpfl_plugin.runs.checkpoint import load, save
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.measurements import join_lines
 
@@ -112,10 +112,10 @@ def charges(folder: Path | str) -> set[Charge]:
 
 def pretend_another_machine(folder: Path, name: str = "another") -> None:
     """As if the checkpoint of a run had been written elsewhere."""
-    for facts in (folder / "checkpoint").glob("round-*/facts.json"):
-        found = json.loads(facts.read_text())
-        found["arithmetic"]["machine"] = name
-        write_facts(facts, found)
+    found = load(folder / "checkpoint")
+    if found is not None:
+        found.facts["arithmetic"]["machine"] = name
+        save(folder / "checkpoint", found)
 
 
 def one_message(done: Done, *parts: str, code: int = 2) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -70,10 +70,8 @@ class Losing(InProcess):
 def losing(losses: Losses, *, late: bool = False, made: list[Losing] | None = None) -> Any:
     """Runs within this context lose silos; ``made`` gets their runtimes."""
 
-    def runtime(
-        self: InProcessPlace, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]
-    ) -> Runtime:
-        one = Losing(parts.host, charges, stack_size=parts.stack, stop=stop, losses=losses, late=late)
+    def runtime(self: InProcessPlace, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
+        one = Losing(parts.host, charges, stack_size=parts.stack, losses=losses, late=late)
         if made is not None:
             made.append(one)
         return one

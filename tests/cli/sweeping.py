@@ -9,6 +9,7 @@ import yaml
 
 from benchmarks.soak import Outcome, outcomes
 from dpfl_plugin.config.sweep import Row
+from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.sweeps import manifest
 from tests.cli.command import BASE, merged
 
@@ -60,7 +61,10 @@ def write_long(folder: Path, sweep: dict[str, Any] | None = None, name: str = "s
 def deep_in_all(out: Path) -> bool:
     """Whether each run of a folder has got past a checkpoint."""
     begun = any(out.glob("sweeps/*/manifest.jsonl"))
-    return begun and all([*out.glob(f"runs/*/{run}/checkpoint/round-*[1-9]*.*")] for run in rows(out))
+    if not begun:
+        return False
+    facts = [load_facts(folder) for run in rows(out) for folder in out.glob(f"runs/*/{run}/checkpoint")]
+    return len(facts) == len(rows(out)) and all(found and found["rounds"] for found in facts)
 
 
 def rows(out: Path) -> dict[str, Row]:

@@ -8,10 +8,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from safetensors.torch import load_file
 
 from dpfl_plugin.federation.silo_group import CLIP_NORM
 from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.runs.checkpoint import load
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
@@ -25,8 +25,9 @@ MEDIAN = {"privacy": {"clip": "median"}}
 
 
 def states(result: dict[str, Any]) -> dict[str, Any]:
-    (path,) = (Path(result["folder"]) / "checkpoint").glob("round-*/silos.safetensors")
-    return load_file(path)
+    found = load(Path(result["folder"]) / "checkpoint")
+    assert found is not None
+    return found.silos
 
 
 def statement(result: dict[str, Any]) -> dict[str, Any]:

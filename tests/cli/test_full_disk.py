@@ -70,7 +70,7 @@ def test_wherever_the_space_ends_the_run_says_so_and_goes_on(disk: Disk, tmp_pat
         again = dpfl("run", config, "--out", out, "--resume", "--json")
         assert again.code == 0 and again.json["model_sha256"] == expected["model_sha256"], (pages, again.err)
         assert before <= charged(out)
-    assert {"ledger.jsonl", "server.safetensors", "key"} <= named, named
+    assert {"ledger.jsonl", "state.safetensors", "key"} <= named, named
 
 
 def test_runs_of_a_sweep_fail_with_that_reason_and_are_tried_again(disk: Disk) -> None:
@@ -108,7 +108,7 @@ def test_a_run_without_room_for_its_picture_has_not_failed(tmp_path: Path) -> No
     assert len([*out.rglob("curves.png")]) == 1
 
 
-@pytest.mark.parametrize("name", ["ledger.jsonl", ".config.yaml.tmp", "facts.json", ".result.json.tmp"])
+@pytest.mark.parametrize("name", ["ledger.jsonl", ".config.yaml.tmp", ".state.safetensors.tmp", ".result.json.tmp"])
 def test_a_file_that_cannot_be_synced_is_named(tmp_path: Path, name: str) -> None:
     config = write(tmp_path, SHORT)
     done = run_without_room_for(name, config, tmp_path / "runs")

@@ -36,7 +36,7 @@ def test_names_of_noise_from_the_operating_system_do_not_come_again(tmp_path: Pa
     """Two releases of one name count as one. Of a byte, names repeat after some twenty; of 48 bits, two of a million
     names are the same with probability .002.
     """
-    path = write(tmp_path, {"rounds": 1, "privacy": {"secure": True}})
+    path = write(tmp_path, {"rounds": 1, "privacy": {"randomness": "fresh"}})
     found: set[str] = set()
     for out in ("one", "two"):
         assert dpfl("run", path, "--out", tmp_path / out).code == 0

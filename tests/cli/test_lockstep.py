@@ -83,7 +83,7 @@ def test_stacks_of_other_sizes_have_noise_of_their_own(tmp_path: Path) -> None:
             ["runtime={lockstep: true}", "privacy.unit=silo", "algorithm.name=fedavg"],
             ["runtime.lockstep=true", "unit='silo'"],
         ),
-        (["runtime.noise=device", "privacy.secure=true"], ["runtime.noise='device'", "secure", "Use noise: host"]),
+        (["runtime.noise=device", "privacy.randomness=fresh"], ["runtime.noise='device'", "secure", "Use noise: host"]),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, settings: list[str], parts: list[str]) -> None:

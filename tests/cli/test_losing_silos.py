@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from dpfl_plugin.algorithms.scaffnew import ScaffNew
 from dpfl_plugin.algorithms.scaffold import Scaffold, ScaffoldWarm
 from dpfl_plugin.oracle import attempt_of
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.checkpoint import load
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 from tests.cli.losing import Losing, losing
 from tests.cli.test_resume import Crash, crash
@@ -36,9 +36,9 @@ def by_attempt(result: dict[str, Any]) -> dict[tuple[int, int], list[int]]:
 
 
 def checkpoint(result: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    (newest,) = (Path(result["folder"]) / "checkpoint").iterdir()
-    server, silos = (load_file(newest / f"{name}.safetensors") for name in ("server", "silos"))
-    return server, silos, json.loads((newest / "facts.json").read_text())
+    found = load(Path(result["folder"]) / "checkpoint")
+    assert found is not None
+    return found.server, found.silos, found.facts
 
 
 def said(result: dict[str, Any]) -> dict[str, Any]:

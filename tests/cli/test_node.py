@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.cli import node
 from dpfl_plugin.runs import folder
 from dpfl_plugin.sweeps import slurm
 from tests.cli.command import dpfl
@@ -44,7 +43,7 @@ def checks(job: Path) -> dict[str, tuple[bool, str]]:
 
 def test_a_job_in_which_nothing_is_wrong(job: Path) -> None:
     found = checks(job)
-    assert all(ok for ok, _ in found.values()) and {"time limit", "locks", "modes", "GPUs"} == set(found), found
+    assert all(ok for ok, _ in found.values()) and {"time limit", "locks", "GPUs"} == set(found), found
     done = dpfl("doctor", "--slurm", "--out", job.parent / "runs")
     assert done.code == 0 and "ok: locks: work in" in done.out and "WRONG" not in done.out
     assert [*(job.parent / "runs").iterdir()] == []
@@ -100,14 +99,10 @@ def test_processes_that_no_mpi_joins(job: Path, monkeypatch: pytest.MonkeyPatch)
     assert not found[0] and "srun started 3 processes" in found[1] and "--mpi=pmi2" in found[1]
 
 
-def test_a_folder_without_locks_or_open_to_all(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.parent.chmod(0o755)
-    (job.parent / "runs").chmod(0o755)
+def test_a_folder_without_locks(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "_excludes", lambda path: False)
-    monkeypatch.setattr(node, "too_open", lambda path, access: f"{path} is open to everybody")
     found = checks(job)
     assert not found["locks"][0] and "file locks do not work there" in found["locks"][1]
-    assert not found["modes"][0] and "open to everybody" in found["modes"][1]
 
 
 @pytest.mark.parametrize(("seen", "ok"), [(0, False), (1, False), (2, True)])

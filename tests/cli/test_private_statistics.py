@@ -180,7 +180,7 @@ def test_a_run_that_dies_goes_on_with_the_same_statistics(
 
 
 def test_secure_statistics_that_were_lost_are_charged_again_or_not_made(tmp_path: Path) -> None:
-    secure = {"privacy": {"secure": True}}
+    secure = {"privacy": {"randomness": "fresh"}}
     lost = mock.patch.object(checkpoint, "save", dies(checkpoint.save, 2))
     path = config(tmp_path / "free", secure)
     with lost, pytest.raises(Died):
@@ -229,7 +229,10 @@ def test_secure_statistics_are_of_no_seed(tmp_path: Path) -> None:
     """Even where seed and name, of which other noise follows, are the same."""
     for secure, same in ((False, True), (True, False)):
         with mock.patch("dpfl_plugin.runs.job.secrets.token_hex", return_value="0" * 32):
-            found = [run(config(tmp_path / f"{secure}-{name}", {"privacy": {"secure": secure}})) for name in "ab"]
+            found = [
+                run(config(tmp_path / f"{secure}-{name}", {"privacy": {"randomness": "fresh" if secure else "seeded"}}))
+                for name in "ab"
+            ]
         columns = [result["private_statistics"]["columns"] for result in found]
         assert (columns[0] == columns[1]) is same
 
@@ -239,7 +242,7 @@ def test_what_an_owner_allows_covers_statistics(tmp_path: Path, monkeypatch: pyt
     limits.write_text(f"folder: {tmp_path / 'owner'}\nepsilon: 4\ndelta: 1e-3\n")
     limits.chmod(0o600)
     monkeypatch.setenv("DPFL_LIMITS", str(limits))
-    result = run(config(tmp_path, merged(SOLVED, {"privacy": {"secure": True}})))
+    result = run(config(tmp_path, merged(SOLVED, {"privacy": {"randomness": "fresh"}})))
     released, held = (
         charges(result["folder"]),
         set(Ledger.open(tmp_path / "owner" / "data.lifetime.jsonl", append=False)),
@@ -295,7 +298,7 @@ def test_predictions_and_exports_scale_as_training_did(tmp_path: Path, whole: di
 def test_persons_and_poisson_batches_and_secure_noise(tmp_path: Path) -> None:
     persons = {
         "data": {"schema": {"person": "id"}},
-        "privacy": {"unit": "person", "max_records_per_person": 2, "shared_persons": "refuse", "secure": True},
+        "privacy": {"unit": "person", "max_records_per_person": 2, "shared_persons": "refuse", "randomness": "fresh"},
     }
     result = run(config(tmp_path / "persons", persons))
     assert {charge.release.unit for charge in statistics_in(result["folder"])} == {"person"}

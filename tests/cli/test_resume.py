@@ -22,7 +22,7 @@ from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import fused
 from dpfl_plugin.runs import session
-from dpfl_plugin.runs.checkpoint import load, save
+from dpfl_plugin.runs.checkpoint import load, load_facts, save
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, metrics, one_message, pretend_another_machine, run, write
@@ -126,7 +126,7 @@ def crash(config: Path, number: int, *args: object) -> Path:
 def test_interrupted_and_resumed(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, number: int, calls: int
 ) -> None:
-    """The signal comes while the silos of a stack are at work; ``calls`` counts stacks, of which a round has two."""
+    """The signal comes while the silos of a stack are at work, and their round is finished; a round has two stacks."""
     config, seen, real = write(tmp_path, CHANGES), 0, SiloGroup.run
 
     def work(self: SiloGroup, *args: Any) -> Any:
@@ -139,7 +139,7 @@ def test_interrupted_and_resumed(
     monkeypatch.setattr(SiloGroup, "run", work)
     done = dpfl("run", config, "--out", tmp_path / "runs", "--json")
     assert done.code == 4 and f"dpfl run {config} --out {config.parent / 'runs'} --resume" in done.err
-    assert done.json["status"] == "interrupted" and done.json["rounds"] == calls // 2
+    assert done.json["status"] == "interrupted" and done.json["rounds"] == (calls + 1) // 2
     assert json.loads((folder_of(config) / "result.json").read_text()) == done.json
     assert len(list((folder_of(config) / "checkpoint").iterdir())) == 1
     same(run(config, "--resume"), undisturbed)
@@ -289,7 +289,9 @@ def test_crashed_and_resumed(crashed: Path, undisturbed: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_what_is_computed_again_is_said_and_whether_it_is_charged_again(tmp_path: Path, secure: bool) -> None:
-    config = crash(write(tmp_path, CHANGES | {"privacy": {"epsilon": 3.0, "secure": secure}}), 8)
+    config = crash(
+        write(tmp_path, CHANGES | {"privacy": {"epsilon": 3.0, "randomness": "fresh" if secure else "seeded"}}), 8
+    )
     done = dpfl("run", config, "--out", tmp_path / "runs", "--json", "--resume")
     assert done.code == 0 and "resumed after round 6" in done.err, done.err
     (said,) = (line for line in done.err.splitlines() if "2 rounds" in line)
@@ -494,18 +496,18 @@ def test_a_damaged_ledger_is_refused(crashed: Path, how: str, part: str) -> None
 
 
 def test_a_damaged_checkpoint_is_refused(crashed: Path) -> None:
-    (server,) = (folder_of(crashed) / "checkpoint").glob("round-*/server.safetensors")
+    server = folder_of(crashed) / "checkpoint" / "state.safetensors"
     server.write_bytes(server.read_bytes()[:40])
-    one_message(dpfl("run", crashed, "--out", crashed.parent / "runs", "--resume"), "round-00000006", "checkpoint")
+    one_message(dpfl("run", crashed, "--out", crashed.parent / "runs", "--resume"), "state.safetensors", "checkpoint")
 
 
 def test_one_flipped_bit_of_a_checkpoint_is_refused(crashed: Path, undisturbed: dict[str, Any]) -> None:
     """It would release rounds once more, at other values, under names that are charged already."""
-    (server,) = (folder_of(crashed) / "checkpoint").glob("round-*/server.safetensors")
+    server = folder_of(crashed) / "checkpoint" / "state.safetensors"
     whole, before = server.read_bytes(), charges(folder_of(crashed))
     server.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     done = dpfl("run", crashed, "--out", crashed.parent / "runs", "--resume")
-    one_message(done, "server.safetensors is not what was written", "Keep the ledger", code=2)
+    one_message(done, "its tensors are not what was written", "Keep the ledger", code=2)
     assert charges(folder_of(crashed)) == before
     server.write_bytes(whole)
     same(run(crashed, "--resume"), undisturbed)
@@ -603,8 +605,8 @@ def test_machine_a_then_b_then_a_again(tmp_path: Path) -> None:
     config = crash(write(tmp_path, CHANGES), 8)
     pretend_another_machine(folder_of(config))  # the checkpoint is of A
     crash(config, 2, "--resume")  # this machine is B; it releases two rounds and dies before its next checkpoint
-    (facts,) = (folder_of(config) / "checkpoint").glob("round-*/facts.json")
-    found = json.loads(facts.read_text())
+    found = load_facts(folder_of(config) / "checkpoint")
+    assert found is not None
     assert found["arithmetic"]["machine"] != "another"
     assert found["attempt"] > 2**127
     before = charges(folder_of(config))
@@ -636,7 +638,7 @@ def test_a_run_that_goes_on_without_compiled_loops_draws_fresh_noise(tmp_path: P
 
 def test_secure_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path) -> None:
     """Nobody can repeat it: what was released before a crash and is not in the checkpoint was released twice."""
-    config = crash(write(tmp_path, {**CHANGES, "privacy": {"epsilon": 3.0, "secure": True}}), 8)
+    config = crash(write(tmp_path, {**CHANGES, "privacy": {"epsilon": 3.0, "randomness": "fresh"}}), 8)
     before = charges(folder_of(config))
     result = run(config, "--resume")
     after = charges(folder_of(config))
@@ -648,7 +650,7 @@ def test_secure_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path)
 
 def test_secure_runs_of_one_seed_are_two_releases(tmp_path: Path) -> None:
     """The same configuration in two folders: other noise, other names in the ledger, and no trace of a key."""
-    one, other = (run(write(tmp_path / _folder(tmp_path, name), {"privacy": {"secure": True}})) for name in "ab")
+    one, other = (run(write(tmp_path / _folder(tmp_path, name), {"privacy": {"randomness": "fresh"}})) for name in "ab")
     assert one["model_sha256"] != other["model_sha256"] and one["id"] == other["id"]
     assert not {c.noise_id for c in charges(one["folder"])} & {c.noise_id for c in charges(other["folder"])}
     statement = json.loads((Path(one["folder"]) / "ledger.json").read_text())

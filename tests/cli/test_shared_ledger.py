@@ -278,7 +278,10 @@ def test_the_very_same_run_on_another_machine_is_another_run(tmp_path: Path) -> 
 
 def test_secure_runs_of_one_configuration_are_two_runs(tmp_path: Path) -> None:
     """Nothing of the first comes again in the second, not even who takes part."""
-    config, ledger = write(tmp_path, {"privacy": {"secure": True}, "checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
+    config, ledger = (
+        write(tmp_path, {"privacy": {"randomness": "fresh"}, "checkpoint": {"every": 2}}),
+        tmp_path / "all.jsonl",
+    )
     crash(config, 4, "--ledger", ledger)
     result = run(config, "--resume", "--ledger", ledger)
     assert held(ledger) == charges(result["folder"]) and len(held(ledger)) == (4 + 4) * 4

@@ -67,7 +67,7 @@ def named(path: Path) -> set[Charge]:
 
 def test_a_secure_tuning_that_nothing_disturbs_repeats_nothing(tmp_path: Path) -> None:
     """Candidates go on after each rung, with noise of another name; what they released before is not made again."""
-    config = config_of(tmp_path, privacy={**TUNE["privacy"], "secure": True})
+    config = config_of(tmp_path, privacy={**TUNE["privacy"], "randomness": "fresh"})
     result = tune(config)
     for one in result["ranking"]:
         assert not Ledger.open(Path(one["folder"]) / "ledger.jsonl", append=False).notes
@@ -275,7 +275,7 @@ def test_after_any_crash_it_goes_on_and_nothing_is_charged_twice(
 
 def test_what_cannot_be_repeated_is_charged_again_within_the_budget(tmp_path: Path) -> None:
     """With noise that no seed can bring back, rounds that a crash lost are other releases: the end pays for them."""
-    secure = {**TUNE["privacy"], "secure": True}
+    secure = {**TUNE["privacy"], "randomness": "fresh"}
     config, crashes = config_of(tmp_path, privacy=secure), 0
     while crashes < 6 and crashed(config, 5):
         crashes += 1

@@ -45,7 +45,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int], l
     asked = {}
     for secure in (False, True):
         folder = tmp_path_factory.mktemp(f"secure-{secure}")
-        config = config_of(folder, privacy={**TUNE["privacy"], "secure": secure})
+        config = config_of(folder, privacy={**TUNE["privacy"], "randomness": "fresh" if secure else "seeded"})
         for seed in (*SEEDS, -1):
             out = folder / str(seed)
             out.mkdir()

@@ -10,7 +10,7 @@ import pytest
 
 from dpfl_plugin import registry
 from dpfl_plugin.config import load as loading
-from dpfl_plugin.config.load import _known_keys, base_of, configure, json_schema, load, noise_name, run_id, to_yaml
+from dpfl_plugin.config.load import _known_keys, base_of, configure, json_schema, load, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.yaml_text import parse
 from dpfl_plugin.errors import ConfigError
@@ -123,19 +123,24 @@ def test_what_is_written_reads_back_the_same(tmp_path: Path, settings: list[str]
     path.write_text(to_yaml(config))
     (variant,) = load(path).variants
     assert variant.config == config
-    assert run_id(variant.config) == run_id(config) and noise_name(variant.config, "data") == noise_name(config, "data")
+    assert run_id(variant.config) == run_id(config)
 
 
-def test_the_id_of_a_run_and_of_its_noise(tmp_path: Path) -> None:
+def test_the_id_of_a_run(tmp_path: Path) -> None:
     base = read(tmp_path)
     for setting in ("name=x", "out=x", "description=x", "checkpoint.every=1", "data.folder=x", "runtime.stack=2"):
         assert run_id(read(tmp_path, "", setting)) == run_id(base), setting
-        assert noise_name(read(tmp_path, "", setting), "data") == noise_name(base, "data"), setting
-    measured = read(tmp_path, "", "evaluation.every=2")
-    assert run_id(measured) != run_id(base) and noise_name(measured, "data") == noise_name(base, "data")
-    for setting in ("seed=1", "rounds=4", "privacy.clip_norm=2", "algorithm.local_lr=0.2", "l2=1", "model=mlp"):
+    for setting in (
+        "seed=1",
+        "evaluation.every=2",
+        "privacy.randomness=fresh",
+        "rounds=4",
+        "privacy.clip_norm=2",
+        "algorithm.local_lr=0.2",
+        "l2=1",
+        "model=mlp",
+    ):
         assert run_id(read(tmp_path, "", setting)) != run_id(base), setting
-        assert noise_name(read(tmp_path, "", setting), "data") != noise_name(base, "data"), setting
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
@@ -212,12 +217,6 @@ def test_the_schema_names_every_key() -> None:
     assert schema["additionalProperties"] is False and set(schema["required"]) == {"algorithm", "privacy"}
     for block in (schema["properties"]["trackers"]["items"], schema["properties"]["model"]):
         assert {"type": "string"} in block["anyOf"], "a plugin's name alone is one, also in a list"
-
-
-def test_changed_records_draw_other_noise(tmp_path):
-    """The same noise on two sets of records would show what changed between them."""
-    config = read(tmp_path, "")
-    assert noise_name(config, "these") != noise_name(config, "those")
 
 
 def test_relative_paths_start_at_the_files_folder_unless_a_run_folder_knows_another(tmp_path: Path) -> None:

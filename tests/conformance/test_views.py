@@ -61,7 +61,7 @@ def moved(image: Tensor, down: int, right: int, crop: int) -> Tensor:
     return padded[:, crop + down : crop + down + h, crop + right : crop + right + w]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     views=st.integers(1, 4),
     crop=st.integers(0, 3),

@@ -53,7 +53,7 @@ def test_known_answers(device: str, counter: str, key: str, output: str) -> None
     assert " ".join(f"{int(value):08x}" for value in found) == output
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(counter=st.tuples(word, word, word, word), key=st.tuples(word, word))
 def test_the_integers_of_another_implementation(counter: tuple[int, ...], key: tuple[int, ...]) -> None:
     """randomgen counts once before its first block."""
@@ -94,8 +94,8 @@ def test_a_stream_is_the_same_alone_and_among_others(count: int, blocks: int, si
 
 
 def test_every_part_of_a_name_counts() -> None:
-    """Seed, purpose, round, silo, step, attempt and run: no two streams share a number, whatever the place."""
-    names = list(itertools.product((0, 1), ("noise", "batch"), (0, 1), (0, 1), (0, 1), (0, 1), ("", "another")))
+    """Seed, purpose, round, silo and step: no two streams share a number, whatever the place."""
+    names = list(itertools.product((0, 1), ("noise", "batch"), (0, 1), (0, 1), (0, 1)))
     found = draws([stream_key(*name) for name in names], 50)
     assert len(np.unique(found)) == found.size
 
@@ -140,6 +140,7 @@ def exactly(key: bytes, index: int, u_bits: int, v_bits: int) -> mpmath.mpf:
     return mpmath.sqrt(-2 * mpmath.log(u)) * turn(2 * mpmath.pi * v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_normals_are_as_near_to_the_exact_ones_as_is_said(device: str) -> None:
     """Whatever bits follow, to a sixteenth of `NEAR`: the rest of it is room for other devices."""
@@ -239,8 +240,7 @@ def test_neither_pairs_of_a_block_nor_neighbouring_streams_correlate() -> None:
     pair = draws([stream_key(5, "noise")], 2 * n)[0].reshape(n, 2)
     by_silo = draws([stream_key(5, "noise", silo=silo) for silo in (1, 2)], n)
     by_step = draws([stream_key(5, "noise", step=step) for step in (1, 2)], n)
-    by_attempt = draws([stream_key(5, "noise", attempt=attempt) for attempt in (1, 2)], n)
-    for one, other in (pair.T, by_silo, by_step, by_attempt, (pair[:-1, 1], pair[1:, 0])):
+    for one, other in (pair.T, by_silo, by_step, (pair[:-1, 1], pair[1:, 0])):
         assert abs(np.corrcoef(one, other)[0, 1]) < bound
         assert abs(np.corrcoef(one**2, other**2)[0, 1]) < bound * 1.1  # heavier tails: a little wider
         assert abs(np.corrcoef(one, other + 0.03 * one)[0, 1]) > bound, "power"

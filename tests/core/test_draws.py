@@ -61,6 +61,7 @@ def noisy(rng, total, std, dtype, add=None):
     return ((rounded_normals.nearest(total, STEP) + noise) * STEP).astype(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("std", "count"), [(0.3, 400_000), (1e4, 400_000), (2.0**33, 400_000), (2.0**45, 3000)])
 def test_the_compiled_noise_is_that_of_numpy(std, count, dtype):
@@ -76,6 +77,7 @@ def test_the_compiled_noise_is_that_of_numpy(std, count, dtype):
         assert state(given) == state(numpys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [0, 1])
 def test_the_compiled_noise_at_the_edge_of_every_strip(sign):
     """A word at will: it is the sum of the state's first two and its counter. The rest decides on points at an edge."""
@@ -365,6 +367,7 @@ print(run(), sum(run.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_kept_on_disk_is_of_the_sources_that_there_are(tmp_path):
     """numba looks at the file of the loop alone: a constant of another file that was mended would never be used."""
     (tmp_path / "loops.py").write_text(LOOPS)

@@ -24,6 +24,7 @@ def real(number):
     return mpmath.mpf(str(number))
 
 
+@pytest.mark.slow
 def test_the_law_is_normal_to_40_digits():
     """The density of `ziggurat`'s formulas over exp(-x^2 / 2), at strips' edges and between; and the tail."""
     with mpmath.workdps(60):

@@ -10,7 +10,7 @@ from randomgen import AESCounter
 from scipy import stats
 
 from dpfl_plugin.core.fresh import FreshGenerator
-from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, fresh_attempt, stream, stream_key, words
+from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, stream, stream_key, words
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
 
@@ -50,7 +50,7 @@ def test_words_name_the_streams_of_their_keys():
 
 
 def test_every_part_of_a_name_counts():
-    names = list(itertools.product((0, 1), ("noise", "batch"), (0, 1), (0, 1), (0, 1), (0, 1)))
+    names = list(itertools.product((0, 1), ("noise", "batch"), (0, 1), (0, 1), (0, 1), ("", "coins")))
     keys = {stream_key(*name) for name in names}
     assert len(keys) == len(names)
 
@@ -107,11 +107,7 @@ def test_noise_that_is_drawn_for_several_sums_at_once_is_used_once():
     assert stats.kstest(every[:200] / 9e9, "norm").pvalue > ALPHA
 
 
-@pytest.mark.parametrize("number", ["its own", "its parent's"])
-def test_no_two_holders_of_a_secure_stream_draw_the_same(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork has its parent's number where both are the first of a container."""
-    if number == "its parent's":
-        monkeypatch.setattr(os, "getpid", lambda: 1)
+def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
     source = SecureStream(8)
     source.seek(b"").rounded(10, 1e6)  # and seven more, which are there to be handed out
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
@@ -129,19 +125,3 @@ def test_no_two_holders_of_a_secure_stream_draw_the_same(number: str, monkeypatc
     assert os.read(read, 1000) != source.seek(b"").rounded(10, 1e6).tobytes()
     os.close(read)
     os.close(write)
-
-
-def test_attempts_cannot_be_foreseen():
-    """128 bits of the operating system, all of which count; small numbers name what they named before."""
-    found = [fresh_attempt() for _ in range(1000)]
-    assert len(set(found)) == 1000 and all(2**127 <= attempt < 2**128 for attempt in found)
-    assert len({attempt % 2**64 for attempt in found}) == 1000
-    low = [attempt % 2**63 for attempt in found[:10]]
-    keys = {stream_key(1, "noise", attempt=attempt) for attempt in [*found[:10], *low, *(a >> 64 for a in found[:10])]}
-    assert len(keys) == 30
-
-
-def test_what_is_asked_and_the_attempt_are_told_apart():
-    """No two names give the same bytes, wherever these come from."""
-    names = [(0, b""), (0, b"\0" * 16), (0, b"\0" * 32), (2**127, b""), (2**127, b"\0" * 16)]
-    assert len({stream_key(1, "noise", attempt=attempt, asked=asked) for attempt, asked in names}) == len(names)

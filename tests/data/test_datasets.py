@@ -52,6 +52,7 @@ def counts(data: Dataset) -> list[int]:
 # --- the real files ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mnist(load: Callable[..., Dataset]) -> None:
     data = load(idx.mnist)
     assert data.features.shape == (60_000, 784)
@@ -65,6 +66,7 @@ def test_mnist(load: Callable[..., Dataset]) -> None:
     assert data.features.max() == 1
 
 
+@pytest.mark.slow
 def test_mnist_images_stand_upright(load: Callable[..., Dataset]) -> None:
     data = load(idx.mnist, flatten=False)
     ones = data.features[data.labels == 1]
@@ -75,6 +77,7 @@ def test_mnist_images_stand_upright(load: Callable[..., Dataset]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_adult(load: Callable[..., Dataset]) -> None:
     data = load(adult)
     assert data.features.shape == (32_561, 108)
@@ -97,6 +100,7 @@ def test_adult(load: Callable[..., Dataset]) -> None:
         assert (unknown > 0).sum() == missing
 
 
+@pytest.mark.slow
 def test_adult_first_row(load: Callable[..., Dataset]) -> None:
     """39, State-gov, 77516, Bachelors, 13, ...: numbers unscaled on request."""
     raw, scaled = load(adult, scale=False).features[0], load(adult).features[0]
@@ -119,6 +123,7 @@ def test_mushrooms(load: Callable[..., Dataset]) -> None:
         assert set(np.unique(part.features)) == {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_cifar10_sheets(data_folder: Path) -> None:
     """4,000 + 1,000 images; counts of classes as published with the sheets, and an image that lies as it stands."""
     if not (data_folder / "cifar10_subset").is_dir():
@@ -172,6 +177,7 @@ def test_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert digits(DataSource(), flatten=False).features.shape == (1797, 1, 8, 8)
 
 
+@pytest.mark.slow
 def test_a_real_file_with_one_byte_changed_is_refused(data_folder: Path, tmp_path: Path) -> None:
     original = data_folder / "mnist" / "t10k-labels-idx1-ubyte.gz"
     if not original.is_file():
@@ -205,6 +211,7 @@ def write_emnist(folder: Path) -> np.ndarray:
     return labels
 
 
+@pytest.mark.slow
 def test_emnist_images_are_turned_upright(tmp_path: Path) -> None:
     labels = write_emnist(tmp_path)
     data = idx.emnist_balanced(DataSource(folder=tmp_path), flatten=False)

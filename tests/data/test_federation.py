@@ -203,25 +203,6 @@ def test_a_plugin_must_return_a_sound_dataset() -> None:
         build(lambda source: Dataset(np.ones((2, 1), np.float32), np.array([0, 5]), 2))
 
 
-@pytest.mark.slow
-def test_gao_setting_on_mnist(data_folder: Path) -> None:
-    """[G] Sec. 4: 25 odd/even silos, 50 dimensions by PCA, n = 1734 training records a silo."""
-    if not (data_folder / "mnist").is_dir():
-        pytest.skip(f"{data_folder / 'mnist'} is not there")
-    from dpfl_plugin.data.idx import mnist
-
-    fed = build(
-        mnist,
-        partitioner=partition.odd_even_pairs,
-        num_silos=25,
-        folder=data_folder,
-        preprocess=[{"name": "pca", "dims": 50}, "parity"],
-    )
-    assert fed.feature_shape == (50,)
-    assert fed.num_classes == 2
-    assert all(silo.train_x.shape == (1734, 50) and 0.4 < silo.train_y.mean() < 0.6 for silo in fed.silos)
-
-
 def test_natural_silos_are_called_by_their_names(tmp_path: Path) -> None:
     for name, count in {"a": 5, "b": 1, "c": 6, "d": 7}.items():
         (tmp_path / f"{name}.csv").write_text("u,label\n" + "".join(f"{i},{i % 2}\n" for i in range(count)))

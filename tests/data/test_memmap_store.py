@@ -35,6 +35,7 @@ def test_rows_are_copied_in_their_order(tmp_path: Path, mapped: bool) -> None:
     assert source[5, 0] == 15.0
 
 
+@pytest.mark.slow
 def test_a_run_on_mapped_records_has_the_same_bits_and_name(tmp_path: Path) -> None:
     changes = {"data": {"preprocess": ["unit_norm"], "partition": "natural"}}
     (tmp_path / "mapped").mkdir()

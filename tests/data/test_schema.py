@@ -322,6 +322,7 @@ def test_what_was_clipped_filled_in_or_put_together_is_counted() -> None:
     )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.floats(-1e6, 1e6), st.sampled_from(["a", "b", "c", "?", "zzz"])), min_size=1, max_size=20),
     st.integers(0, 19),

@@ -32,9 +32,6 @@ class Account:
 
     def eligible(self) -> None: ...
 
-    def recounts(self, round: int, noise_id: str) -> bool:
-        return False
-
     def affords(self, round: int, plan: RoundPlan) -> bool:
         return round < self._rounds
 
@@ -79,18 +76,18 @@ class Plans:
 class Run:
     """An experiment on three silos, in which ``fault`` is called with the number of each round before it."""
 
-    def __init__(self, fault: Callable[[int], Any] = lambda round: None, **limits: int) -> None:
+    def __init__(self, fault: Callable[[int], Any] = lambda round: None, fresh: bool = False, **limits: int) -> None:
         self.lab = Lab(FedAvg(local_steps=1, local_lr=0.1), [silo([1.0], [float(i)]) for i in range(3)], rules(), [9.0])
         run_round = self.lab.runtime.run_round
 
         def faulty(down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
             made = fault(draw.round)
-            self.attempts.append((draw.round, draw.attempt, tuple(plan.participants)))
+            self.attempts.append((draw.round, draw.noise_id, tuple(plan.participants)))
             up = run_round(down, plan, draw)
             return {name: value * made for name, value in up.items()} if isinstance(made, float) else up
 
         self.lab.runtime.run_round = faulty  # type: ignore[method-assign]
-        self.attempts: list[tuple[int, int, tuple[int, ...]]] = []
+        self.attempts: list[tuple[int, str, tuple[int, ...]]] = []
         self.account, self.lines, self.saved = Account(limits.get("budget", 99)), [], []
         self.progress = Progress(server=self.lab.server)
         self.experiment = Experiment(
@@ -100,6 +97,7 @@ class Run:
             rounds=ROUNDS,
             expected_rounds=ROUNDS,
             run_name="run",
+            fresh=fresh,
             evaluations=SimpleNamespace(due=lambda rounds: True, made=True),  # type: ignore[arg-type]
             dissimilarity=False,
             checkpoint_every=None,
@@ -155,21 +153,25 @@ def test_what_ends_a_run_is_said_and_the_rounds_before_it_count(name: str) -> No
     assert run.saved[-1] == rounds and torch.isfinite(run.progress.server["model"]).all()
 
 
-def test_a_run_that_is_asked_to_stop_is_the_same_run_when_it_goes_on() -> None:
-    whole, parts, asked = Run(), Run(), iter([False, False, True])
+def test_a_run_that_is_asked_to_stop_finishes_its_round_and_is_the_same_run_when_it_goes_on() -> None:
+    asked: list[int] = []
+    whole, parts = Run(), Run(lambda round: asked.append(round) if round == 1 else None)
     whole()
-    assert parts(stop=lambda: next(asked)).cause is Cause.STOP_REQUESTED and parts.progress.rounds == 2
+    assert parts(stop=lambda: bool(asked)).cause is Cause.STOP_REQUESTED
+    assert parts.progress.rounds == parts.saved[-1] == 2
     assert parts().cause is Cause.ROUNDS
     assert torch.equal(whole.progress.server["model"], parts.progress.server["model"])
     assert whole.attempts == parts.attempts
 
 
-def test_a_round_that_loses_silos_is_made_again_by_the_others_with_noise_of_another_name() -> None:
-    run = Run(in_round(1, SilosLost({2: "killed"})))
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_round_that_loses_silos_is_made_again_by_the_others(fresh: bool) -> None:
+    """With fresh noise under another name, so that both are charged."""
+    run = Run(in_round(1, SilosLost({2: "killed"})), fresh)
     assert run().cause is Cause.ROUNDS and run.account.lost == 1
     assert run.account.begun == [0, 1, 1, 2, 3]
     (_, first, everybody), (_, second, others), *_ = run.attempts
-    assert first != second and everybody == (0, 1, 2) and others == (0, 1)
+    assert (first != second) == fresh and everybody == (0, 1, 2) and others == (0, 1)
 
 
 def test_with_too_few_silos_left_the_run_fails_and_what_counts_is_saved_before() -> None:

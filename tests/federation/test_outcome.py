@@ -15,7 +15,7 @@ OLD = {
     ("done", "too few silos may take part in another round: 0 of 5"): Cause.MAX_PARTICIPATIONS,
     ("budget_exhausted", "round 8 would take epsilon to 2.1, beyond 2"): Cause.BUDGET,
     ("budget_exhausted", "too few silos may take part in another round: 0 of 5"): Cause.MAX_PARTICIPATIONS,
-    ("interrupted", "asked to stop in round 3"): Cause.STOP_REQUESTED,
+    ("interrupted", "asked to stop; ended after round 3"): Cause.STOP_REQUESTED,
     ("failed", "the training loss is nan after round 3; it was last finite after round 2"): Cause.NOT_FINITE,
     ("failed", "the global model is not finite after round 3; its loss was last finite"): Cause.NOT_FINITE,
     ("failed", "after round 3: 1 silos are left, fewer than runtime.min_silos=2"): Cause.TOO_FEW_SILOS,

@@ -77,8 +77,7 @@ def plain_loop(task, data, folder, kind):
 
 
 def final_model(folder):
-    (last,) = (folder / "server" / "checkpoint").glob("round-*")
-    return load_file(last / "server.safetensors")["model"]
+    return load_file(folder / "server" / "checkpoint" / "state.safetensors")["server.model"]
 
 
 def simulate(tmp_path, kind, draw="", **settings):

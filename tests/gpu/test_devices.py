@@ -125,7 +125,7 @@ def test_a_run_in_lockstep_with_noise_of_the_device(tmp_path: Path, device: str,
         ({"runtime": {"device": "cpu"}}, False),
         ({"runtime": {"device": "cuda", "noise": "host"}}, False),
         ({"runtime": {"device": "cuda", "noise": "device"}}, False),
-        ({"runtime": {"device": "cuda"}, "privacy": {"secure": True}}, False),
+        ({"runtime": {"device": "cuda"}, "privacy": {"randomness": "fresh"}}, False),
         ({"runtime": {"device": "cuda"}, "privacy": {"noise_multiplier": 0.0}}, False),
     ],
 )

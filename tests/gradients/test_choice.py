@@ -14,7 +14,7 @@ from torch.nn import functional
 from dpfl_plugin import registry
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
-from dpfl_plugin.gradients import costs, losses
+from dpfl_plugin.gradients import choice, costs, losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.choice import Terms, candidates, choose, made_up
 from dpfl_plugin.gradients.closed_form import ClosedForm
@@ -288,3 +288,94 @@ def test_a_model_of_millions_of_parameters_finds_its_engine():
     model = nn.Linear(1_000_000, 10, bias=False)
     features = made_up(model, (1_000_000,), torch.zeros(1))
     assert choose("auto", model, losses.cross_entropy, TERMS, features)[0].name == "closed_form"
+
+
+# Trials that a process need not repeat
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.layer, self.scale, self.activation = nn.Linear(4, 3), scale, functional.relu
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x):
+        return self.activation(self.layer(x)) * self.scale + self.shift
+
+
+Another = type("Scaled", (Scaled,), {"__module__": __name__, "__qualname__": "Another"})
+
+
+def halved(outputs, labels):
+    return functional.cross_entropy(outputs, labels, reduction="none") / 2
+
+
+def frozen(model):
+    model.layer.bias.requires_grad_(False)
+    return model
+
+
+OTHERS = {
+    "an attribute": {"model": Scaled(2.0)},
+    "what trains": {"model": frozen(Scaled())},
+    "its class": {"model": Another()},
+    "its type": {"model": Scaled().double(), "trial": trial(4).double()},
+    "the loss": {"loss": halved},
+    "how many records": {"trial": torch.zeros(4, 4)},
+    "the batch": {"terms": replace(TERMS, batch_size=65)},
+    "the engine": {"name": "vmap"},
+}
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Whenever an engine is tried, or records are tried for independence."""
+    found, real, expected = [], choice._tried, choice._Expected.of
+    monkeypatch.setattr(choice, "_tried", lambda *args: (found.append("tried"), real(*args))[1])
+    monkeypatch.setattr(choice._Expected, "of", lambda *args: (found.append("records"), expected(*args))[1])
+    return found
+
+
+def chosen(passed, name="bookkeeping", model=None, loss=losses.cross_entropy, terms=TERMS, **more):
+    return choose(name, model or Scaled(), loss, terms, more.get("trial", trial(4)), passed)[0]
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_trial_is_not_repeated_unless_model_loss_or_terms_differ(tried, other):
+    passed = {}
+    made = chosen(passed)
+    assert tried == ["records", "tried"]
+    again = chosen(passed)
+    assert tried == ["records", "tried"] and again is not made
+    y, batch, found = torch.linspace(-1, 1, 15), Records(trial(4), torch.tensor([0, 2, 1])), []
+    for engine in (made, again):
+        found.append(torch.empty(15, dtype=torch.float64))
+        engine.clipped_sum(y, batch, 0.5, found[-1])
+    assert torch.equal(*found)
+    tried.clear()
+    chosen(passed, **other)
+    assert tried == ["records", "tried"]
+
+
+def test_without_a_cache_and_for_models_that_cannot_be_pickled_a_trial_is_repeated(tried):
+    hooked = Scaled()
+    hooked.layer.register_forward_hook(lambda *_: None)
+    for passed, model in ((None, Scaled()), ({}, hooked)):
+        for _ in range(2):
+            tried.clear()
+            chosen(passed, "vmap", model)
+            assert tried == ["records", "tried"]
+
+
+def test_failed_trials_are_repeated_and_memory_is_looked_at_each_time():
+    class Mixing(Scaled):
+        def forward(self, x):
+            return super().forward(x - x.mean(dim=0))
+
+    passed = {}
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="mixes the records"):
+            chosen(passed, model=Mixing())
+    chosen(passed)
+    with pytest.raises(UnsupportedError, match=r"where runtime\.memory_budget leaves"):
+        chosen(passed, terms=replace(TERMS, most_bytes=8.0))

@@ -17,7 +17,7 @@ from dpfl_plugin.gradients.choice import Terms, choose
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.opacus import Opacus
 from dpfl_plugin.gradients.vmap import Vmap, _add_clipped, _norms
-from dpfl_plugin.runs.naming import model_facts
+from dpfl_plugin.models.fixed import model_digest
 
 
 def linear(features: int, outputs: int, bias: bool = True) -> nn.Module:
@@ -211,11 +211,11 @@ def test_a_live_batch_norm_stays_refused(engine, change):
     assert "BatchNorm2d" in (engine.unsupported(live(change), losses.cross_entropy) or "")
 
 
-def test_the_statistics_of_a_frozen_batch_norm_name_the_noise():
+def test_the_statistics_of_a_frozen_batch_norm_are_in_a_models_digest():
     one, other = backbone(), backbone()
-    assert model_facts(one) == model_facts(other)
+    assert model_digest(one) == model_digest(other)
     other[1].running_var[0] += 1e-9
-    assert model_facts(one)["parameters"] != model_facts(other)["parameters"]
+    assert model_digest(one) != model_digest(other)
 
 
 def test_unknown_loss_names_the_known():

@@ -18,10 +18,10 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients import choice
 from dpfl_plugin.gradients.base import Loss, Records
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
+from dpfl_plugin.gradients.choice import Terms
 from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.outcome_losses import Hazards, Huber, MultiLabel, OutcomeLoss, Poisson, Squared
 from dpfl_plugin.gradients.persons import MeanLoss, Persons
-from dpfl_plugin.gradients.trials import Terms
 from dpfl_plugin.gradients.vmap import Vmap
 
 CLASSES = 3

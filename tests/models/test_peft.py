@@ -16,7 +16,6 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.losses import cross_entropy
-from dpfl_plugin.gradients.whose import keeps_nothing
 from dpfl_plugin.models.build import check_model
 
 if any(importlib.util.find_spec(name) is None for name in ("peft", "transformers")):
@@ -66,12 +65,6 @@ def test_the_example_trains_releases_and_changes_adapters_and_head_alone(example
     after, start = run.model.state_dict(), before.state_dict()
     assert {key for key in start if not torch.equal(start[key], after[key])} == trained
     assert run.result["engine"] == "bookkeeping" and run.result["epsilon"]["server"]["epsilon"] <= 4
-
-
-def test_what_transformers_adds_to_torchs_layers_is_no_code_of_other_models() -> None:
-    reader()
-    assert hasattr(torch.nn.Module, "smart_apply"), "else there is nothing to overlook"
-    assert keeps_nothing(torch.nn.Linear(2, 2), cross_entropy)
 
 
 def test_clipped_gradients_of_an_adapted_reader_are_those_of_each_record() -> None:

@@ -85,14 +85,14 @@ def test_a_silo_rank_that_fails_ends_the_job_with_a_checkpoint_behind_it(
             assert text in own and text not in of_rank_0 + log.read_text(), "in the log of the silo's rank alone"
     else:
         assert "Traceback" not in err
-    assert (tmp_path / "failed").exists() and list((tmp_path / "runs").glob("run/*/checkpoint/round-0000000[12].*"))
+    assert (tmp_path / "failed").exists() and list((tmp_path / "runs").glob("run/*/checkpoint/state.safetensors"))
     same_in_the_end(config, resumed_here(config))
 
 
 def test_what_a_silo_rank_says_stays_at_the_silo_where_nobody_else_knows_the_noise(tmp_path: Path) -> None:
     """Errors and warnings may quote records, and the launcher's screen is that of rank 0's user."""
     config = configured(tmp_path, "raise")
-    code, _, err = mpirun(3, *arguments(config), "--set", "privacy.secure=true")
+    code, _, err = mpirun(3, *arguments(config), "--set", "privacy.randomness=fresh")
     assert code != 0
     (log,) = (tmp_path / "runs").glob("run/*/silos/rank-2.log")
     assert log.stat().st_mode & 0o777 == 0o600
@@ -102,7 +102,7 @@ def test_what_a_silo_rank_says_stays_at_the_silo_where_nobody_else_knows_the_noi
     assert re.search(place + re.escape(str(log)), err), err
     # What is said before any run begins, so that no folder is there for it
     config = write(tmp_path, {"data": {"dataset": csv_files("none/*.csv"), "num_silos": None, "partition": "natural"}})
-    code, _, err = mpirun(3, *arguments(config), "--set", "privacy.secure=true")
+    code, _, err = mpirun(3, *arguments(config), "--set", "privacy.randomness=fresh")
     assert code == 2 and "looked for" not in err
     logs = [Path(name) for name in re.findall(r"rank [12] on .* is in (\S+\.log)", err)]
     assert logs and all("looked for" in path.read_text() for path in logs), err

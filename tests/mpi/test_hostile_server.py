@@ -32,7 +32,7 @@ from tests.cli.command import write
 from tests.mpi.network import Loopback, Network, loopback
 from tests.mpi.test_protocol import SILOS, hosts
 
-SECURE = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "secure": True}
+SECURE = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "randomness": "fresh"}
 NAME = "x" * 32
 
 
@@ -95,7 +95,7 @@ class Server:
 
     def round(self, down: Vectors, plan: RoundPlan, name: str = NAME) -> list[dict[str, Any]]:
         """The answers of a round, one for each stack, the last of which may be an error."""
-        self.tell("round", down=wire.layout(down), apart=True, **wire.plan_header(plan, Draw(0, 0, 0, name)))
+        self.tell("round", down=wire.layout(down), apart=True, **wire.plan_header(plan, Draw(0, 0, name)))
         for value in down.values():
             self.link.push(1, value)
         answers = [self.hear("computed")]
@@ -178,7 +178,7 @@ def test_a_name_of_noise_belongs_to_one_agreement(start: Start) -> None:
 
 
 def test_the_same_bits_are_charged_once_where_they_follow_from_a_seed(start: Start) -> None:
-    server = start("repeatable: true\n", privacy={**SECURE, "secure": False})
+    server = start("repeatable: true\n", privacy={**SECURE, "randomness": "seeded"})
     assert server.begin()["say"] == "ready"
     down, plan = server.plan(0)
     assert [server.round(down, plan)[0]["say"] for _ in range(9)] == ["computed"] * 9
@@ -192,7 +192,10 @@ def test_what_code_in_doubt_released_is_charged_each_time(
     module = "import pickle\nfrom dpfl_plugin.algorithms.scaffold import Scaffold as Doubtful\nREAD = pickle.loads\n"
     (tmp_path / "computes_anew.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
-    changes = {"privacy": {**SECURE, "secure": False}, "algorithm": {"name": None, "module": "computes_anew:Doubtful"}}
+    changes = {
+        "privacy": {**SECURE, "randomness": "seeded"},
+        "algorithm": {"name": None, "module": "computes_anew:Doubtful"},
+    }
     server = start("repeatable: true\n", **changes)
     assert server.begin()["say"] == "ready"
     down, plan = server.plan(0)
@@ -249,7 +252,7 @@ def test_only_a_round_that_was_answered_is_committed(start: Start) -> None:
     server = start(runtime={"stack": 1})
     assert server.begin()["say"] == "ready"
     down, plan = server.plan(0, 1, 2, 3)
-    server.tell("round", down=wire.layout(down), apart=True, **wire.plan_header(plan, Draw(0, 0, 0, NAME)))
+    server.tell("round", down=wire.layout(down), apart=True, **wire.plan_header(plan, Draw(0, 0, NAME)))
     for value in down.values():
         server.link.push(1, value)
     server.hear("computed")  # the first of four

@@ -14,7 +14,7 @@ from tests.cli.command import write
 from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
 
 pytestmark = [*needs_mpi, pytest.mark.slow]
-PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "secure": True}
+PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "randomness": "fresh"}
 EACH = (
     'export DPFL_LIMITS=$LIMITS/limits-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}.yaml; exec "$0" -m mpi4py -m dpfl_plugin "$@"'
 )

@@ -74,7 +74,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "early_stopping": {"share": 0.25, "every": 2, "patience": 1, "min_gain": 0.99, "noise_multiplier": 2.0},
         "personalise": {"local_steps": 2, "local_lr": 0.1},
     },
-    "secure": {"privacy": {"secure": True}, "rounds": 2},
+    "secure": {"privacy": {"randomness": "fresh"}, "rounds": 2},
     "settings of single silos": {
         "silos": {0: {"noise_multiplier": 9.0}, 5: {"clip_norm": 0.5}},
         "silo_weights": "noise",
@@ -134,9 +134,8 @@ def here(config: Path) -> dict[str, Any]:
 
 def states(result: dict[str, Any]) -> dict[str, bytes]:
     """What the last checkpoint holds."""
-    (newest,) = (Path(result["folder"]) / "checkpoint").iterdir()
-    files = [(path, load_file(path)) for path in newest.glob("*.safetensors")]
-    return {f"{path.name} {key}": value.tobytes() for path, found in files for key, value in found.items()}
+    found = load_file(Path(result["folder"]) / "checkpoint" / "state.safetensors")
+    return {key: value.tobytes() for key, value in found.items()}
 
 
 def compare(one: dict[str, Any], other: dict[str, Any], label: str) -> None:

@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -137,8 +137,8 @@ class Place:
 
     def begin(self) -> None: ...
 
-    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
-        return self._session.runtime(parts, charges, config, stop)
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
+        return self._session.runtime(parts, charges, config)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
     "everything": {},
-    "secure": {"privacy": {"secure": True}},
+    "secure": {"privacy": {"randomness": "fresh"}},
     "adaptive": {"privacy": {"clip": "adaptive"}, "early_stopping": None, "personalise": None},
     "reduce": {"runtime": {"aggregation": "reduce"}, "early_stopping": None, "personalise": None},
     "silo": {

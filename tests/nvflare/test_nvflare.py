@@ -61,8 +61,7 @@ def charges(folder):
 
 
 def final_model(folder):
-    (last,) = (folder / "server" / "checkpoint").glob("round-*")
-    return load_file(last / "server.safetensors")["model"]
+    return load_file(folder / "server" / "checkpoint" / "state.safetensors")["server.model"]
 
 
 def test_a_job_in_the_simulator_gives_the_result_of_a_plain_loop(tmp_path, monkeypatch):

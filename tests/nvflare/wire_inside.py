@@ -30,7 +30,7 @@ from nvflare.fuel.utils import fobs
 from dpfl_plugin.adapters import nvflare
 from dpfl_plugin.adapters.nvflare import PAYLOAD, PrivateController, PrivateExecutor
 from dpfl_plugin.testing.wire import NUM_SILOS, Parties, WireContract, faithful
-from dpfl_plugin.testing.wire_faults import Declared, Elsewhere, Theirs
+from dpfl_plugin.testing.wire_faults import Declared, Elsewhere
 from tests.adapters.wires import check_page
 
 SITES = [f"site-{silo + 1}" for silo in range(NUM_SILOS)]
@@ -181,10 +181,6 @@ def over_the_wire(shareable):
 class TestNVFlare(WireContract):
     checks_bytes = False  # NVFlare's connections do (TLS); here there are none
     declared: ClassVar[dict[str, Declared]] = {
-        "test_no_clock_decides_anything": Theirs(
-            "NVFlare measures how long a task waits, and a site is silent, by the time of day: a server whose clock is "
-            "set forward gives up the sites of that round, whose charges stay"
-        ),
         "test_a_silo_that_is_away_for_a_day_comes_back": Elsewhere(
             "for a site that goes away in a round, is given up, and is asked again when it is back",
             ("tests/nvflare/wire_inside.py::test_a_site_that_went_away_is_given_up_and_asked_again_when_it_is_back",),

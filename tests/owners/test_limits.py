@@ -80,23 +80,6 @@ def test_nor_one_in_a_folder_where_others_can_put_another_in_its_place(path, tmp
     assert read_limits(path).epsilon == 8
 
 
-def test_nor_one_that_a_link_leads_to_which_others_can_change(path, tmp_path):
-    shared, above = tmp_path / "shared", tmp_path / "above"
-    for folder in (shared, above):
-        folder.mkdir()
-    (shared / "first").symlink_to(path)
-    (tmp_path / "second").symlink_to(shared / "first")
-    (above / "own").mkdir()
-    (above / "own" / "limits.yaml").write_bytes(path.read_bytes())
-    (above / "own" / "limits.yaml").chmod(0o600)
-    found = [shared / "first", tmp_path / "second", above / "own" / "limits.yaml"]
-    assert [read_limits(one).epsilon for one in found] == [8, 8, 8]
-    shared.chmod(0o777), above.chmod(0o777)
-    for one in found:
-        with pytest.raises(ConfigError, match=r"(shared can be written by others|above, above .* by everybody)"):
-            read_limits(one)
-
-
 def test_nor_one_of_another_user(path, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     path_owner = path.stat().st_uid

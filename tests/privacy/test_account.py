@@ -53,7 +53,7 @@ def account(unit: Unit = "record", beta: float = 1.0, **given: Any) -> PrivacyAc
         clip_norm=1.0,
         mechanism=Gaussian(SIGMA),
         sampler=given.pop("sampler", FixedSize(record_rate=RATE)),
-        secure=given.pop("secure", False),
+        fresh=given.pop("fresh", False),
         schedule=Constant() if beta == 1 else Geometric(beta=beta, threshold=3),
     )
     more: dict[str, Any] = {"accountant": RDP(), "beside": Beside(200), "ledger": Ledger(), **given}
@@ -81,12 +81,6 @@ def test_rounds_of_drawn_length_that_the_ledger_alone_knows_leave_no_mixture() -
         third_party = views["third_party"]
         given = "of some of them the ledger alone is left" in third_party["basis"]
         assert given == (known < 4) == (third_party["epsilon"] == views["server"]["worst_case_epsilon"])
-
-
-def asked(of: PrivacyAccount, round: int, plan: Round, noise_id: str) -> bool:
-    """Whether a round with noise of this name may be made."""
-    of.recounts(round, noise_id)
-    return of.affords(round, plan)
 
 
 def epsilon(rounds: int, participation: float = 1.0, accountant: Accountant | None = None, **release: Any) -> float:
@@ -148,17 +142,18 @@ def test_a_round_counts_as_often_as_it_was_released_whoever_took_part(drawn_agai
         assert one.so_far()["third_party"] == pytest.approx(several, rel=1e-12)
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_an_outsider_is_told_of_one_sample_only_where_the_draw_repeats(secure: bool) -> None:
-    one = account("silo", in_sums=True, equal_weights=True, secure=secure)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_an_outsider_is_told_of_one_sample_only_where_the_draw_repeats(fresh: bool) -> None:
+    one = account("silo", in_sums=True, equal_weights=True, fresh=fresh)
     for name in "ab":
         view = one.outsider() if one.costs else None
         assert (view is None) == (not one.costs)
         one.begin_round(0, Round())
         one.append(one.charges(0, Round(), name))
-    assert (one.outsider() is None) == secure
+    assert (one.outsider() is None) == fresh
 
 
+@pytest.mark.slow
 def test_rounds_that_other_draws_would_have_allowed_are_not_taken_for_cheaper_ones() -> None:
     """Two phases on halves and quarters of the records, the second at twice the rate; the budget ends the first."""
     half, quarter = (Round((0, 1), share=share) for share in ((0.0, 0.5), (0.5, 0.75)))
@@ -253,12 +248,12 @@ def test_a_budget_counts_a_round_that_is_planned_anew_as_the_dearer_of_its_attem
         one = account(view="third_party", epsilon=budget, beta=0.9, rounds=8, max_participations=7)
         run(one, 3, Round((0, 1, 2, 3), 1, most_gradients=4, participation="all"))
         first, second = Round((0, 1), 3, most_gradients=4), Round((2, 3), 1, most_gradients=4)
-        assert asked(one, 3, first, "a")
+        assert one.affords(3, first)
         one.begin_round(3, first)
         one.append(one.charges(3, first, "a"))
         if lost:
             one.lose()
-        if asked(one, 3, second, "b"):
+        if one.affords(3, second):
             one.begin_round(3, second)
             one.append(one.charges(3, second, "b"))
         assert one.views()["third_party"]["epsilon"] <= budget
@@ -330,43 +325,16 @@ def test_how_silos_take_part_is_the_federations() -> None:
         assert one.ahead()[1] == pytest.approx(epsilon(1, probability), rel=1e-12)
 
 
-@pytest.mark.parametrize("view", BOTH)
-@pytest.mark.parametrize("beta", [1.0, 0.999])
-def test_what_will_not_be_repeated_counts_before_the_next_release(view: BudgetView, beta: float) -> None:
-    """A run that goes on from round 10 of 19, from round 12 on at other values: all 19 were released already."""
-    ledger, given = Ledger(), {"view": view, "beta": beta, "num_participants": M if view == "third_party" else S}
-    plan = Round(participation="all" if view == "third_party" else "sampled")
-    first = account(ledger=ledger, **given)
-    assert run(first, 19, plan) == 19
-    whole = account(ledger=ledger.in_memory(), **given)
-    for t in (19, 20):
-        whole.append(whole.charges(t, plan, "a"))
-    budget = (whole.server_so_far() or 0.0) * 1.0001
-    costs = {t: cost for t, cost in first.costs.items() if t < 10}
-    again = account(epsilon=budget, ledger=ledger, costs=costs, repeats=lambda charge: charge.round >= 10, **given)
-    t = 10
-    while asked(again, t, plan, name := "a" if t < 12 else "b"):
-        again.begin_round(t, plan)
-        again.append(again.charges(t, plan, name))
-        t += 1
-    spent = account(ledger=ledger.in_memory(), **given).server_so_far()
-    assert 13 <= t <= 14 and spent is not None and spent <= budget
-
-
-def test_what_is_repeated_counts_once_and_what_is_skipped_counts() -> None:
+def test_rounds_that_are_made_again_count_once_and_only_when_they_are_made() -> None:
+    """A seeded run that goes on from round 10 takes the undisturbed one's way, and ends with what that was charged."""
     ledger = Ledger()
     assert run(account(ledger=ledger), 19) == 19
-    budget = epsilon(20)
-    again = account(epsilon=budget, ledger=ledger, repeats=lambda charge: charge.round >= 10)
-    for t in range(10, 15):
-        assert asked(again, t, Round(), "a")
+    again = account(epsilon=epsilon(12), ledger=ledger, pending=lambda charge: charge.round >= 10)
+    for t in range(10, 12):
+        assert again.affords(t, Round())
         again.begin_round(t, Round())
         again.append(again.charges(t, Round(), "a"))
-    assert len(list(ledger)) == 19 * S
-    assert asked(again, 19, Round(), "a"), "19 count, with those that were skipped"
-    again.begin_round(19, Round())
-    again.append(again.charges(19, Round(), "a"))
-    assert not asked(again, 20, Round(), "a")
+    assert not again.affords(12, Round()) and len(list(ledger)) == 19 * S
 
 
 BESIDE = Beside(200, scores=Scores((0.8, 1.0), 3.0), num_scores=2, statistics=2.0, local_steps=K)
@@ -383,29 +351,10 @@ def test_what_is_to_be_made_again_is_stated_as_what_it_is_released(kind: ChargeK
         at = {"score": 2, "statistics": 0, "personalise": 200}[kind]
         first.append([Charge(round=at, silo=silo, noise_id="x", **more) for silo in range(M)])  # type: ignore[arg-type]
     given: dict[str, Any] = {"beside": BESIDE, "max_participations": 2, "ledger": first.ledger}
-    again = account(**given, costs=first.costs, repeats=lambda charge: charge.kind == kind)
+    again = account(**given, costs=first.costs, pending=lambda charge: charge.kind == kind)
     stated = again.views()
     assert stated == account(**given, costs=first.costs, stating=True).views() == first.views()
     assert stated["server"]["epsilon"] <= stated["server"]["worst_case_epsilon"]
-    known = "a" if kind == "round" else "x"
-    assert not again._book.expect(kind, 0 if kind == "round" else at, known), "it is still to be made again"
-
-
-def test_silos_that_reach_the_cap_by_rounds_that_are_not_repeated_are_not_drawn() -> None:
-    first = account(max_participations=1)
-    for t, silos in enumerate([(0, 1), (2, 3)]):
-        first.begin_round(t, Round(silos))
-        first.append(first.charges(t, Round(silos), "a"))
-    given: dict[str, Any] = {"max_participations": 1, "ledger": first.ledger}
-    again = account(**given, costs={}, repeats=lambda charge: True)
-    assert again.eligible() == [0, 1, 2, 3]
-    assert not again.recounts(0, "a") and again.recounts(0, "b")
-    assert again.eligible() == []
-    again.begin_round(0, Round((0, 1)))
-    again.append(again.charges(0, Round((0, 1)), "b"))  # whoever may have let it be: what was released is stated
-    for stated in (again.views(), account(**given, stating=True).views()):
-        realised, worst = stated["server"]["epsilon"], stated["server"]["worst_case_epsilon"]
-        assert epsilon(1) < realised <= worst == stated["third_party"]["epsilon"]
 
 
 @pytest.mark.parametrize("cap", [None, 4])

@@ -62,6 +62,7 @@ def test_from_noise_to_epsilon_and_back(sampler: str, rate: float, releases: int
     assert noise == pytest.approx(sigma, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accountant", "sampler", "rate"),
     [(RDP(), "poisson", 0.2), (PRV(eps_error=0.1), "poisson", 0.2), (Paper(), "fixed", 0.2),

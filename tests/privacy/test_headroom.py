@@ -58,6 +58,7 @@ def runs(draw: st.DrawFn) -> list[tuple[int, int, list[int], int, bool]]:
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(runs(), st.floats(0.3, 3.0), st.sampled_from([*[RDP()] * 15, PLD()]))
 def test_round_by_round_it_is_the_check(run, epsilon: float, accountant: Accountant) -> None:  # type: ignore[no-untyped-def]

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import shutil
 import signal
 import stat
 import time
@@ -110,6 +109,7 @@ def test_silos_with_noise_of_their_own_stay_apart(tmp_path: Path) -> None:
     assert set(Ledger.open(tmp_path / "l", append=False)) == set(charges)
 
 
+@pytest.mark.slow
 def test_speed(tmp_path: Path) -> None:
     start = time.process_time()
     path = tmp_path / "ledger.jsonl"
@@ -320,66 +320,6 @@ def test_a_ledger_whose_name_a_power_cut_could_take_is_refused(
             ledger.sync()
 
 
-def test_a_program_that_changes_its_working_folder_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with Ledger(Path("ledger.jsonl"), {"run": "r1"}) as ledger:
-        (tmp_path / "elsewhere").mkdir()
-        monkeypatch.chdir(tmp_path / "elsewhere")
-        ledger.append([charge(0)])
-        ledger.sync()
-    with Ledger.open(tmp_path / "ledger.jsonl", append=False) as found:
-        assert [c.round for c in found] == [0]
-
-
-@pytest.mark.parametrize("what", ["put back", "overwritten", "deleted", "moved, and copied back"])
-def test_what_does_not_reach_the_file_of_its_name_covers_nothing_and_is_kept(tmp_path: Path, what: str) -> None:
-    """A restored backup, a checkout, a synchronised folder: who opens the file next would not know of the release."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    path, copy = folder / "ledger.jsonl", tmp_path / "copy"
-    with Ledger(path, {"run": "r1"}) as ledger:
-        ledger.append([charge(0)])
-        ledger.sync()
-        copy.write_bytes(path.read_bytes())
-        ledger.append([charge(1)])
-        ledger.sync()
-        if what == "put back":
-            copy.replace(path)
-        elif what == "overwritten":
-            path.write_bytes(copy.read_bytes())
-        elif what == "deleted":
-            path.unlink()
-        else:
-            folder.rename(tmp_path / "elsewhere")
-            shutil.copytree(tmp_path / "elsewhere", folder)
-        ledger.append([charge(2)])
-        with pytest.raises(LedgerError, match=r"ledger\.jsonl was replaced, moved, deleted or changed .* nothing"):
-            ledger.sync()
-        with pytest.raises(LedgerError):
-            ledger.append([charge(3)])
-    kept = list(folder.glob("ledger.jsonl.unlinked-*"))
-    assert len(kept) == (what != "overwritten")
-    for one in kept:
-        with Ledger.open(one, append=False) as found:
-            assert [c.round for c in found] == [0, 1, 2], "what left was in no other file"
-
-
-def test_a_ledger_that_lost_its_name_says_so_though_nothing_was_charged_since(tmp_path: Path) -> None:
-    """What is charged already may leave again only where the file still says so."""
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path, {"run": "r1"})
-    ledger.append([charge(0)])
-    ledger.sync()
-    path.unlink()
-    ledger.append([charge(0)])
-    with pytest.raises(LedgerError, match="was replaced, moved, deleted or changed"):
-        ledger.sync()
-    ledger.close()
-    (kept,) = tmp_path.glob("ledger.jsonl.unlinked-*")
-    with Ledger.open(kept, append=False) as found:
-        assert [c.round for c in found] == [0]
-
-
 def test_reading_and_closed_ledgers_take_no_charges(three: Path) -> None:
     reader = Ledger.open(three, append=False)
     closed = Ledger.open(three)
@@ -405,6 +345,7 @@ def release_until_killed(path: Path, out: int) -> None:
         t += 1
 
 
+@pytest.mark.slow
 def test_killed_anywhere_nothing_that_left_is_missing(tmp_path: Path) -> None:
     """Twelve kills -9 at random points of one run: it opens each time, and holds every round that was announced."""
     path = tmp_path / "ledger.jsonl"

@@ -288,6 +288,7 @@ def test_tails_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert short.delta_at(100.0) >= 3 * 2 * ndtr(-4.8)
 
 
+@pytest.mark.slow
 def test_speed() -> None:
     warm = steps("fixed", 0.2, 61.0, 10)
     pld.epsilon([warm], 1e-5)  # imports

@@ -66,6 +66,7 @@ def total(charges: list[Charge], before: Prior) -> float:
 # Envelopes
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["fixed", "poisson"]),

@@ -13,6 +13,7 @@ ALPHA = 1e-6  # false alarm, for this seed
 SHARE = (0.9, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_noise_has_the_standard_deviation_that_is_charged():
     scores = Scores(SHARE, 3.0)

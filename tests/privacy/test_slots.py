@@ -129,6 +129,7 @@ def stopped_at_the_end(plan):
 counts = st.dictionaries(st.sampled_from([*KINDS, release(2.0, 0.5)]), st.integers(1, 4))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(plan=counts, asked=st.lists(counts, max_size=6), shares=st.lists(st.sampled_from([(0.0, 1.0), (0.0, 0.5)])))
 def test_no_slot_is_used_twice_and_a_release_takes_one_of_exactly_its_kind(plan, asked, shares):

@@ -60,6 +60,7 @@ def exact(features: torch.Tensor, real: torch.Tensor | None = None) -> torch.Ten
     return STATISTICS.noisy(features, real, "replace_one", np.random.default_rng())
 
 
+@pytest.mark.slow
 def test_what_a_record_adds_is_within_the_bounds_of_each_column_and_reaches_them() -> None:
     rows = contributions(anything(stream(0, "trial"), 4000), MEASURED)
     assert torch.isfinite(rows).all()

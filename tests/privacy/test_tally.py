@@ -204,6 +204,7 @@ def test_a_part_of_a_release_takes_nothing_back_and_no_field_runs_over() -> None
     assert len(tally) == 4
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(charges(), charges())
 def test_a_ledger_in_memory_is_the_ledger_and_grows_alone(made: list[Charge], more: list[Charge]) -> None:

@@ -16,14 +16,13 @@ import dpfl_plugin as dpfl
 from benchmarks import papers as benchmark
 from dpfl_plugin.api import papers as api
 from dpfl_plugin.config.sweep import config_of
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, TrainingError
+from dpfl_plugin.errors import ArgumentError, DataError, TrainingError
 from dpfl_plugin.privacy.paper import noble_largest_rounds
-from dpfl_plugin.published import catalog, items, joined, noble_authors, pages, pictures
+from dpfl_plugin.published import catalog, items, joined, noble_authors
 from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import ALL, QUICK, Cell, Claim, Item, Paper, Part
 from dpfl_plugin.published.noble2022_privacy import CAPTIONS
 from dpfl_plugin.published.numbers import Numbers, Point, look_up
-from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.environment import package_sha256
 from dpfl_plugin.sweeps.foreseen import Foresight
 from tests.cli.command import BASE
@@ -171,27 +170,6 @@ def _without_modules(described: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in described.items() if key not in ("modules", "packages_before")}
 
 
-def test_only_what_a_run_imports_makes_numbers_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper
-) -> None:
-    (done,) = dpfl.reproduce("tiny", out=tmp_path / "out", quick=True)
-    numbers = done.numbers
-    assert numbers is not None
-    kept = numbers_of.read(numbers.write(tmp_path))
-    assert kept is not None and kept.modules == numbers.modules
-    computes = {"algorithms.scaffold", "privacy.ledger", "runs.session", "published.numbers"}
-    assert computes <= numbers.modules.keys() and numbers.changed() == []
-    assert not {"cli.papers", "published.pages"} & numbers.modules.keys()
-    was = environment._modules_sha256()
-    for edited, changed in (("cli.papers", []), ("algorithms.of_tomorrow", []), ("privacy.ledger", ["privacy.ledger"])):
-        monkeypatch.setattr(environment, "_modules_sha256", lambda edited=edited: {**was, edited: "0"})
-        monkeypatch.setattr(numbers_of, "package_sha256", lambda: "0" * 64)
-        assert numbers.changed() == changed
-    told: list[str] = []
-    dpfl.reproduce("tiny", out=tmp_path / "out", quick=True, tell=told.append)
-    assert any("2 runs were finished by another version" in text and "privacy.ledger" in text for text in told)
-
-
 def test_a_run_of_two_versions_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper) -> None:
     """Begun by one, continued by another: it is of both."""
     sweep, _ = api.planned(paper.items[0].parts[0], QUICK, api.folder_of(paper, tmp_path / "out"))
@@ -219,10 +197,7 @@ def test_a_run_that_fails_is_told_and_leaves_no_numbers(
     assert sum("FAILED: it does not work" in text for text in told) == 2
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_runs_that_failed_before_are_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper, jobs: int
-) -> None:
+def test_runs_that_failed_before_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper) -> None:
     carried_out = api.carried_out
 
     def failing(config: Any, *args: Any, **keys: Any) -> Any:
@@ -232,9 +207,9 @@ def test_runs_that_failed_before_are_tried_again(
 
     monkeypatch.setattr(api, "carried_out", failing)
     with pytest.raises(TrainingError, match=r"1 of 2 runs failed, see above; the others are finished\. "):
-        dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", jobs=jobs)
+        dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", jobs=2)
     monkeypatch.setattr(api, "carried_out", carried_out)
-    (done,) = dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", jobs=jobs)
+    (done,) = dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", jobs=2)
     assert done.missing == 0 and done.numbers is not None
 
 
@@ -293,26 +268,6 @@ def test_seeds_one_after_another_come_to_the_numbers_of_all(
     ):
         assert benchmark._keep(item, numbers) is taken
         assert api._listed(paper, item).numbers == extent and len(list((tmp_path / "kept").rglob("*.json"))) == 1
-
-
-def test_runs_on_a_device_are_other_runs_of_the_same_experiment(tmp_path: Path, paper: Paper) -> None:
-    """Which the numbers say."""
-    told: list[str] = []
-    (plain,) = dpfl.reproduce("tiny", quick=True, device="cpu", out=tmp_path)
-    (there,) = dpfl.reproduce("tiny", quick=True, device="cpu:0", out=tmp_path, tell=told.append)
-    (again,) = dpfl.reproduce("tiny", quick=True, device="cpu:0", out=tmp_path, tell=told.append)
-    assert [text.partition("; in")[0] for text in told if "before" in text] == [
-        f"Figure 1, tiny: 2 runs, {count} finished before" for count in (0, 2)
-    ]
-    configs = [path.read_text() for path in tmp_path.rglob("config.yaml")]
-    assert sum("device: cpu:0\n" in text for text in configs) == 2 and len(configs) == 4
-    assert plain.numbers is not None and there.numbers is not None and there.page is not None
-    assert (plain.numbers.devices, there.numbers.devices) == ([], ["cpu:0"])
-    assert plain.numbers.runs == there.numbers.runs and len(plain.numbers.points) == len(there.numbers.points)
-    assert "on two cores beside cpu:0; " in there.page.read_text() and again.numbers == there.numbers
-    with pytest.raises(ConfigError, match=r"runtime.device='gpu' is not a valid device"):
-        dpfl.reproduce("tiny", quick=True, device="gpu", out=tmp_path / "none")
-    assert not (tmp_path / "none").exists()
 
 
 def test_standard_deviations_of_seeds_are_put_together() -> None:
@@ -396,53 +351,6 @@ def test_what_a_number_is_judged_by(ours: list[float | None], std: float, said: 
     cell = Cell(part="p", line="a", at={}, mean=0.5, std=std)
     assert numbers_of.cell_verdict(_points(ours, [0.1]), cell)[1] == said
     assert numbers_of.cell_verdict(_points(ours, [0.1]), replace(cell, line="c"))[1] == "not run"
-
-
-def test_tables_have_a_key_of_what_is_in_them() -> None:
-    claim = Claim(text="", source="", part="p", better="a", worse="b", at={})
-    cell = Cell(part="p", line="a", at={}, mean=0.5)
-    item = Item(kind="figure", number="1", title="", source="", claims=(claim,), cells=(cell,))
-    several, single = _points([0.5, 0.6], [0.1, 0.2]), _points([0.5], [0.1])
-    for numbers, of, said in (
-        (
-            several,
-            item,
-            ("deviation over 2 seeds", "standard error", "95 % confidence", "two standard deviations"),
-        ),
-        (several, replace(item, claims=(), cells=()), ("deviation over 2 seeds",)),
-        (single, item, ("one seed", "95 % confidence", "two standard deviations")),
-    ):
-        key = " ".join(pages.key(of, numbers).split())
-        every = (
-            "deviation over 2 seeds",
-            "one seed",
-            "standard error",
-            "95 % confidence",
-            "two standard deviations",
-        )
-        assert tuple(words for words in every if words in key) == said
-        assert "as drawn" in key and "1 seeds" not in key
-    assert pages.key(item, replace(several, table=(["a"], [["1"]]))) == ""
-
-
-@pytest.mark.parametrize(("values", "rows"), [([0.75], True), ([0.75, 1.5], False)])
-def test_points_at_one_value_are_rows_of_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], rows: bool
-) -> None:
-    """Where they would hide one another; and the picture says what it is of."""
-    item = Item(
-        kind="figure", number="2", title="noise", source="", against="e", parts=(Part(name="p", config="", title="P"),)
-    )
-    points = [
-        Point(part="p", line=line, at={"e": e}, seeds=[0, 1], scores=[0.5, 0.6]) for line in ("a", "b") for e in values
-    ]
-    numbers = Numbers("paper", "figure-2", False, "0", [], "", points)
-    drawn = pictures.drawing(Paper(name="p", short="They 2020", reference="", items=(item,)), item, numbers)
-    (axis,) = drawn.axes
-    assert ([text.get_text() for text in axis.get_yticklabels()] == ["a", "b"]) == rows
-    assert bool(drawn.legends) != rows
-    title = drawn.get_suptitle()
-    assert "They 2020, Figure 2: noise" in title and "2 seeds, bars: ± standard deviation" in " ".join(title.split())
 
 
 def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -124,15 +124,19 @@ class Opened:
         return [text.strip() for text in self.page.locator("#groups tbody tr:visible th").all_inner_texts()]
 
 
-@pytest.fixture(params=SIZES)
+ON_BOTH = pytest.mark.parametrize("opened", SIZES, indirect=True)
+
+
+@pytest.fixture
 def opened(request: pytest.FixtureRequest, browser: Any, file: Path) -> Iterator[Opened]:
-    found = Opened(browser, file, request.param)
+    found = Opened(browser, file, getattr(request, "param", "desk"))
     yield found
     assert found.asked == [file.as_uri()]
     assert not found.wrong
     found.context.close()
 
 
+@ON_BOTH
 def test_it_draws_and_fits(opened: Opened) -> None:
     page = opened.page
     assert len(opened.rows()) == 4
@@ -194,6 +198,7 @@ def test_bands_lie_below_all_curves(opened: Opened) -> None:
     assert True in fills and fills == sorted(fills, reverse=True)
 
 
+@ON_BOTH
 def test_a_phone_shows_the_columns_that_count(opened: Opened) -> None:
     heads, phone = opened.page.locator("#groups thead th:visible"), opened.page.viewport_size["width"] < 600
     few = [text.strip(" \u25b2\u25bc") for text in heads.all_inner_texts()]
@@ -294,8 +299,6 @@ def test_every_run(opened: Opened) -> None:
 
 
 def test_values_at_a_point_are_shown(opened: Opened) -> None:
-    if opened.page.viewport_size["width"] < 600:
-        pytest.skip("a phone has no pointer to hover with")
     opened.page.select_option("select[data-key='algorithm.name']", "scaffold")
     opened.page.fill("#search", "noise_multiplier")
     opened.page.locator("#plot").scroll_into_view_if_needed()
@@ -325,17 +328,16 @@ def test_every_field_has_a_name(opened: Opened) -> None:
     assert opened.page.evaluate(nameless) == 0
 
 
-def test_five_hundred_runs(browser: Any, tmp_path: Path) -> None:
-    for i in range(100):
-        for seed in range(5):
+def test_a_hundred_runs(browser: Any, tmp_path: Path) -> None:
+    for i in range(50):
+        for seed in range(2):
             changes = {"algorithm.local_lr": float(i % 10), "privacy.clip_norm": float(i // 10)}
             made(tmp_path / f"{i}-{seed}", seed=seed, changes=changes, accuracies=[0.005 * i + 0.01 * seed] * 40)
     path = write(tmp_path)
-    assert path.stat().st_size < 20e6
     found = Opened(browser, path, "phone")
-    assert len(found.rows()) == 100 and len(found.curves()) == 10
+    assert len(found.rows()) == 50 and len(found.curves()) == 10
     found.page.select_option("select[data-key='algorithm.local_lr']", "3")
-    assert len(found.rows()) == 10
+    assert len(found.rows()) == 5
     assert found.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert not found.wrong and found.asked == [path.as_uri()]
     found.context.close()

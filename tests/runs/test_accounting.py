@@ -93,7 +93,7 @@ def test_a_resumed_account_decides_as_the_undisturbed_one(view: str, known: int)
     one = account(view)
     rounds = spend(one, range(100))
     costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0)) for round in range(known)}
-    again = account(view, ledger=one.ledger, costs=costs, repeats=lambda charge: charge.round >= known)
+    again = account(view, ledger=one.ledger, costs=costs, pending=lambda charge: charge.round >= known)
     assert again.views()["server"] == one.views()["server"]  # nothing is forgotten, wherever it ends
     before = len(one.ledger)
     assert spend(again, range(known, 100)) == rounds
@@ -153,7 +153,7 @@ def test_what_was_spent_so_far_on_the_way() -> None:
         spend(one, range(round, round + 1))
         said.append(one.so_far())
     costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0)) for round in range(3)}
-    again = account(epsilon=None, ledger=one.ledger, costs=costs, repeats=lambda charge: charge.round >= 3)
+    again = account(epsilon=None, ledger=one.ledger, costs=costs, pending=lambda charge: charge.round >= 3)
     for round in range(3, 6):
         spend(again, range(round, round + 1))
         assert again.so_far() == said[round]
@@ -304,7 +304,7 @@ def test_a_resumed_cap_draws_as_the_undisturbed_one(known: int) -> None:
     setting = Setting(num_silos=5, num_participants=1, silo_rate=0.2, record_rate=RATE)
     of = capped(3, 5)
     drawn = draw(of, setting, range(12))
-    again = capped(3, 5, ledger=of.ledger, repeats=lambda charge: charge.round >= known)
+    again = capped(3, 5, ledger=of.ledger, pending=lambda charge: charge.round >= known)
     assert drawn[:known] + draw(again, setting, range(known, 12)) == drawn
     fresh = capped(3, 5, ledger=of.ledger)  # nothing is repeated: the twelve rounds count, and three are left
     assert len(draw(fresh, setting, range(known, 100), "run.1")) == 3

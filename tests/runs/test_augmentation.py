@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dpfl_plugin.adapters.settings import check_settings
-from dpfl_plugin.config.load import configure, noise_name
+from dpfl_plugin.config.load import configure, run_id
 from dpfl_plugin.errors import UnsupportedError
 from tests.cli.command import BASE, charges, dpfl, merged, metrics, run
 from tests.cli.test_resume import crash, same
@@ -69,16 +69,15 @@ def test_how_it_is_computed_changes_no_bit(tmp_path: Path, whole: dict[str, Any]
         assert theirs.items() <= {**theirs, **mine}.items()
 
 
-def test_other_views_are_other_noise(tmp_path: Path) -> None:
-    """They name the run, so that no two sums have the same noise; without the key all names are what they were."""
+def test_other_views_are_another_run(tmp_path: Path) -> None:
     values = yaml.safe_load(config(tmp_path).read_text())
     names = [
-        noise_name(configure({**values, **changes}, source="test"), "")
+        run_id(configure({**values, **changes}, source="test"))
         for changes in ({}, {"augmentation": {**VIEWS, "views": 4}}, {"augmentation": None})
     ]
     assert len(set(names)) == 3
     without = configure({key: value for key, value in values.items() if key != "augmentation"}, source="test")
-    assert noise_name(without, "") == names[2] and "augmentation" not in without.model_dump()
+    assert run_id(without) == names[2] and "augmentation" not in without.model_dump()
 
 
 SMOOTHED = {"name": "convolution_mb_sgd", "diameter": 1.0, "smoothing_radius": 0.1, "lipschitz": 1.0, "v": 1.0}

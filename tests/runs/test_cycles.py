@@ -15,11 +15,9 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
 import dpfl_plugin
 from dpfl_plugin.errors import UnsupportedError
-from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.correlation import Correlation
-from dpfl_plugin.privacy.cycles import MASKED, Cycles
+from dpfl_plugin.privacy.cycles import Cycles
 from dpfl_plugin.privacy.samplers import Cyclic
-from dpfl_plugin.runs.checkpoint import load
 from tests.cli.command import BASE, charges, dpfl, merged, metrics, one_message, pretend_another_machine, run, write
 from tests.cli.test_resume import crash, folder_of, same
 
@@ -103,34 +101,6 @@ def test_who_is_advanced_with_whom_changes_nothing(tmp_path: Path, undisturbed: 
     assert metrics(run(config)) == metrics(undisturbed)
 
 
-def test_a_checkpoint_has_no_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sums = []
-    real = Cycles.states
-
-    def states(self: Cycles) -> Any:
-        sums.extend(word for chain in self.chains for one in chain.sums for word in one.tolist())
-        return real(self)
-
-    monkeypatch.setattr(Cycles, "states", states)
-    config = crash(write(tmp_path, CYCLES), 4)
-    found = load(folder_of(config) / "checkpoint")
-    assert found is not None and found.silos[MASKED].count_nonzero() > 0
-    kept: set[float] = set()
-    for value in (*found.silos.values(), *found.server.values()):
-        kept |= set(value.double().flatten().tolist())
-    kept |= set(found.silos[MASKED].numpy().view(np.float64).flatten().tolist())
-    assert not kept & {value for value in sums if value != 0}
-
-
-def test_masks_are_of_the_records() -> None:
-    """Whoever has the seed and the checkpoint, and not the records, cannot compute them; batches all can."""
-    known, unknown = Draw(seed=1, round=2, run="r", held={0: "a" * 64}), Draw(seed=1, round=2, run="r")
-    bound = bytes(range(16))
-    assert known.of_all_rounds("mask", 0, bound) != unknown.of_all_rounds("mask", 0, bound)
-    assert known.of_all_rounds("mask", 0, bound) != known.of_all_rounds("mask", 0, bound[::-1])
-    assert known.of_all_rounds("deal", 0) == unknown.of_all_rounds("deal", 0) != unknown.of_all_rounds("deal", 1)
-
-
 def test_noise_is_solved_for(tmp_path: Path) -> None:
     privacy = {**CYCLES["privacy"], "noise_multiplier": None, "epsilon": 2.0}
     result = run(write(tmp_path, {**CYCLES, "privacy": privacy}))
@@ -164,7 +134,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "fedexp": {"algorithm": {"name": "fedavg", "server_optimizer": "fedexp"}},
     "AutoS": {"privacy": {"clip": "auto_s"}},
     "Adaptive": {"privacy": {"clip": "adaptive"}},
-    "secure": {"privacy": {"secure": True}},
+    "secure": {"privacy": {"randomness": "fresh"}},
     "device": {"runtime": {"noise": "device"}},
     "silos": {"silos": {0: {"noise_multiplier": 9.0}}},
     "bands": {"privacy": {"bands": 5}},

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError, LedgerError
+from dpfl_plugin.errors import BusyError, ConfigError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import folder as folder_module
 from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
@@ -114,51 +114,6 @@ def test_a_folder_is_locked_for_others(tmp_path: Path) -> None:
         pass
     with second.locked():
         pass
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_shared_ledger_is_one_runs_at_a_time_by_whatever_name(tmp_path: Path, begun: bool) -> None:
-    """Two runs that had it by two hard links would each spend all that is left of its budget."""
-    path, other = tmp_path / "all.jsonl", tmp_path / "elsewhere" / "all.jsonl"
-    other.parent.mkdir()
-    if begun:
-        with open_shared(path):
-            pass
-    with locked_shared(path), open_shared(path):
-        other.hardlink_to(path)
-        with pytest.raises(LedgerBusyError, match=r"elsewhere/all.jsonl: .* by another name"), locked_shared(other):
-            pytest.fail("begun")
-    with locked_shared(other), open_shared(other), pytest.raises(LedgerBusyError), locked_shared(path):
-        pytest.fail("begun")
-    with locked_shared(path), open_shared(path):
-        pass
-
-
-@pytest.mark.parametrize("what", ["put back", "taken away", "grown", "there"])
-def test_a_shared_ledger_that_changed_since_it_was_read_is_not_charged(tmp_path: Path, what: str) -> None:
-    """While records are loaded, say: what was read is what the budget counts."""
-    path, facts = tmp_path / "all.jsonl", {"noise": "x"}
-    if what != "there":
-        with open_shared(path) as ledger:
-            before = path.read_bytes()
-            ledger.begin_run(facts)
-    with locked_shared(path) as read:
-        assert read is not None
-        if what == "put back":
-            path.write_bytes(before)
-        elif what == "taken away":
-            path.unlink()
-        else:
-            with open_shared(path) as ledger:
-                ledger.begin_run(facts)
-        held = path.read_bytes() if path.exists() else None
-        with pytest.raises(LedgerError, match="since it was read"), open_shared(path, read.head):
-            pytest.fail("begun")
-    assert (path.read_bytes() if path.exists() else None) == held
-    with locked_shared(path) as read:
-        assert read is not None
-        with open_shared(path, read.head):
-            pass
 
 
 def test_a_ledger_is_begun_where_a_link_leads(tmp_path: Path) -> None:

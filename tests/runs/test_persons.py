@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpfl_plugin import Federation, Privacy, PrivateOracle
 from dpfl_plugin.adapters.agreement import agree
-from dpfl_plugin.config.load import configure, noise_name, run_id
+from dpfl_plugin.config.load import configure, run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
@@ -87,7 +87,7 @@ def test_a_person_at_two_silos_is_refused_or_stated(tmp_path: Path) -> None:
     path = config(tmp_path, privacy={"shared_persons": "per_silo"})
     page = (Path(run(path)["folder"]) / "privacy.md").read_text()
     assert "**A person who is at several silos is protected at each of them by itself**" in page
-    ledger = dpfl("run", path, "--ledger", tmp_path / "all.jsonl", "--set", "seed=8")
+    ledger = dpfl("run", path, "--ledger", tmp_path / "all.jsonl", "--set", "privacy.randomness=fresh")
     assert ledger.code == 2 and "per_silo" in ledger.err
 
 
@@ -141,8 +141,7 @@ def test_runs_that_protect_records_keep_their_names() -> None:
     assert not {"max_records_per_person", "shared_persons"} & set(one.privacy.model_dump())
     person = configured({**values, "privacy": {"noise_multiplier": 1.0, **PERSON}})
     other = configured({**values, "privacy": {"noise_multiplier": 1.0, **PERSON, "max_records_per_person": 4}})
-    for named in (run_id, lambda config: noise_name(config, "")):
-        assert len({named(one), named(person), named(other)}) == 3
+    assert len({run_id(one), run_id(person), run_id(other)}) == 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -194,7 +193,7 @@ def test_frames_arrays_and_files_say_whose_records_they_are(tmp_path: Path) -> N
     blocks["npz"] = {"dataset": arrays, "partition": "natural"}
     blocks["csv"] = {"dataset": COLUMNS, "partition": "natural"}
     privacy = {"noise_multiplier": 1.0, **PERSON}
-    rest = {"rounds": 2, "algorithm": {"name": "fedsgd", "local_lr": 0.1}, "privacy": privacy}
+    rest = {"rounds": 2, "seed": 3, "algorithm": {"name": "fedsgd", "local_lr": 0.1}, "privacy": privacy}
     found = {name: build(configured({**rest, "data": block}), tmp_path).data_sha256 for name, block in blocks.items()}
     assert len(set(found.values())) == 1, found
 

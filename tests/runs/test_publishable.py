@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.federation.planning import draw_participants
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.statement import SIMULATION
 from tests.cli.command import charges, run, write
@@ -21,7 +21,13 @@ DRAWN: dict[str, Any] = {"rounds": 12, "silo_rate": 0.5, "data": {"num_silos": 6
 OUTSIDER: dict[str, Any] = {
     **DRAWN,
     "algorithm": {"name": "fedavg"},
-    "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0, "secure": True},
+    "privacy": {
+        "unit": "silo",
+        "sampler": "full",
+        "record_rate": None,
+        "noise_multiplier": 20.0,
+        "randomness": "fresh",
+    },
 }
 
 
@@ -35,8 +41,7 @@ def published(result: dict[str, Any]) -> str:
 
 
 def facts(result: dict[str, Any]) -> dict[str, Any]:
-    (newest,) = RunFolder(Path(result["folder"])).checkpoint.iterdir()
-    return dict(json.loads((newest / "facts.json").read_text()))
+    return load_facts(RunFolder(Path(result["folder"])).checkpoint) or {}
 
 
 def test_what_is_published_is_the_same_whoever_took_part(tmp_path: Path) -> None:
@@ -49,9 +54,8 @@ def test_what_is_published_is_the_same_whoever_took_part(tmp_path: Path) -> None
     assert said["views"]["server"]["epsilon"] == one["epsilon"]["server"]["worst_case_epsilon"], "not the realised one"
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_no_digest_no_name_of_noise_and_no_other_run_is_published(tmp_path: Path, secure: bool) -> None:
-    config, ledger = write(tmp_path, {**DRAWN, "privacy": {"secure": secure}}), tmp_path / "private-name.jsonl"
+def test_no_digest_no_name_of_noise_and_no_other_run_is_published(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, {**DRAWN, "privacy": {"randomness": "fresh"}}), tmp_path / "private-name.jsonl"
     first = run(config, "--ledger", ledger, "--set", "name=earlier-run", "--set", "seed=11")
     second = run(config, "--ledger", ledger)
     text, folder = published(second), RunFolder(Path(second["folder"]))
@@ -60,7 +64,7 @@ def test_no_digest_no_name_of_noise_and_no_other_run_is_published(tmp_path: Path
     named = {charge.noise_id for charge in Ledger.open(ledger, append=False)}
     for private in ("earlier-run", "private-name", first["id"], facts(second)["data_sha256"], *named):
         assert private not in text
-    assert facts(second)["coins"] not in text or not secure
+    assert facts(second)["coins"] not in text
     details = json.loads(folder.details.read_text())
     assert details["not_to_be_published"] and details["shared"]["runs"][0]["name"] == "earlier-run"
     assert folder.details.stat().st_mode & 0o777 == 0o600
@@ -82,9 +86,9 @@ def test_no_class_that_was_read_from_records_and_no_loss_is_published(tmp_path: 
         assert ("classes were read from the records" in text) == (classes is None)
 
 
-def test_secure_participants_follow_from_no_seed_and_are_kept_for_a_resume(tmp_path: Path) -> None:
+def test_fresh_participants_follow_from_no_seed_and_are_kept_for_a_resume(tmp_path: Path) -> None:
     """The mixture is an average over draws that nobody can have known: 20 ways in each of 12 rounds."""
-    config = write(tmp_path, {**DRAWN, "privacy": {"secure": True}, "checkpoint": {"every": 2}})
+    config = write(tmp_path, {**DRAWN, "privacy": {"randomness": "fresh"}, "checkpoint": {"every": 2}})
     whole = [run(config, "--out", tmp_path / out) for out in ("one", "other")]
     assert who(whole[0]) != who(whole[1])
     crash(config, 7)
@@ -95,7 +99,7 @@ def test_secure_participants_follow_from_no_seed_and_are_kept_for_a_resume(tmp_p
     drawn = {(t, silo) for t in range(12) for silo in draw_participants(3, t, known, coins=coins)}
     assert who(result) == drawn, "before the crash and after it"
     assert "unpredictably" not in result["epsilon"]["third_party"]["basis"]
-    assert SIMULATION not in published(result)
+    assert "Reproducible simulation" not in published(result)
 
 
 def test_a_simulation_says_first_that_it_is_one_and_claims_the_mixture_as_if_only(tmp_path: Path) -> None:
@@ -104,7 +108,8 @@ def test_a_simulation_says_first_that_it_is_one_and_claims_the_mixture_as_if_onl
     assert third["epsilon"] < result["epsilon"]["server"]["worst_case_epsilon"]
     assert "as if participants had been drawn unpredictably" in third["basis"]
     folder = RunFolder(Path(result["folder"]))
-    assert folder.privacy.read_text().split("\n\n")[2] == f"**{SIMULATION}**"
+    first = folder.privacy.read_text().split("\n\n")[2]
+    assert first == f"**{SIMULATION.format(epsilon=digits(result['epsilon']['server']['epsilon'], 4))}**"
     assert list(json.loads(folder.statement.read_text()))[1] == "warnings"
 
 
@@ -119,6 +124,6 @@ def test_what_the_server_was_given_is_said_first_wherever_an_epsilon_is_stated(
     warning = result["warnings"][0]
     assert "No epsilon covers" in warning and "evaluation.reveal: server" in warning
     assert "all measures" in warning and "training labels" in warning, "a baseline's tell of these, too"
-    assert folder.privacy.read_text().split("\n\n")[2] == f"**{warning}**"
-    assert json.loads(folder.statement.read_text())["warnings"][0] == warning
+    assert folder.privacy.read_text().split("\n\n")[3] == f"**{warning}**", "after that it is a simulation"
+    assert json.loads(folder.statement.read_text())["warnings"][1] == warning
     assert not run(write(tmp_path), "--out", tmp_path / "other")["warnings"]

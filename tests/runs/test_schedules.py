@@ -231,7 +231,7 @@ def test_a_resumed_account_ends_where_the_undisturbed_one_does(schedule: Schedul
     first = account(schedule)
     spend(first, 8)
     costs = {round: cost for round, cost in first.costs.items() if round < 6}
-    again = account(schedule, ledger=first.ledger, costs=costs, repeats=lambda charge: charge.round >= 6)
+    again = account(schedule, ledger=first.ledger, costs=costs, pending=lambda charge: charge.round >= 6)
     assert spend(again, 60, first=6) == undisturbed
     fresh = account(schedule, ledger=_ledger(first), costs=costs)
     ended = spend(fresh, 60, noise_id="run.1", first=6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ import torch
 
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import ConfigError, LedgerError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.naming import OtherCodeError
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessPlace
 from tests.adapters.federation import Mute
@@ -58,49 +55,5 @@ def test_in_parts_or_whole_it_is_the_same_run_and_a_finished_one_is_only_shown(t
     assert session(config) == result and files(config) == before, "nothing is released again"
 
 
-def test_a_shared_ledger_that_is_put_back_while_records_are_loaded_ends_the_run(tmp_path: Path) -> None:
-    """What earlier runs released would be in no ledger, and the budget begin anew for the next one."""
-    path, config = tmp_path / "all.jsonl", config_in(tmp_path / "second")
-    session(config_in(tmp_path / "first"), ledger=path)
-
-    class Slow(InProcessPlace):
-        def hold(self, *given: Any, **named: Any) -> Holding:
-            path.unlink()
-            return super().hold(*given, **named)
-
-    with pytest.raises(LedgerError, match="since it was read"):
-        session(config, ledger=path, place=Slow())
-    assert not path.exists() and not folder_of(config).ledger.exists()
-
-
 def shifted(function: Callable[..., torch.Tensor], by: float, *given: Any, **named: Any) -> torch.Tensor:
     return function(*given, **named) + by
-
-
-def test_what_was_put_into_torch_is_code_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a round that is computed again, from the same state and with the same noise, would not be the same round,
-    and a statement of the last session would say nothing of the first."""
-    config, relu = config_in(tmp_path), torch.nn.functional.relu
-    others = [functools.partial(shifted, relu, by) for by in (1.0, 2.0)]
-    monkeypatch.setattr(torch.nn.functional, "relu", others[0])
-    asked = iter([False] * 2 + [True] * 99)
-    assert session(config, stop=lambda: next(asked))["status"] == "interrupted"
-    before = files(config)
-    for other, how in ((relu, "is gone"), (others[1], "changed")):
-        monkeypatch.setattr(torch.nn.functional, "relu", other)
-        with pytest.raises(
-            OtherCodeError, match=rf"torch\.nn\.functional\.relu, as put into torch, {how}\. To continue"
-        ):
-            session(config, resume=True)
-        assert files(config) == before
-    monkeypatch.setattr(torch.nn.functional, "relu", others[0])
-    assert session(config, resume=True)["status"] == "done"
-    assert "code from outside this package" in folder_of(config).privacy.read_text()
-
-    monkeypatch.setattr(torch.nn.functional, "relu", relu)
-    known = config_in(tmp_path / "known")
-    asked = iter([False] * 2 + [True] * 99)
-    session(known, stop=lambda: next(asked))
-    monkeypatch.setattr(torch.nn.functional, "relu", others[0])
-    with pytest.raises(OtherCodeError, match=r"torch\.nn\.functional\.relu, as put into torch, is new"):
-        session(known, resume=True)

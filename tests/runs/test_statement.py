@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "per layer": {"privacy": {"clip": "per_layer"}},
     "solved": {"privacy": {"noise_multiplier": None, "epsilon": 2.5}},
     "capped": {"max_participations": 3, "silo_rate": 0.5, "rounds": 4},
-    "secure": {"privacy": {"secure": True}},
+    "fresh": {"privacy": {"randomness": "fresh"}},
     "one of several": {},
     "fitted": {"data": {"preprocess": [{"name": "standardise"}]}},
 }
@@ -64,7 +64,7 @@ WORDS = {
     "per layer": ["a bound of its own"],
     "solved": [", solved for the budget", "budget of epsilon 2.5"],
     "capped": ["in 3 rounds at most", "in 3 rounds, the cap"],
-    "secure": [
+    "fresh": [
         "a silo's own staff, who have its records; whoever ran this, who had the records of all silos.",
         "keys that each silo drew",
     ],
@@ -76,7 +76,7 @@ WORDS = {
 def made(tmp_path: Path, kind: str) -> tuple[dict[str, Any], str]:
     config, more = write(tmp_path, KINDS[kind]), []
     if kind == "one of several":
-        more = ["--ledger", str(tmp_path / "all.jsonl")]
+        more = ["--ledger", str(tmp_path / "all.jsonl"), "--set", "privacy.randomness=fresh"]
         run(config, *more, "--set", "seed=11")
     folder = Path(run(config, *more)["folder"])
     return json.loads((folder / "ledger.json").read_text()), (folder / "privacy.md").read_text()
@@ -116,8 +116,9 @@ def test_it_holds_no_number_of_its_own(tmp_path: Path, kind: str) -> None:
         assert _epsilon(epsilon) in found
         assert f"a factor of at most e^{_epsilon(epsilon)} ({odds(epsilon)})" in text
         assert _epsilon(said["views"]["third_party"]["epsilon"]) in found
-        assert ("So may the model, at the epsilon" in text) == said["mechanism"]["secure"]
-        assert ("The model of a simulation has no epsilon" in text) == (not said["mechanism"]["secure"])
+        fresh = said["mechanism"]["randomness"] == "fresh"
+        assert ("So may the model, at the epsilon" in text) == fresh
+        assert ("The model of a simulation has no epsilon" in text) == (not fresh)
 
 
 @pytest.mark.parametrize("kind", ["not private", "next to no noise", "median"])
@@ -152,31 +153,12 @@ def test_it_is_there_however_a_run_ends(tmp_path: Path, monkeypatch: pytest.Monk
     for words, settings in endings.items():
         done = dpfl("run", config, "--out", tmp_path / "runs", "--json", *(f"--set={setting}" for setting in settings))
         assert words in (Path(done.json["folder"]) / "privacy.md").read_text()
-    from dpfl_plugin.federation.runtime import Interrupted
-    from dpfl_plugin.runtimes.in_process import InProcess
-
-    def stop(*args: Any) -> Any:
-        raise Interrupted
-
-    monkeypatch.setattr(InProcess, "run_round", stop)
+    monkeypatch.setattr("dpfl_plugin.api.signals.Stop.__call__", lambda self: True)
     text = (Path(run(config, code=4)["folder"]) / "privacy.md").read_text()
     assert "interrupted; it can be resumed" in text
 
 
-def test_the_default_seed_is_said_to_be_known(tmp_path: Path) -> None:
-    """Whoever left it out has a run whose noise anybody can compute; not so with secure noise, or without noise."""
-
-    def said(name: str, changes: dict[str, Any]) -> bool:
-        (tmp_path / name).mkdir()
-        result = run(write(tmp_path / name, {"rounds": 1, **changes}))
-        return "which everybody knows" in (Path(result["folder"]) / "privacy.md").read_text()
-
-    assert said("default", {"seed": None})
-    assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"secure": True}})
-
-
-def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mechanism of the user's may be off the grid, or add less than it says."""
+def test_the_users_own_code_is_trusted_and_may_leave_the_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     (tmp_path / "mine.py").write_text(
         "from dpfl_plugin.privacy.mechanisms import Gaussian\n\n\nclass Mine(Gaussian):\n    __slots__ = ()\n"
@@ -188,4 +170,4 @@ def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path, monkeypatc
         said[own] = (Path(result["folder"]) / "privacy.md").read_text()
     for own, text in said.items():
         assert ("whole steps of a grid" in text) == (not own)
-        assert ("privacy.mechanism: code from outside this package" in text.lower()) == own
+        assert "The user's own code is trusted" in text

@@ -7,7 +7,6 @@ import torch
 
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffold import Scaffold
-from dpfl_plugin.federation.runtime import Interrupted
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.quadratics import Lab, Quadratic, rules, silo
@@ -55,20 +54,6 @@ def test_states_change_at_commit_and_not_before():
     assert torch.equal(made.host.states["control"], torch.zeros(3, 1, dtype=torch.float64))
     made.runtime.commit()
     assert not torch.equal(made.host.states["control"], torch.zeros(3, 1, dtype=torch.float64))
-
-
-def test_an_interrupted_round_leaves_no_state_and_can_be_run_again_to_the_same_bits():
-    whole, cut = lab(), lab()
-    whole.step()
-    answers = iter([False, False, True])
-    runtime = InProcess(cut.host, cut.ledger, stop=lambda: next(answers))
-    with pytest.raises(Interrupted):
-        runtime.run_round(cut.algorithm.download(cut.server), cut.plan(), Draw(0, 0))
-    runtime.commit()
-    assert torch.equal(cut.host.states["control"], torch.zeros(3, 1, dtype=torch.float64))
-    cut.step()
-    assert torch.equal(whole.host.states["control"], cut.host.states["control"])
-    assert len(cut.ledger) == 3  # the two silos that had run are charged once
 
 
 def test_at_silo_level_a_stack_never_mixes_silos():

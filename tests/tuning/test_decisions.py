@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, TrainingError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.tuning.decisions import DECISIONS, Standing, check, decide, keep
+from dpfl_plugin.tuning.decisions import DECISIONS, Standing, decide
 
 RATES = (0.01, 0.02, 0.1, 0.2)  # the last two learn, the first two unlearn
 SPEC: dict[str, Any] = {"grid": {"algorithm.local_lr": list(RATES)}, "rungs": [1, 2], "eta": 2, "share": 0.25}
@@ -119,24 +117,8 @@ def test_an_early_failure_ranks_last_and_is_told(tmp_path: Path) -> None:
     assert told in (found.winner.folder / "privacy.md").read_text()
 
 
-def test_what_was_decided_stands_and_scores_that_say_otherwise_are_refused(tmp_path: Path) -> None:
-    """Whoever edits a score changes no decision, and no report says that it was decided by such a score."""
-    first = tune(tmp_path)
-    said = (tmp_path / "tuning.md").read_bytes()
-    loser = Path(first.result["ranking"][2]["folder"]) / "result.json"
-    whole = loser.read_text()
-    edited = json.loads(whole)
-    edited["private_evaluation"]["scores"] = [[1, 7.0]]
-    loser.write_text(json.dumps(edited))
-    with pytest.raises(DataError, match=r"result\.json says that .* scored {1: 7\.0}, and its checkpoint {1: "):
-        tune(tmp_path)
-    shutil.move(loser.parent / "checkpoint", tmp_path / "aside")  # and then nothing but the decision contradicts it
-    with pytest.raises(DataError, match=r"decisions\.json does not say who .* is best after round 1, by the scores"):
-        tune(tmp_path)
-    shutil.move(tmp_path / "aside", loser.parent / "checkpoint")
-    assert (tmp_path / "tuning.md").read_bytes() == said
-    loser.write_text(whole)
-    assert tune(tmp_path).result == first.result
+def test_damaged_decisions_are_refused(tmp_path: Path) -> None:
+    tune(tmp_path)
     (tmp_path / DECISIONS).write_text("{}")
     with pytest.raises(DataError, match=r"cannot be read.*Restore it"):
         tune(tmp_path)
@@ -148,40 +130,6 @@ def test_a_tuning_whose_winner_was_killed_goes_on(tmp_path: Path) -> None:
     (first.winner.folder / "result.json").unlink()
     again = tune(tmp_path)
     assert rates(again.result) == rates(first.result) and again.result["guarantee"] == first.result["guarantee"]
-
-
-def test_decisions_that_were_edited_are_refused_before_anything_more_is_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More than were planned, others than the best, one twice, no candidate, another order, failures that were none,
-    and of rounds that are no rung."""
-    monkeypatch.setattr("dpfl_plugin.tuning.decisions.keep", lambda *given: keep(*given) and sys.exit("killed"))
-    with pytest.raises(SystemExit):
-        tune(tmp_path)
-    monkeypatch.undo()
-    whole, ledger = json.loads((tmp_path / DECISIONS).read_text()), (tmp_path / "ledger.jsonl").read_bytes()
-    (made,) = whole["decisions"]
-    ranking = first, second, *others = made["ranking"]
-    assert made["goes_on"] == [first, second]
-    turned = [*others, first, second]
-    for edit in (
-        *({"goes_on": goes_on} for goes_on in (ranking, others, [first, first], [first], [7, 8])),
-        {"ranking": turned, "goes_on": others},
-        {"ranking": [second, first, *others], "goes_on": [second, first]},
-        {"failed": [first, second], "goes_on": others},
-        {"failed": [99]},
-    ):
-        whole["decisions"] = [made | edit]
-        (tmp_path / DECISIONS).write_text(json.dumps(whole))
-        with pytest.raises(DataError, match=r"decisions\.json does not say who .* is best after round 1"):
-            tune(tmp_path)
-    later = made | {"after": 2, "ranking": [first, second], "goes_on": [first]}
-    for decisions in ([made, later, later | {"after": 3}], [later], [made, made | {"after": 7, "failed": [99]}]):
-        whole["decisions"] = decisions
-        (tmp_path / DECISIONS).write_text(json.dumps(whole))
-        with pytest.raises(DataError, match=r"has decisions after rounds .*, and the plan has rungs after 1, 2"):
-            tune(tmp_path)
-    assert (tmp_path / "ledger.jsonl").read_bytes() == ledger
 
 
 def test_a_raw_loss_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +193,3 @@ def test_scores_decide_and_who_failed_before_one_is_behind_who_lost_one() -> Non
     assert (found.ranking, found.failed) == ((4, 2, 3, 1, 0), (0,))
     assert (found.goes_on, found.left_behind) == ((4, 2, 3, 1), (0,))
     assert decide(compared, 1, 5).goes_on == (4, 2, 3, 1)  # nobody who failed takes a place
-    check(Path(), found, compared, 4)
-    for edit in ({"failed": (0, 4), "goes_on": (2, 3, 1)}, {"failed": ()}):  # also one that hides who failed
-        with pytest.raises(DataError, match="does not say who"):
-            check(Path(), replace(found, **edit), compared, 4)

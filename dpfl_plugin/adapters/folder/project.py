@@ -156,7 +156,7 @@ def _project(config: Config, members: Members, found: Federation, notes: tuple[s
             "data.schema: scale: mean or quantiles, and missing: most_frequent need private statistics, which no "
             "platform carries. Use ranges, or dpfl run."
         )
-    model = build_model(model_block(config.model), found.feature_shape, found.num_classes, config.seed)
+    model = build_model(model_block(config.model), found.feature_shape, found.num_classes, config.public_seed)
     model = model.to(getattr(torch, config.runtime.dtype))
     values, without = settings_of(config)
     if members.num_records is not None:

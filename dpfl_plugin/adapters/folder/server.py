@@ -140,9 +140,6 @@ class FolderServer:
     def _enough(self) -> bool:
         """Whether the round goes on without those who are missing."""
         waited = self._clock() - self._published["asked_at"]
-        if waited < 0:  # the clock was set back: whoever is missing is waited for from now on
-            self._keep_time()
-            waited = 0.0
         return self._patience is not None and waited >= self._patience and self._uploads >= self.server.needed
 
     def _names(self, silos: Sequence[int]) -> tuple[str, ...]:
@@ -159,12 +156,6 @@ class FolderServer:
 
     def _keep(self, tag: str, now: float) -> None:
         published = {"tag": tag, "sequence": self._published["sequence"] + 1, "asked_at": now}
-        write_atomic(self._own / FILE, to_json(published), "owner")
-        self._published = published
-
-    def _keep_time(self) -> None:
-        """The same request, asked now."""
-        published = {**self._published, "asked_at": self._clock()}
         write_atomic(self._own / FILE, to_json(published), "owner")
         self._published = published
 

@@ -49,7 +49,7 @@ class Ahead:
         Looks for how many rounds with this plan do, so that most rounds need no epsilon to be computed: releases that
         fit together with more fit without.
         """
-        shape = (plan.num_gradients, plan.share, plan.participation, self.book.recounted)
+        shape = (plan.num_gradients, plan.share, plan.participation)
         if self._cleared.shape == shape and round < self._cleared.until:
             return True
         limit = max(1, (self.book.spec.rounds or MOST_ROUNDS) - round)

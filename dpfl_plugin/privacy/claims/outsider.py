@@ -32,7 +32,7 @@ class Outsider(Claims):
             or drawn_end
             or book.prior.runs
             or book.lost
-            or (book.rules.secure and not certain and book.ledger.tally.several())
+            or (book.rules.fresh and not certain and book.ledger.tally.several())
             or "shared" in book.ledger.facts
             or book.rules.silos
         ):

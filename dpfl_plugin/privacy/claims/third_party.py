@@ -297,7 +297,7 @@ class ThirdParty(Claims):
 
     def _as_drawn(self, view: ViewEpsilon, costs: Mapping[int, RoundCost]) -> ViewEpsilon:
         """With a word in its basis on how participants were drawn, where the number is an average over the draw."""
-        if self.book.rules.secure or all(cost.probability == 1 for cost in costs.values()):
+        if self.book.rules.fresh or all(cost.probability == 1 for cost in costs.values()):
             return view
         return replace(view, basis=f"{view.basis}; {FROM_THE_SEED}")
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -297,5 +296,5 @@ class MpiPlace:
     def begin(self) -> None:
         """Nothing: the silo ranks write their key themselves, when they get ready."""
 
-    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
-        return self._session.runtime(parts, charges, config, stop)
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
+        return self._session.runtime(parts, charges, config)

@@ -9,7 +9,6 @@ process.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import torch
 
@@ -18,7 +17,7 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import TrainingError
-from dpfl_plugin.federation.runtime import ChargeSink, Interrupted
+from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.runtimes.mpi import wire
@@ -65,12 +64,10 @@ class Round:
         self._ranks.tell("round", **wire.plan_header(self._plan, draw), **how)
         self._ranks.spread(down, "taking the download")
 
-    def run(self, stop: Callable[[], bool]) -> Vectors:
+    def run(self) -> Vectors:
         """The weighted sum of the uploads."""
         patience, everybody = Patience(), len(self._plan.participants)
         while self._received < everybody:
-            if self._charged < everybody and stop():
-                raise Interrupted
             if self._listen() | self._charge() | self._receive():
                 patience.reset()
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.stopwatch import STOPPED, Seconds, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.errors import DpflError
-from dpfl_plugin.federation.runtime import ChargeSink, Interrupted, Observer, SilosLost
+from dpfl_plugin.federation.runtime import ChargeSink, Observer, SilosLost
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.summaries import of_ranks
 from dpfl_plugin.oracle import Draw
@@ -33,7 +33,6 @@ class MpiRuntime:
         stack_size: silos advanced together, and charges written together; the result does not depend on it.
         aggregation: "gather": every upload comes to rank 0 and is added in the order of silos; "reduce": ranks add up
             their own, and MPI the ranks: faster for large models, but the bits depend on the number of ranks.
-        stop: asked all the time; true ends the round with `Interrupted`, before any state changed.
         observers: get every round's single uploads, which then are kept for the round (O(S d) memory).
         stopwatch: takes the time of each part of rank 0's work.
         outcome: what labels are.
@@ -47,7 +46,6 @@ class MpiRuntime:
         num_silos: int,
         stack_size: int = 1,
         aggregation: str = "gather",
-        stop: Callable[[], bool] = lambda: False,
         observers: Sequence[Observer] = (),
         stopwatch: Stopwatch = STOPPED,
         outcome: Outcome = CLASSES,
@@ -58,7 +56,7 @@ class MpiRuntime:
             )
         self._ranks, self._charges, self._num_silos, self._outcome = ranks, charges, num_silos, outcome
         self._stack_size, self._aggregation = stack_size, aggregation
-        self._stop, self._observers, self._clock = stop, observers, stopwatch
+        self._observers, self._clock = observers, stopwatch
         self._layout: wire.Layout = {}  # of a silo's state
 
     def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
@@ -75,10 +73,10 @@ class MpiRuntime:
         )
         try:
             current.begin(down, draw)
-            total = current.run(self._stop)
+            total = current.run()
         except SiloLostError:
             raise
-        except (Interrupted, DpflError, OSError, RoundLostError) as error:
+        except (DpflError, OSError, RoundLostError) as error:
             current.cancel()
             if isinstance(error, RoundLostError):
                 self._tell_of_lost()

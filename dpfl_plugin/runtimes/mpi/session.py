@@ -6,19 +6,17 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.federation.runtime import ChargeSink
-from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
+from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest, model_digest
 from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.foreign_code import code_of
 from dpfl_plugin.runs.locations import silo_folder
-from dpfl_plugin.runs.naming import changed_files, model_facts
+from dpfl_plugin.runs.named_files import changed, file_digests
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.ranks import GO_ON, Ranks, SiloLostError
 from dpfl_plugin.runtimes.mpi.server import MpiRuntime
@@ -62,7 +60,7 @@ class MpiSession:
             raise SiloLostError(f"all silo ranks were lost in the run before this one. {GO_ON}", {})
         here = {"base": str(base.resolve()), "key": str(key.resolve()), "dealt": ranks.dealt}
         here["server"] = [platform.node(), os.getpid()]
-        ranks.tell("survey", config=config.model_dump(mode="python"), **here)
+        ranks.tell("survey", config=config.model_dump(mode="python"), seed=config.public_seed, **here)
         found = ranks.answers("surveyed", "loading records")
         ranks.processes = {rank: (header["host"], header["pid"]) for rank, header in found.items()}
         ranks.retries_on_loss = lasts
@@ -73,11 +71,11 @@ class MpiSession:
                 "version everywhere."
             )
         self._survey = joined(found)
-        machines = tuple(header["machine"] for header in found.values())
+        hosts = tuple(header["host"] for header in found.values())
         notes = (NO_LIMITS,) if _distributed(found) and not all(header["limits"] for header in found.values()) else ()
-        return Holding(self._survey, {}, machines, self._device(config.runtime.device), notes=notes)
+        return Holding(self._survey, {}, hosts, self._device(config.runtime.device), notes=notes)
 
-    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> MpiRuntime:
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> MpiRuntime:
         """Get the silo ranks ready for the rounds of a run.
 
         Raises:
@@ -101,7 +99,7 @@ class MpiSession:
                 f"model: on ranks {', '.join(map(str, others))} it has other frozen layers or buffers than on rank 0. "
                 f"{BUILT_ANEW}"
             )
-        check_code(ready, code_of(config, parts.plugins).facts, model_facts(parts.module, parts.attributes))
+        check_code(ready, file_digests(config), model_digest(parts.module))
         return MpiRuntime(
             self._ranks,
             charges,
@@ -109,7 +107,6 @@ class MpiSession:
             num_silos=parts.setting.num_silos,
             stack_size=parts.stack,
             aggregation=config.runtime.aggregation,
-            stop=stop,
             stopwatch=parts.host.clock,
         )
 
@@ -119,12 +116,12 @@ def _distributed(found: dict[int, Header]) -> bool:
     return len({header["host"] for header in found.values()}) > 1
 
 
-def check_code(found: Mapping[int, Header], code: Mapping[str, Any], model: Mapping[str, str]) -> None:
-    """Raise ConfigError unless silo ranks have loaded the plugins, and made the model, that rank 0 has."""
+def check_code(found: Mapping[int, Header], code: Mapping[str, str], model: str) -> None:
+    """Raise ConfigError unless silo ranks have the files of users' code, and made the model, that rank 0 has."""
     for rank, header in found.items():
-        changes = changed_files({"files": header["code"]}, code)
+        changes = changed(header["code"], code)
         if changes or header["model"] != model:
-            what = "; ".join(changes) or "the model that it makes is another"
+            what = f"{', '.join(changes)} differs" if changes else "the model that it makes is another"
             raise ConfigError(
                 f"rank {rank} runs other code than rank 0 does: {what}. Give all ranks the same files and variables."
             )

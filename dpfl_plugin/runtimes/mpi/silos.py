@@ -25,16 +25,14 @@ from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.data.base import NOT_PUBLIC, Holding, Inputs, Ownership, Silo, digest, training_digest
 from dpfl_plugin.errors import MessageError
-from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.silo_group import SiloGroup
-from dpfl_plugin.models.fixed import fixed_digest
+from dpfl_plugin.models.fixed import fixed_digest, model_digest
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.custody import Custody
 from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.build import build
-from dpfl_plugin.runs.foreign_code import code_of
 from dpfl_plugin.runs.measurements import Notes
-from dpfl_plugin.runs.naming import StillTheSame, model_facts
+from dpfl_plugin.runs.named_files import file_digests
 from dpfl_plugin.runs.public_facts import is_named, is_of_package
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.setting import federate
@@ -74,7 +72,6 @@ class SiloRank(Listener):
         self._training: Mapping[int, str] = {}
         self._key: MarkKey | None = None  # of the first rank that has silos
         self._notes: Notes | None = None  # where measurements go; None: to rank 0, which may have them
-        self._still_the_same: Callable[[], None] = lambda: None
         self._host: SiloGroup | None = None
         self._where, self._stack_size = torch.device("cpu"), 1
         self._work: deque[tuple[int, ...]] = deque()
@@ -101,9 +98,10 @@ class SiloRank(Listener):
         """Load the records of the silos that are dealt to this rank."""
         self._forget()
         self.lasts, self.server = False, tuple(header["server"])
-        self._config, self._base = Config.model_validate(header["config"]), Path(header["base"])
+        self._config = Config.model_validate(header["config"]).with_public_seed(header["seed"])
+        self._base = Path(header["base"])
         self._custody = Custody.here()
-        if self._config.privacy.secure or self._custody.limits is not None:  # else rank 0 can compute all noise
+        if self._config.fresh or self._custody.limits is not None:  # else rank 0 can compute all noise
             self._log.keep()
         self._custody.check(self._config)
         self._custody.check_gradients(self._config.evaluation.dissimilarity)
@@ -138,7 +136,6 @@ class SiloRank(Listener):
             silos=[[i, len(s.train_y), len(s.test_y), key.mark(digest(s))] for i, s in self._mine.items()],
             host=platform.node(),
             pid=os.getpid(),
-            machine=environment.machine(self._device(self._config.runtime.device)),
             limits=self._custody.limits is not None,
             package=environment.package_sha256(),
         )
@@ -174,8 +171,6 @@ class SiloRank(Listener):
         begins = self._custody.begin(self._config, parts, self._mine)
         if begins is not None:
             self._log.tell(begins)
-        files = code_of(self._config, parts.plugins).files
-        self._still_the_same = StillTheSame(self._config, parts.plugins, files)
         reveals = self._config.evaluation.reveal == "server"
         folder, own = Path(header["folder"]), self._custody.limits is not None
         notes = Notes(folder / f"rank-{self._link.rank}.jsonl", own=own)
@@ -187,7 +182,7 @@ class SiloRank(Listener):
             parts.host.clock.start(parts.model.device)
         self._mine = {}  # what the engine made of the records takes their place
         self._say(
-            "ready", fixed=fixed_digest(parts.module), code=files, model=model_facts(parts.module, parts.attributes)
+            "ready", fixed=fixed_digest(parts.module), code=file_digests(self._config), model=model_digest(parts.module)
         )
 
     def take(self, host: SiloGroup, device: torch.device, stack_size: int, notes: Notes | None) -> None:
@@ -232,9 +227,8 @@ class SiloRank(Listener):
         self._work.clear()
         self._uploads.clear()
         self._unanswered = True
-        plan, draw = wire.read_plan(header)
+        plan, self._draw = wire.read_plan(header)
         wire.check_participants(plan, self._num_silos)
-        self._draw = asked_at(draw, self._silos.bound(self._down), plan)
         self._round = header
         mine, size = [silo for silo in plan.participants if silo in self._silos.train], self._stack_size
         self._work.extend(tuple(mine[first : first + size]) for first in range(0, len(mine), size))
@@ -247,7 +241,6 @@ class SiloRank(Listener):
         self._silos.clock.lap("communication")
         try:
             up, charges = self._silos.run(part, self._down, plan, self._draw)
-            self._still_the_same()
             self._custody.charge(charges)  # in the owner's ledger before rank 0 hears of it
         except BaseException:
             self._silos.discard(part)  # new states are releases, too, and no ledger has these

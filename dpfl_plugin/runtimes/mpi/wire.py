@@ -19,7 +19,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 
 Header = dict[str, Any]
-DRAW: Final = ("seed", "round", "attempt", "run", "records")
+DRAW: Final = ("seed", "round", "noise_id")
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """The type and shape of vectors, by name, in the order in which they travel."""
 
@@ -72,8 +72,7 @@ def read_dealt(header: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def plan_header(plan: RoundPlan, draw: Draw) -> Header:
-    """What a round's silos are told; a silo's records and state are part of no message, and it takes the digest of what
-    it is asked at itself."""
+    """What a round's silos are told."""
     return {"plan": asdict(plan), "draw": {name: getattr(draw, name) for name in DRAW}}
 
 
