@@ -368,15 +368,6 @@ class Config(Strict):
         return {} if value is None else value
 
     @model_validator(mode="after")
-    def _randomness(self) -> Config:
-        """Write out the default, which depends on seed, but not as a key that was given: deployments refuse that."""
-        if self.privacy.randomness is None:
-            privacy = self.privacy.model_copy()
-            privacy.__dict__["randomness"] = "fresh" if self.seed is None else "seeded"
-            self.__dict__["privacy"] = privacy
-        return self
-
-    @model_validator(mode="after")
     def _ends(self) -> Config:
         if self.privacy.randomness == "seeded" and self.seed is None:
             raise ValueError(
