@@ -294,7 +294,7 @@ def test_draws_with_replacement_are_from_those_that_are_left(tmp_path: Path) -> 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_ledger_of_several_runs_has_the_attempts_that_did_not_count(tmp_path: Path, late: bool) -> None:
     """The next run on the same records has only what they left of the budget."""
-    changes = {**CONTINUE, "rounds": None, "privacy": {"epsilon": 2.0}}
+    changes = {**CONTINUE, "rounds": None, "privacy": {"epsilon": 2.0, "randomness": "fresh"}}
     (tmp_path / "whole").mkdir()
     whole = run(write(tmp_path / "whole", changes))["rounds"]
     config, ledger = write(tmp_path, changes), tmp_path / "all.jsonl"

@@ -101,7 +101,10 @@ def test_a_sweep_and_a_report_name_the_rows_of_other_code(tmp_path: Path, code: 
 
 @pytest.mark.parametrize("key", ["name", "trackers"])
 def test_what_computes_nothing_is_not_compared(tmp_path: Path, code: Path, key: str) -> None:
-    edit(code / "mine/look.py", "from dpfl_plugin.callbacks import Callback\n\ndef look():\n    return Callback()\n")
-    config = write(tmp_path, {"rounds": 1, key: "x" if key == "name" else [{"module": "mine.look:look"}]})
+    edit(
+        code / "mine/look.py",
+        "from dpfl_plugin.callbacks import Callback\n\nclass Look(Callback):\n    def __init__(self): ...\n",
+    )
+    config = write(tmp_path, {"rounds": 1, key: "x" if key == "name" else [{"module": "mine.look:Look"}]})
     result = run(config)
     assert result["code"] == {} and json.loads((Path(result["folder"]) / "result.json").read_text())["code"] == {}
