@@ -224,7 +224,8 @@ class Experiment:
     def draw(self, progress: Progress, round: int) -> Draw:
         """Of one computation of a round; fresh bits have another name each time.
 
-        A seeded round that is run again because silos were lost has the same bits, and counts as with fresh ones: twice.
+        A seeded round that is run again because silos were lost has the same bits, and counts as it would with fresh
+        ones: twice.
         """
         if self.fresh:
             return Draw.fresh(round, self.run_name)

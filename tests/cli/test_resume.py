@@ -151,7 +151,7 @@ def test_interrupted_while_data_are_loaded(
         return real(*args, **more)
 
     monkeypatch.setattr(session, "build", build)
-    result = run(config, code=4)
+    result = run(config, code=7)
     assert (result["rounds"], result["epsilon"]["server"]["epsilon"]) == (0, 0)
     assert result["test_accuracy"] == {"last": None, "mean_last_10_percent": None}
     monkeypatch.setattr(session, "build", real)

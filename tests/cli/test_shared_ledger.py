@@ -240,7 +240,7 @@ def test_what_came_in_while_a_run_was_stopped_is_not_within_its_budget(tmp_path:
     crash(config, 5, "--ledger", ledger)
     run(config, "--ledger", ledger, *("--set", "privacy.epsilon=null", "--set", "rounds=13", "--set", "silo_rate=1.0"))
     total = run(config, "--ledger", ledger, "--resume")["epsilon"]["total"]
-    assert total["server"]["epsilon"] > 3.4
+    assert total["server"]["epsilon"] > 3.3
     assert total["third_party"]["epsilon"] >= 3.234, "of the silo that every round drew; the privacy loss, by FFT"
 
 

@@ -102,10 +102,10 @@ def seen() -> Iterator[set[bytes]]:
 
 def ran(config: Path, how: str) -> RunFolder:
     """A run that something became of."""
-    fresh = ("--set", "privacy.randomness=fresh") if how == "made again" else ()
+    fresh = ("--set", "privacy.randomness=fresh") if how in ("made again", "lost") else ()
     if how == "lost":
         with losing({2: {1: "rank 2 was killed"}}, late=True):
-            return RunFolder(Path(run(config)["folder"]))
+            return RunFolder(Path(run(config, *fresh)["folder"]))
     if how == "nothing":
         done = dpfl("run", config, "--out", config.parent / "runs")
     else:
