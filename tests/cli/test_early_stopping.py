@@ -279,7 +279,7 @@ def _run_until(config, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "step"), zip(KINDS, (3, 5, 7, 5), strict=True))
+@pytest.mark.parametrize(("kind", "step"), [*zip(KINDS, (3, 5, 7, 5), strict=True)])
 def test_a_run_that_is_lost_anywhere_ends_the_same(tmp_path, kind, step):
     config = write(tmp_path, {**KINDS[kind], "checkpoint": {"every": 3}})
     undisturbed = run(config)
