@@ -119,15 +119,6 @@ def _same(purpose: str, **fixed: Any) -> Callable[[Any], Any]:
     return make
 
 
-def _unbound(**forgotten: Any) -> tuple[Any, str, Callable[[Any], Any]]:
-    """Streams that are not told apart by what is asked, or by the records."""
-
-    def make(key: Any) -> Any:
-        return lambda self, *args: key(dataclasses.replace(self, **forgotten), *args)
-
-    return (Draw, "key", make)
-
-
 def _one_block(count: int) -> blocks.Blocks:
     return blocks.Blocks(max(1, count), int(count > 0), 0)
 
@@ -245,8 +236,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "same noise in every round": Mutant(((Draw, "key", _same("noise", round=0)),), reason="two rounds"),
     "same noise at all silos": Mutant(((Draw, "key", _same("noise", silo=0)),), reason="two silos"),
     "batch drawn once for all": Mutant(((Draw, "key", _same("batch", round=0, step=0)),), reason="fresh batches"),
-    "same noise for another model": Mutant((_unbound(asked="", own={}),), reason="two runs"),
-    "same noise for other records": Mutant((_unbound(held={}),), reason="two runs"),
     "sums in float32, record by record": Mutant(
         (
             *((module, "blocks_of", lambda of: _one_block) for module in (blocks, fused)),
