@@ -1,6 +1,7 @@
 """What secure noise costs: `python -m benchmarks.noise`; writes a table in docs/privacy.md.
 
-Rounds with and without it take turns on one torch thread, so that a machine that is busy is busy for both.
+Rounds with and without it take turns on one torch thread, so that a machine that is busy is busy for both; times are
+those of the processor.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ TURNS: Final = 15
 
 
 def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     work()
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def normals() -> list[list[str]]:
