@@ -6,6 +6,7 @@ facts and of its tensors: one that is not to the bit what was written is refused
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from typing import Any, Final
 
 from safetensors import SafetensorError
 
-from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, Worded
+from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.late import tensor_files
 from dpfl_plugin.runs.folder import to_json, write_atomic
 
@@ -37,20 +38,16 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None:
-    """Write a checkpoint in place of the one before; the caller has the run's folder to itself.
-
-    Args:
-        access: who may read it.
-    """
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint in place of the one before; the caller has the run's folder to itself."""
     vectors = {SERVER + name: value.contiguous() for name, value in checkpoint.server.items()}
     vectors |= {SILOS + name: value.contiguous() for name, value in checkpoint.silos.items()}
     facts = {**checkpoint.facts, "schema": SCHEMA, "rounds": checkpoint.rounds, "tensors": _digest(vectors)}
     text = to_json(facts, None)
-    make_folder(folder, access)
+    private_folder(folder)
     for path in folder.glob(f".{FILE}.tmp-*"):  # of a process that was killed
         path.unlink()
-    write_atomic(folder / FILE, tensor_files.save(vectors, {"facts": text, "sha256": _sha256(text)}), access)
+    write_atomic(folder / FILE, tensor_files.save(vectors, {"facts": text, "sha256": _sha256(text)}))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -95,6 +92,13 @@ def load_facts(folder: Path) -> dict[str, Any] | None:
     if facts["schema"] != SCHEMA:
         raise DataError(f"{path}: a checkpoint of schema {facts['schema']}; this version reads {SCHEMA}.")
     return facts
+
+
+def saved_rounds(folder: Path) -> int:
+    """Rounds of the checkpoint; 0 if there is none that can be read."""
+    with contextlib.suppress(DataError):
+        return int((load_facts(folder) or {"rounds": 0})["rounds"])
+    return 0
 
 
 def _unreadable(path: Path, error: Exception | str) -> DataError:

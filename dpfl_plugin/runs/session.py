@@ -423,7 +423,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
 
         def save(progress: Progress) -> None:
             silos = with_lost(runtime.states(), progress, folder, parts)
-            checkpoints.save(folder.checkpoint, checkpoint_of(progress, silos, account, facts), folder.access)
+            checkpoints.save(folder.checkpoint, checkpoint_of(progress, silos, account, facts))
 
         def record(line: dict[str, Any]) -> None:
             folder.add_metrics(line)

@@ -27,10 +27,9 @@ from typing import Any
 import pyarrow.csv  # noqa: F401, once for all that read tables
 import typer.main
 
-import dpfl_plugin.api.pictures
 from dpfl_plugin.cli.main import main
-from dpfl_plugin.federation import silo_group
 from dpfl_plugin.runtimes.in_process import InProcess
+from tests.mpi.unmeasured import switch_off
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 
@@ -149,9 +148,7 @@ def warm_up(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # As in tests/conftest.py: what takes longer than a small run, and would be made for each.
-    dpfl_plugin.api.pictures.curves = lambda *args: None  # type: ignore[assignment]
-    silo_group.measures = lambda *given: None  # type: ignore[assignment, return-value]
+    switch_off()
     typer.main.get_command = functools.cache(typer.main.get_command)
     jobs = json.load(sys.stdin)
     warm_up(jobs[0])

@@ -151,7 +151,7 @@ def test_interrupted_while_data_are_loaded(
         return real(*args, **more)
 
     monkeypatch.setattr(session, "build", build)
-    result = run(config, code=4)
+    result = run(config, code=7)
     assert (result["rounds"], result["epsilon"]["server"]["epsilon"]) == (0, 0)
     assert result["test_accuracy"] == {"last": None, "mean_last_10_percent": None}
     monkeypatch.setattr(session, "build", real)
@@ -434,7 +434,7 @@ def test_a_run_that_is_stopped_before_it_repeats_a_score_states_it(tmp_path: Pat
         return real(self, progress, **{**given, "stop": lambda: True})
 
     with mock.patch.object(Experiment, "run", stopped):
-        server = run(config, "--resume", code=4)["epsilon"]["server"]
+        server = run(config, "--resume", code=7)["epsilon"]["server"]
     assert server["worst_case_epsilon"] >= server["epsilon"] > 4.0, "the score alone costs 4.377"
 
 

@@ -1,0 +1,177 @@
+"""What ``--json`` of every command says, and its exit code; without times, places, versions, digests and prose."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import yaml
+
+from tests.cli.command import dpfl, merged
+from tests.goldens import runs
+from tests.goldens.rows import HERE, Row
+
+TABLES: Final = {
+    "data": merged(runs.TABLES["data"], {"schema": {"columns": {"a": {"scale": None}, "b": {"scale": None}}}}),
+}
+BINARY: Final[dict[str, Any]] = {
+    "data": {"dataset": {"num_classes": 2, "records_per_silo": 50}, "preprocess": ["unit_norm"]},
+    "model": "logistic",
+    "l2": 0.02,
+}
+SOLVED: Final[dict[str, Any]] = {"privacy": {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}}
+SILO: Final = {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": None, "epsilon": 30.0}
+TUNED: Final[dict[str, Any]] = {
+    "rounds": 3,
+    "evaluation": None,
+    "privacy": {**SOLVED["privacy"], "sampler": "poisson"},
+    "tune": {"grid": {"algorithm.local_lr": [0.1, 1.0]}, "rungs": [1], "eta": 2, "share": 0.25},
+}
+SKEWED: Final[dict[str, Any]] = {
+    "rounds": 40,
+    "silo_rate": 0.2,
+    "data": {"dataset": runs.OTHERS | {"name": "mnist"}, "num_silos": 10, "folder": "nowhere"}
+    | {"partition": {"name": "labels_per_silo", "labels": 2}},
+    "algorithm": {"name": "fedavg", "local_steps": 5},
+    "privacy": {**SOLVED["privacy"], "epsilon": 8.0, "record_rate": None},
+}
+CONFIGURATIONS: Final[dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "variants": {"variants": {"scaffold": {}, "fedavg": {"algorithm": {"name": "fedavg"}}}},
+    "spent": {"rounds": 50, "privacy": {"epsilon": 1.0, "noise_multiplier": 8.0}},
+    "diverges": {"algorithm": {"name": "fedavg", "local_lr": 1e308}, "rounds": 9},
+    "wrong": {"rounds": 0},
+    "solved": SOLVED,
+    "third party": {**SOLVED, "silo_rate": 0.5, "max_participations": 2},
+    "persons": runs.PERSONS,
+    "tables": TABLES,
+    "tuned": TUNED,
+    "swept": {"rounds": 2, "sweep": {"grid": {"algorithm.name": ["fedavg", "scaffold"]}, "seeds": [3]}},
+    "skewed": SKEWED,
+    "chang": {"privacy": {"schedule": {"name": "geometric", "beta": 0.9, "threshold": 1}}},
+    "scaffnew": {**BINARY, "privacy": SILO},
+    "large": {"data": {"dataset": {"records_per_silo": 60}}},
+}
+LEFT_OUT: Final = re.compile(
+    r"(seconds|.*_seconds|finished|folder|folders|id|run|.*sha256|digest.*|fingerprint|key|.*version.*|.*_reason|reason|"
+    r"time|.*_at|since|started|memory.*|.*_memory|.*bytes|modules|changed|page|pid|host|now|when|.*_ms|cost|costs|.*speed"
+    r"|command|commands|text|description|why|.*hash.*|machine|cores|processor|written)"
+)
+PROSE: Final = "words"
+Words = tuple[object, ...]
+
+
+class Stage:
+    """A folder with configurations and records, and what earlier commands made of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        runs.write_records(folder)
+        shutil.copy(HERE / "shared.jsonl", folder)  # of one run, on other records
+        for name, changes in CONFIGURATIONS.items():
+            self.write(name, merged(runs.BASE, changes))
+
+    def write(self, name: str, values: dict[str, Any]) -> None:
+        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+
+    @functools.cached_property
+    def finished(self) -> Path:
+        """The folder of a run."""
+        done = dpfl("run", "plain.yaml", "--out", "finished", "--json")
+        assert done.code == 0, done.err
+        return Path(done.json["folder"])
+
+    @functools.cached_property
+    def of_tables(self) -> Path:
+        done = dpfl("run", "tables.yaml", "--out", "tables", "--json")
+        assert done.code == 0, done.err
+        return Path(done.json["folder"])
+
+    @functools.cached_property
+    def sweep(self) -> Path:
+        done = dpfl("sweep", "swept.yaml", "--out", "swept")
+        assert done.code == 0, done.err
+        return Path("swept")
+
+    @functools.cached_property
+    def members(self) -> Path:
+        done = dpfl("keys", "new", "north")
+        assert done.code == 0, done.err
+        return Path("north.key")
+
+    @functools.cached_property
+    def limits(self) -> Path:
+        path = Path("limits.yaml")
+        path.write_text(f"folder: {self.folder / 'owner'}\nepsilon: 8\ndelta: 1e-4\n")
+        path.chmod(0o600)
+        return path
+
+
+NUMBERS: Final[Words] = ("--mechanism", "gaussian-wor", "--q", "0.1", "--delta", "1e-5")
+COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
+    "run": lambda stage: ("run", "plain.yaml", "--out", "run"),
+    "run, finished before": lambda stage: ("run", "plain.yaml", "--out", stage.finished.parents[1]),
+    "run, variants": lambda stage: ("run", "variants.yaml", "--out", "variants"),
+    "run, budget spent": lambda stage: ("run", "spent.yaml", "--out", "spent"),
+    "run, diverged": lambda stage: ("run", "diverges.yaml", "--out", "diverges"),
+    "run, wrong": lambda stage: ("run", "wrong.yaml", "--out", "wrong"),
+    "run, persons": lambda stage: ("run", "persons.yaml", "--out", "persons"),
+    "tune": lambda stage: ("tune", "tuned.yaml", "--out", "tuned"),
+    "tune, plan": lambda stage: ("tune", "tuned.yaml", "--out", "tuning", "--plan"),
+    "limits": lambda stage: ("limits", stage.limits),
+    "status of runs": lambda stage: ("status", stage.finished.parent.parent),
+    "status of a sweep": lambda stage: ("status", stage.sweep),
+    "account": lambda stage: ("account", "solved.yaml"),
+    "account, variants": lambda stage: ("account", "variants.yaml"),
+    "account of a run": lambda stage: ("account", stage.finished),
+    "account of a mechanism": lambda stage: ("account", *NUMBERS, "--sigma", "1.1", "--steps", "100"),
+    "plan": lambda stage: ("plan", "solved.yaml"),
+    "plan, rounds": lambda stage: ("plan", "plain.yaml", "--solve", "rounds", "--epsilon", "5"),
+    "plan, third party": lambda stage: ("plan", "third party.yaml", "--view", "third_party"),
+    "plan beside a ledger": lambda stage: ("plan", "solved.yaml", "--ledger", "shared.jsonl"),
+    "plan of a mechanism": lambda stage: ("plan", *NUMBERS, "--steps", "100", "--epsilon", "2"),
+    "plan, recommend": lambda stage: ("plan", "skewed.yaml", "--recommend"),
+    "plan, chang": lambda stage: ("plan", "chang.yaml", "--paper", "chang"),
+    "plan, scaffnew": lambda stage: ("plan", "scaffnew.yaml", "--paper", "scaffnew"),
+    "audit": lambda stage: ("audit", "large.yaml", "--canaries", "20", "--rounds", "2"),
+    "audit, wrong": lambda stage: ("audit", "plain.yaml", "--canaries", "0"),
+    "attack": lambda stage: ("attack", "plain.yaml", "--repeats", "1", "--rounds", "2", "--out", "attack"),
+    "check": lambda stage: ("check", "plain.yaml"),
+    "check, tables": lambda stage: ("check", "tables.yaml"),
+    "check, a table": lambda stage: ("check", "tables.yaml", "--file", "hospital-1.csv"),
+    "check, wrong": lambda stage: ("check", "wrong.yaml"),
+    "predict": lambda stage: ("predict", stage.of_tables, "hospital-0.csv", "--id", "patient"),
+    "list": lambda stage: ("list",),
+    "list, engines": lambda stage: ("list", "engines", "--for", "plain.yaml"),
+    "papers": lambda stage: ("papers",),
+    "quickstart": lambda stage: ("quickstart", "--seeds", "1", "--set", "rounds=2", "--out", "quickstart"),
+    "doctor": lambda stage: ("doctor",),
+    "keys": lambda stage: ("keys", "show", stage.members),
+}
+NAMES: Final = tuple(COMMANDS)
+EVERYDAY: Final = ("run", "run, wrong", "account", "plan", "check", "predict", "limits")
+
+
+def row(name: str, stage: Stage) -> Row:
+    words = COMMANDS[name](stage)
+    with mock.patch("dpfl_plugin.api.attacks.write_pictures"):
+        done = dpfl(*words, "--json")
+    return {"code": done.code, "json": _lasting(done.json, stage.folder) if done.out else None}
+
+
+def _lasting(value: Any, folder: Path) -> Any:
+    """What a later version, on another machine, has to say again."""
+    if isinstance(value, dict):
+        return {key: _lasting(one, folder) for key, one in value.items() if not LEFT_OUT.fullmatch(key)}
+    if isinstance(value, list):
+        return [_lasting(one, folder) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if isinstance(value, str) and value.count(" ") > 1:
+        return PROSE
+    return value.replace(str(folder), "FOLDER") if isinstance(value, str) else value

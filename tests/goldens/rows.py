@@ -1,0 +1,69 @@
+"""Golden files: what the code gave when they were written, one row a line, and what differs from that now."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).parent
+WRITE: Final = "python -m tests.goldens --write"
+MOST_DIFFERENCES: Final = 8
+Row = dict[str, Any]
+
+
+def read(name: str) -> dict[str, Row]:
+    """The rows of ``NAME.json``; none where there is no such file yet."""
+    path = HERE / f"{name}.json"
+    rows: dict[str, Row] = json.loads(path.read_text()) if path.exists() else {}
+    return rows
+
+
+def write(name: str, rows: Mapping[str, Row]) -> None:
+    lines = [f"{json.dumps(label)}: {json.dumps(row, separators=(',', ':'))}" for label, row in rows.items()]
+    (HERE / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def difference(file: str, label: str, expected: Any, actual: Any) -> str | None:
+    """Where a row is not what it was, and how to write it anew if that is meant; None where it is."""
+    found = list(_differences(expected, actual, ()))
+    if not found:
+        return None
+    more = [f"and {len(found) - MOST_DIFFERENCES} more"] * (len(found) > MOST_DIFFERENCES)
+    said = "\n  ".join([*found[:MOST_DIFFERENCES], *more])
+    return (
+        f"{file}: {label} changed:\n  {said}\n"
+        f"If this is meant, write it anew, in a commit of its own that says why:\n  {WRITE} {json.dumps(label)}"
+    )
+
+
+def _differences(expected: Any, actual: Any, path: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in [*expected, *(key for key in actual if key not in expected)]:
+            yield from _differences(expected.get(key, "absent"), actual.get(key, "absent"), (*path, key))
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        scale = _scale(expected) if "model" in path else 0.0
+        for index, pair in enumerate(zip(expected, actual, strict=True)):
+            if not _close(*pair, _tolerance(path), scale):
+                yield from _differences(*pair, (*path, str(index)))
+    elif not _close(expected, actual, _tolerance(path)):
+        yield f"{' > '.join(path)}: expected {json.dumps(expected)}, got {json.dumps(actual)}"
+
+
+def _tolerance(path: tuple[str, ...]) -> float:
+    """Relative. What follows from counts alone is the same everywhere; sums of gradients round by the processor."""
+    return 1e-6 if {"model", "measured"} & {*path} else 1e-9
+
+
+def _close(expected: Any, actual: Any, tolerance: float, scale: float = 0.0) -> bool:
+    if type(expected) is float and type(actual) in (float, int) and math.isfinite(expected):
+        return abs(expected - actual) <= tolerance * max(abs(expected), scale)
+    return type(expected) is type(actual) and bool(expected == actual)
+
+
+def _scale(values: list[Any]) -> float:
+    """Of the numbers of one tensor: what is near 0 among them is as exact as the others."""
+    numbers = [value for value in values if type(value) is float]
+    return math.sqrt(math.fsum(value**2 for value in numbers) / len(numbers)) if numbers else 0.0
