@@ -109,9 +109,7 @@ def _same(purpose: str, **fixed: Any) -> Callable[[Any], Any]:
         def changed(self: Draw, wanted: str, silo: int, step: int) -> Any:
             if wanted != purpose:
                 return key(self, wanted, silo, step)
-            draw = self
-            if "round" in fixed:  # which streams are told apart by what is asked, too
-                draw = dataclasses.replace(self, round=fixed["round"], asked="", own={})
+            draw = dataclasses.replace(self, round=fixed.get("round", self.round))
             return key(draw, wanted, fixed.get("silo", silo), fixed.get("step", step))
 
         return changed

@@ -73,7 +73,7 @@ def main() -> None:
     rows = [*normals(), *(a_round(name) for name in ("W1", "W2"))]
     text = table(["", "seeded", "fresh", "times"], rows)
     print(text)
-    put("docs/privacy.md", "secure noise", text)
+    put("docs/privacy.md", "fresh noise", text)
 
 
 if __name__ == "__main__":
