@@ -154,7 +154,6 @@ def test_the_algorithm_trains_and_without_its_brake_it_is_fedavg(
     del sys.modules["brake"]
     assert dpfl("run", "brake.yaml", "--set", "rounds=2").code == 0
     plain = ["--variant", "braking, not private", "--json", "--set", "rounds=2"]
-    plain += ["--set", "privacy.sampler=full", "--set", "privacy.record_rate=null"]  # else each draws its own batches
     brake = dpfl("run", "brake.yaml", *plain, "--set", "algorithm.brake=0").json
     fedavg = dpfl("run", "brake.yaml", *plain, "--set", "algorithm.name=fedavg").json
     assert brake["id"] != fedavg["id"]
