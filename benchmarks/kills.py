@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             where = Path(folder) / f"{seconds}"
             where.mkdir()
             rows += measure(where, seconds, options.tries, rng)
-    made = table(["a round", "signal", "runs", "rounds in all", "epsilon, at most", "state saved in"], rows)
+    made = table(["a round", "signal", "runs", "rounds in all", "epsilon, at most", "state saved in"], rows, ["signal"])
     print(made)
     if not options.seconds:
         put("docs/faq.md", "kills", made)

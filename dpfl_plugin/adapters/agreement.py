@@ -98,9 +98,9 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
 
     Args:
         block: keys of a configuration (docs/configuration.md): ``algorithm``, ``privacy``, ``rounds``, ``silo_rate``,
-            ``seed`` (of what the server draws, and of no noise), ``loss``, ``l2``, ``engine``, ``max_participations``,
-            ``name``, ``description``, ``runtime``; ``silo_weights``, a number for every silo; and ``num_records``, that
-            of the smallest silo, where an algorithm plans by them and they may be known.
+            ``seed`` (of what the server draws, and of no noise; 0 by default), ``loss``, ``l2``, ``engine``, ``name``,
+            ``max_participations``, ``description``, ``runtime``; ``silo_weights``, a number for every silo; and
+            ``num_records``, that of the smallest silo, where an algorithm plans by them and they may be known.
         source: named in messages.
 
     Raises:
@@ -115,7 +115,7 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
     if isinstance(values.get("privacy"), Mapping):
         values["privacy"] = {**{k: v for k, v in values["privacy"].items() if k != "secure"}, "randomness": "fresh"}
     if values.get("seed") is None:
-        values["seed"] = 0  # of the server's own draws, which are the same after a restart
+        values["seed"] = 0  # not drawn, so that a server that is started again goes on with the same draws
     config = configure(values, source=source)
     check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it
     layout, dtype = Layout.of(model), _dtype(model)

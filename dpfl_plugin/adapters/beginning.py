@@ -53,7 +53,7 @@ def parts_of(
         num_test_records=(0,) * num_silos,
         digests=(found.digest,),
     )
-    holding = Holding(survey, {id: mine}, training={id: found.training})
+    holding = Holding(survey, {id: mine}, digests={id: found.digest})
     hold = lambda config, base: holding  # noqa: E731
     parts = build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss, passed=passed)
     _check_labels(parts, id)

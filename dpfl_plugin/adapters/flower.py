@@ -82,7 +82,7 @@ def private_client_app(
         model: makes the project's model; records: the training records of a node, as `Silo` takes them.
         loss: one value for each record; None for what the configuration says.
         mods: the project's own; none of Flower's differential privacy.
-        draw: random bits that can be repeated, for simulations: see `Silo`. None for those of the operating system.
+        draw: seeded bits, for simulations without limits: see `Silo`. None for those of the operating system.
 
     Raises:
         UnsupportedError: a mod would change what was charged.

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.base import Silo, digest, training_digest
+from dpfl_plugin.data.base import Silo, digest
 from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.gradients.choice import PassedTrials
@@ -49,12 +49,11 @@ class Hashed:
     """A silo's records, which nothing changes, and what they are known by.
 
     Attributes:
-        digest, training: see `data.base.digest` and `training_digest`.
+        digest: see `data.base.digest`.
     """
 
     records: Silo
     digest: str
-    training: str
 
     def same(self, others: Silo) -> bool:
         """Whether those are these, to the byte."""
@@ -64,7 +63,7 @@ class Hashed:
 
 def hashed(records: Silo) -> Hashed:
     """Of records that this process has for itself."""
-    return Hashed(records, digest(records), training_digest(records))
+    return Hashed(records, digest(records))
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:

@@ -197,7 +197,7 @@ class PrivateExecutor(Executor):
         return self._given[path, site]
 
     def _draw(self) -> Callable[[int], Draw] | None:
-        """Random bits that can be repeated, for trials; None for those of the operating system."""
+        """Seeded bits, for simulations without limits; None for those of the operating system."""
         return None
 
 

@@ -16,7 +16,6 @@ from typing import Final
 
 from torch import Tensor
 
-from dpfl_plugin.access import Access
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import PROTOCOL, Message
@@ -34,14 +33,14 @@ class Requests:
     """What a server's folder knows of its last request.
 
     Args:
-        folder: of the server. access: who may read what is written there.
+        folder: of the server.
 
     Raises:
         DataError: the file cannot be read.
     """
 
-    def __init__(self, folder: Path, access: Access) -> None:
-        self._path, self._access = folder / FILE, access
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
         self._round, self._tag, self._digest = _read(self._path)
 
     def message(self, round: int, made: Callable[[str], Message]) -> Message:
@@ -82,7 +81,7 @@ class Requests:
     def keep(self, message: Message) -> None:
         """Have it on disk; to be called before it is sent."""
         facts = {"round": message.header["round"], "tag": message.header["tag"], "sha256": message.digest()}
-        write_atomic(self._path, to_json(facts), self._access)
+        write_atomic(self._path, to_json(facts))
 
 
 def _read(path: Path) -> tuple[int, str, str]:

@@ -23,7 +23,6 @@ from typing import Any, Final, Literal
 
 from torch import Tensor, nn
 
-from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import Message, num_bytes
@@ -37,6 +36,7 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import all_finite
 from dpfl_plugin.errors import ConfigError, DataError, MessageError, TrainingError, UnsupportedError, require
 from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.models.fixed import pack, unpack
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.checkpoint import Checkpoint
@@ -62,7 +62,6 @@ class Server:
             is written, and a server that is restarted finds its silos ahead of it. Held until the run is over, or
             `close`.
         min_share: of the silos that were asked, how many have to send a good upload; more than 0.
-        access: who may read what is written to the folder, on this machine.
         callbacks: are told how the run goes; see docs/callbacks.md.
 
     Attributes:
@@ -81,12 +80,10 @@ class Server:
         folder: Path | str | None = None,
         *,
         min_share: float = 0.5,
-        access: Access = "owner",
         callbacks: Sequence[Callback] = (),
     ) -> None:
         require(0 < min_share <= 1, "min_share", min_share, "be in (0, 1]")
         config, setting = agreement.config, agreement.setting
-        self._access: Access = access
         self.agreement, self._folder, self._min_share = agreement, None if folder is None else Path(folder), min_share
         self._planner = Planner(agreement.algorithm, setting, setting.weights, config.public_seed)
         self.rounds, self.status, self.reason = 0, "running", ""
@@ -100,11 +97,11 @@ class Server:
         self._requests: Requests | None = None
         self._stack = contextlib.ExitStack()
         if self._folder is not None:
-            make_folder(self._folder, access)
+            private_folder(self._folder)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(locked(self._folder / ".lock", TAKEN.format(self._folder)))
                 self._go_on(checkpoints.load(self._folder / "checkpoint"))
-                self._requests = Requests(self._folder, access)
+                self._requests = Requests(self._folder)
                 if self.status == "running":  # else nothing is written any more
                     self._stack = stack.pop_all()
 
@@ -320,14 +317,14 @@ class Server:
         }
         fixed = {FIXED: self._fixed} if self._fixed.numel() else {}
         now = Checkpoint(self.rounds, {**self._vectors, **fixed}, {}, facts)
-        checkpoints.save(self._folder / "checkpoint", now, self._access)
+        checkpoints.save(self._folder / "checkpoint", now)
         self._write_summary()
 
     def _write_summary(self) -> None:
         """For people: nothing goes by it, and a server that goes on writes it anew. So no round waits for the disk."""
         if self._folder is not None:
             path, over = self._folder / "summary.json", self.status != "running"
-            write_atomic(path, to_json(self.summary()), self._access, outlasts_power=over)
+            write_atomic(path, to_json(self.summary()), outlasts_power=over)
 
     def _go_on(self, found: Checkpoint | None) -> None:
         if found is None:

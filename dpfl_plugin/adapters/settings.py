@@ -29,7 +29,6 @@ ELSEWHERE: Final = {
     "evaluation": PLATFORM,
     "checkpoint": "a server with a folder saves every round",
     "out": "give the folder to Server and to Silo",
-    "access": "who may read a folder is for its owner to say: give it to Server or to Silo",
     "early_stopping": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "private_evaluation": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "personalise": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
@@ -69,8 +68,8 @@ def check_settings(values: Mapping[str, Any], source: str) -> None:
 def _check_privacy(privacy: Mapping[str, Any], source: str) -> None:
     if privacy.get("randomness") == "seeded" or privacy.get("secure") is False:
         raise UnsupportedError(
-            f"{source}: privacy.randomness='seeded': here noise always comes from each silo's operating system. Leave "
-            "it out."
+            f"{source}: privacy.randomness: seeded has no meaning in a deployment: noise always comes from each silo's "
+            "operating system. Leave it out."
         )
     if privacy.get("budget_view") == "third_party":
         raise UnsupportedError(

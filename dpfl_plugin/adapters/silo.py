@@ -21,7 +21,6 @@ from typing import Any
 
 from torch import nn
 
-from dpfl_plugin.access import Access
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.beginning import begun, holds, own, parts_of
 from dpfl_plugin.adapters.frozen import FILE as FROZEN
@@ -64,9 +63,8 @@ class Silo:
         folder: this silo's own; made if it is missing. None for a place in the folder of the limits, which is where
             it has to be if there are limits.
         loss: (outputs (n, ...), labels (n,)) -> (n,), one value for each record; None for what the agreement says.
-        draw: names the random bits of a round, for simulations without limits that are to be repeated: whoever knows
-            them can compute the noise. None for noise from the operating system.
-        access: who may read what is written to the folder, on this machine.
+        draw: names the seeded bits of a round, for simulations without limits. None for noise from the operating
+            system, which is new in every answer that is computed.
         limits: what the owner of the records lets be released, as it is now. None for what the owner has set on this
             machine (see `find_limits`), looked up anew for each round; without any only a simulation begins.
         surroundings: whether the records are somebody's own ("deployment"), or of whoever runs the whole
@@ -96,7 +94,6 @@ class Silo:
         *,
         loss: Loss | None = None,
         draw: Callable[[int], Draw] | None = None,
-        access: Access = "owner",
         limits: Limits | None = None,
         surroundings: Surroundings = "deployment",
         kept: Kept | None = None,
@@ -110,7 +107,7 @@ class Silo:
         if limits is not None:
             limits.check(agreement.config)
             limits.check_noise(seeded=draw is not None)
-        self._files, self._stack = RunFolder(place(folder, limits, agreement, id), access), contextlib.ExitStack()
+        self._files, self._stack = RunFolder(place(folder, limits, agreement, id)), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
             self._files.make()
@@ -155,7 +152,7 @@ class Silo:
         if not holds(self._files.config, config_text):
             self._files.write(self._files.config, config_text)
         if ledger is None:
-            ledger = stack.enter_context(Ledger(self._files.ledger, begins_with, access=self._files.access))
+            ledger = stack.enter_context(Ledger(self._files.ledger, begins_with))
         self._ledger = ledger
         if lifetime is not None and any(ledger.known(one) < one.count for one in lifetime.of(key)):
             void_statement(self._files)  # it is of before the folder was set back; the ledger gets what was released

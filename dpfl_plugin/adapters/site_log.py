@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from dpfl_plugin.errors import DpflError, LimitError, printable
-from dpfl_plugin.runs.folder import private_folder
+from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.public_errors import kind_and_place, text_of, words_for_others
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]")

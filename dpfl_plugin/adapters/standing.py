@@ -159,7 +159,7 @@ class Standing:
 
         def write() -> _Releases:
             # What a power cut took of it, or of the others, shows: then the statement is written anew.
-            write_atomic(self._files.details, details, self._files.access, outlasts_power=False)
+            write_atomic(self._files.details, details, outlasts_power=False)
             # Last what tells what is covered: what people read may say more than that, and never less.
             self._files.write_together({self._files.privacy.name: page, self._files.statement.name: statement})
             return _read(said)

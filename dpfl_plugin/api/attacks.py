@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dpfl_plugin.access import make_folder
 from dpfl_plugin.api import attack_plots
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.plots import png
@@ -26,6 +25,7 @@ from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.core.threads import threads
 from dpfl_plugin.data.names import called, listed, number_of
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require, require_argument
+from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.setting import federate
@@ -191,7 +191,7 @@ def attacked(experiment: Experiment, options: Options, note: Note, out: Path | N
             raise in_file(error, experiment.path, one) from error
     if out is not None:
         write_pictures(out, report)
-        write_atomic(out / "attack.json", to_json(report.as_plain()), one.config.access)
+        write_atomic(out / "attack.json", to_json(report.as_plain()))
     return report
 
 
@@ -208,7 +208,7 @@ def _attacked(chosen: Experiment, one: Variant, options: Options, note: Note, ou
         they = f"They are {listed(range(known.num_silos), known.names)}."
         raise ArgumentError(f"{{silo}}={silo!r} must be the number or the name of a silo. {they}")
     if out is not None:  # before the work: it may not be allowed. Records may be recognised in its files
-        make_folder(out, config.access)
+        private_folder(out)
     inverted, refusal = _inversion(config, chosen.base, silo)
     return AttackReport(
         config,

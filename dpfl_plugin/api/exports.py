@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfl_plugin.access import Access, opener, try_folder
 from dpfl_plugin.api.model_card import card
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
@@ -24,6 +23,7 @@ from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import Backbone
+from dpfl_plugin.runs.folder import try_folder
 from dpfl_plugin.runs.predictions import Predictions, predict
 from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.tuning.winner import check_run
@@ -149,15 +149,14 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
     try:
         torch.export.save(program, target / FILES["torch"])
         for name, content in made.items():
-            _write(target / name, content, trained.config.access)
+            _write(target / name, content)
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error}. Remove it and try again.") from error
-    os.chmod(target / FILES["torch"], (target / CARD).stat().st_mode)
     return target
 
 
-def _write(path: Path, content: bytes, access: Access) -> None:
-    with open(path, "xb", opener=opener(access)) as file:
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "xb") as file:
         file.write(content)
 
 

@@ -156,7 +156,7 @@ def serve(
         it.server.write_to(project.model)
         summary = it.server.summary()
     state = {name: value.detach().cpu().contiguous() for name, value in project.model.state_dict().items()}
-    write_atomic(own / MODEL, save(state), "owner")
+    write_atomic(own / MODEL, save(state))
     return Outcome(summary["status"], f"{is_over(own, summary)}\nthe model is in {own / MODEL}")
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dpfl_plugin.access import Access
 from dpfl_plugin.api.pandas_frames import pandas_for
 from dpfl_plugin.api.prediction_text import measures_lines
 from dpfl_plugin.api.runs import Run
@@ -63,7 +62,7 @@ class Predicted(Printed):
     """Predictions for records, and what they are to be read with; ``print`` says it as `dpfl predict` does.
 
     Attributes:
-        run: the id of the run whose model it is. access: who may read its files.
+        run: the id of the run whose model it is.
         found: ``classes`` in the order of the model's outputs, ``predicted`` [n] numbers of classes, ``probabilities``
             [n, classes] or None, ``labelled``, how many records have a label, and ``measures`` of these.
         epsilon: of the run, as in result.json.
@@ -76,7 +75,6 @@ class Predicted(Printed):
     """
 
     run: str
-    access: Access
     found: Predictions
     epsilon: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
@@ -206,7 +204,6 @@ def predict(
         notes.append(NO_NAMES)
     return Predicted(
         run=str(trained.result["id"]),
-        access=trained.config.access,
         found=found,
         epsilon=trained.result["epsilon"],
         rows=rows,

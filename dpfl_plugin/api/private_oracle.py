@@ -411,7 +411,7 @@ def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
 def _parts(config: Config, module: nn.Module, mine: Silo, loss: Any, key: MarkKey, path: Path) -> Parts:
     refuse_cycles(config, "releases of an oracle are composed with those of earlier ones in the ledger")
     found = hold(Federation([mine], 0, mine.train_x.shape[1:]))
-    holding = replace(found, survey=key.marked(found.survey), training={})
+    holding = replace(found, survey=key.marked(found.survey))
 
     def held(config: Config, base: Path) -> Holding:
         return holding

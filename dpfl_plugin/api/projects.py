@@ -11,10 +11,10 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from dpfl_plugin.access import try_folder
 from dpfl_plugin.api.project_data import DataBlock, OwnData, drafted, found, made_up
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ArgumentError, ConfigError, Worded
+from dpfl_plugin.runs.folder import try_folder
 
 CONFIG: Final = "run.yaml"
 NOTEBOOK: Final = "notebook.ipynb"

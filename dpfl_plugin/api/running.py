@@ -38,6 +38,7 @@ __all__ = [
     "in_file",
     "place_here",
     "place_of",
+    "rounds_saved",
     "too_small_a_step",
     "worse_than_baseline",
 ]
@@ -95,6 +96,11 @@ def carried_out(
     if picture:
         pictures.of_run(folder, config, label, anew=not finished)
     return result
+
+
+def rounds_saved(config: Config) -> int:
+    """How many rounds of a configuration's run its newest checkpoint has."""
+    return folder_of(config).saved_rounds
 
 
 def import_for_runs() -> None:

@@ -270,7 +270,7 @@ def _carried_out(file: TuneFile, base: Path, out: Path, said: Reporter, stopping
     if ranked is None:
         return None
     result = course.outcome(tuning, ranked)
-    files = RunFolder(out, file.config.access)
+    files = RunFolder(out)
     files.write_together({RESULT: to_json(result), REPORT: told.statement(result, out.name)})
     return result
 

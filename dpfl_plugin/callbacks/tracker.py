@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin.access import opener
 from dpfl_plugin.callbacks.base import Callback, RoundInfo, RunInfo
 from dpfl_plugin.errors import ConfigError
 
@@ -111,7 +110,7 @@ class Remembered:
             return
         together = {**self._all(), self._name: self.facts}
         aside = self._path.with_name(f".{self._path.name}.new")
-        with open(aside, "w", opener=opener(None)) as file:
+        with open(aside, "w") as file:
             json.dump(together, file)
         aside.replace(self._path)
 

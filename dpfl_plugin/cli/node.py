@@ -18,9 +18,7 @@ from pathlib import Path
 from dpfl_plugin.errors import BusyError, ConfigError, system_says
 from dpfl_plugin.runs.folder import locked, to_json
 from dpfl_plugin.sweeps import slurm
-from dpfl_plugin.sweeps.scripts import LEAD_SECONDS
-
-SPARE_SECONDS = 60  # for the start of a run and its first rounds, beside what comes before the time limit
+from dpfl_plugin.sweeps.scripts import LEAD_SECONDS, LEAST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +96,14 @@ def _job() -> Iterator[Check]:
         yield Check("job", False, "this is not a Slurm job: call it in a batch script, or by srun dpfl doctor --slurm")
         return
     seconds = slurm.time_limit(job)
-    least = LEAD_SECONDS + SPARE_SECONDS
     if seconds is None:
         yield Check("time limit", True, "none that scontrol knows")
-    elif seconds < least:
+    elif seconds < LEAST_SECONDS:
         yield Check(
             "time limit",
             False,
-            f"{seconds} s, and Slurm asks for the checkpoint {LEAD_SECONDS} s before it: ask for {least // 60} minutes "
-            "at least, and for as long as one round takes besides (sbatch --time)",
+            f"{seconds} s, and Slurm asks for the checkpoint {LEAD_SECONDS} s before it: ask for "
+            f"{LEAST_SECONDS // 60} minutes at least, and for as long as one round takes besides (sbatch --time)",
         )
     else:
         yield Check("time limit", True, f"{seconds} s, with the signal {LEAD_SECONDS} s before it")

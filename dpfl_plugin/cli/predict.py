@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.access import opener, try_file
 from dpfl_plugin.api.prediction_text import measures_lines
 from dpfl_plugin.api.predictions import Predicted, predict
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.runs.folder import naming, to_json
+from dpfl_plugin.runs.folder import naming, to_json, try_file
 
 
 def predict_file(folder: Path, data: str, out: Path | None, id_column: str | None, *, as_json: bool) -> None:
@@ -31,7 +30,7 @@ def predict_file(folder: Path, data: str, out: Path | None, id_column: str | Non
         print(text, end="" if text.endswith("\n") else "\n")
         return
     try:
-        with naming(out), open(out, "x", encoding="utf-8", opener=opener(made.access)) as file:
+        with naming(out), open(out, "x", encoding="utf-8") as file:
             file.write(text if text.endswith("\n") else f"{text}\n")
     except FileExistsError as error:
         raise ConfigError(f"--out {out}: the file exists, and was left as it is. Use another name.") from error

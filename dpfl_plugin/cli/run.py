@@ -27,6 +27,7 @@ from dpfl_plugin.api.running import (
     cause_of,
     in_file,
     place_of,
+    rounds_saved,
 )
 from dpfl_plugin.api.runs import Scored, difference
 from dpfl_plugin.api.signals import Stop
@@ -44,6 +45,7 @@ from dpfl_plugin.runtimes.mpi import job
 MOST_COLUMNS = 8  # whose private statistics are printed
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
+NO_ROUND = 7  # interrupted before a round was finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
     given = settings if options.out is None else [*settings, f"out={json.dumps(str(options.out))}"]
     experiment = Experiment(path, tuple(given), options.variant)
     plan, results, told = experiment.loaded(), dict[str, Result](), set[str]()
+    before = [rounds_saved(variant.config) for variant in plan.variants]
     console = Console(stderr=True)
     with stopping() as stop:
         for one in plan.variants:
@@ -96,7 +99,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
             except KeyboardInterrupt:
                 _tell(plan, results, told, options)
                 print(f"dpfl: {label}: interrupted during planning: no round began.", file=sys.stderr)
-                return EXIT_CODES["interrupted"]
+                return _interrupted(plan, before)
             except (ConfigError, DataError) as error:
                 _tell(plan, results, told, options)  # what the variants before it came to is not lost
                 anew = ""
@@ -114,7 +117,14 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
         if result["status"] != "done":
             prefix = f"{label}: " if len(plan.variants) > 1 else ""
             print(f"dpfl: {prefix}{_ending(result, again)}", file=sys.stderr)
-    return max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
+    code = max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
+    return _interrupted(plan, before) if code == EXIT_CODES["interrupted"] else code
+
+
+def _interrupted(plan: Plan, before: list[int]) -> int:
+    """The exit code of an interrupted command, by the rounds of each run that were saved before it began."""
+    progress = [rounds_saved(variant.config) for variant in plan.variants] != before
+    return EXIT_CODES["interrupted"] if progress else NO_ROUND
 
 
 def _tell(plan: Plan, results: dict[str, Result], told: Collection[str], options: Options) -> None:

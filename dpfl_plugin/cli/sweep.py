@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import math
 import os
 import shlex
@@ -18,10 +19,11 @@ from dpfl_plugin import own_folders
 from dpfl_plugin.cli import sweep_scores
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
+from dpfl_plugin.runs.named_files import changed, file_digests
 from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
-from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, Stop, Supervisor
+from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, NO_ROUND, Stop, Supervisor
 
 COMPOSES = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
@@ -73,6 +75,7 @@ def _go(sweep: Sweep, duplicates: int, options: Options, lock: int | None = None
     if options.retry:
         wanted = sorted([*wanted, *failed], key=lambda row: row.index)
     _say_what(sweep, duplicates, [known.status for known in states])
+    _say_other_code(sweep, [row for row, known in found if known.status == "done"])
     if options.dry_run:
         _dry_run(sweep, wanted, options)
         return 0
@@ -105,7 +108,10 @@ def sweep_task(folder: Path, task: int, pack: int, jobs: int) -> int:
     if not rows:
         raise ConfigError(f"{folder}: there is no task {task} of {pack} runs: the manifest has {len(sweep.rows)}.")
     _fail_those_requeued(sweep, rows)
-    return _run(sweep, list(rows), jobs, with_parent=True)
+    before = [state.progress(sweep.folder_of(row)) for row in rows]
+    code = _run(sweep, list(rows), jobs, with_parent=True)
+    idle = before == [state.progress(sweep.folder_of(row)) for row in rows]
+    return NO_ROUND if code == INTERRUPTED and idle else code
 
 
 def _fail_those_requeued(sweep: Sweep, rows: Sequence[Row]) -> None:
@@ -120,6 +126,16 @@ def _fail_those_requeued(sweep: Sweep, rows: Sequence[Row]) -> None:
             reason = f"Slurm queued it again {times} times in job {job}, more than sweep.max_requeues={most}"
             state.write_task(folder, "failed", reason=reason, job=job)
             _say(f"{row.index}: FAILED: {reason}; --retry tries it again  {row.label}")
+
+
+def _say_other_code(sweep: Sweep, done: Sequence[Row]) -> None:
+    """Name each finished run that was made with another file of users' code than there is now."""
+    own_folders.look_in(sweep.source.parent)
+    for row in done:
+        result = json.loads(sweep.folder_of(row).result.read_text())
+        others = changed(file_digests(config_of(sweep.base, row, sweep.runs)), result.get("code") or {})
+        if others:
+            _say(f"{row.index}: made with another version of {', '.join(others)} than there is now  {row.label}")
 
 
 def _say_what(sweep: Sweep, duplicates: int, statuses: list[state.Status]) -> None:

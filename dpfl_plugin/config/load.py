@@ -227,12 +227,14 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str
     for change in changes:
         for key, value in change.items():
             old = result.get(key)
-            if isinstance(old, str) and isinstance(value, dict) and "name" not in value:
+            here = (*path, str(key))
+            group = GROUPS.get(here[2:] if here[0] == "variants" else here)
+            if isinstance(old, str) and isinstance(value, dict) and group:
                 old = {"name": old}  # `model: mlp` with a later --set model.hidden=[50]
             if isinstance(old, dict) and isinstance(value, dict):
-                if "name" in value or "module" in value:
-                    old = _kept(old, value, GROUPS.get((*path, str(key)), ""))
-                result[key] = merged(old, value, path=(*path, str(key)))
+                if group and ("name" in value or "module" in value):
+                    old = _kept(old, value, group)
+                result[key] = merged(old, value, path=here)
             else:
                 result[key] = copy.deepcopy(value)
     return result
@@ -260,8 +262,8 @@ def _kept(old: dict[str, Any], new: Mapping[str, Any], group: str) -> dict[str, 
         return old
     try:
         name, module = new.get("name"), new.get("module")
-        known = registry.options(registry.load(group, name) if name else registry.load_object(str(module), group))
-    except (ConfigError, ValueError, TypeError):  # told when the block is built
+        known = registry.options(registry.load(group, str(name)) if name else registry.load_object(str(module), group))
+    except ConfigError:  # shown when the block is built
         return {key: value for key, value in old.items() if key not in ("name", "module")}
     return {key: value for key, value in old.items() if key in known}
 
@@ -333,7 +335,6 @@ def _known_keys(parents: list[Any]) -> list[str]:
 NOT_IN_ID: Final[dict[str, Any]] = {
     "name": True,
     "out": True,
-    "access": True,
     "description": True,
     "trackers": True,
     "checkpoint": True,

@@ -23,7 +23,6 @@ from pydantic import (
     model_validator,
 )
 
-from dpfl_plugin.access import Access
 from dpfl_plugin.config.augmentation import AugmentationConfig, check_augmentation
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
 from dpfl_plugin.config.cycles import check_cycles
@@ -273,7 +272,6 @@ class Config(Strict):
         default=[], description="what keeps curves and results: tensorboard, mlflow, wandb; nothing of it changes a run"
     )
     out: str = Field("runs", description="folder of run folders")
-    access: Access = Field("owner", description="who may read what is written, on this machine: seed and ledger, too")
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -334,21 +332,27 @@ class Config(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _randomness(cls, values: Any) -> Any:
-        """The default depends on seed, and is written out, so that a run's folder says what was done."""
+    def _earlier_keys(cls, values: Any) -> Any:
+        """Leave out `access`, which files of earlier versions have: modes of files are no part of a configuration."""
+        return {key: value for key, value in values.items() if key != "access"} if isinstance(values, dict) else values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _seed_of_earlier_versions(cls, values: Any) -> Any:
+        """Theirs was 0 by default: `privacy.secure: false` without a seed repeated."""
         privacy = values.get("privacy") if isinstance(values, dict) else None
-        if isinstance(privacy, PrivacyConfig):
-            if privacy.randomness is not None:
-                return values
-            default = "fresh" if values.get("seed") is None else "seeded"
-            return {**values, "privacy": privacy.model_copy(update={"randomness": default})}
-        if not isinstance(privacy, dict) or privacy.get("randomness") is not None:
-            return values
-        if isinstance(privacy.get("secure"), bool):  # of earlier versions, whose default seed was 0
-            old = privacy["secure"] is False and values.get("seed") is None
-            return {**values, "seed": 0} if old else values
-        default = "fresh" if values.get("seed") is None else "seeded"
-        return {**values, "privacy": {**privacy, "randomness": default}}
+        repeats = isinstance(privacy, dict) and privacy.get("secure") is False
+        return {**values, "seed": 0} if repeats and values.get("seed") is None else values
+
+    @model_validator(mode="after")
+    def _randomness(self) -> Config:
+        """The default depends on seed. It is in what is written, so that a run's folder says what was done, but does
+        not count as given: a deployment with a seed is fresh all the same."""
+        if self.privacy.randomness is None:
+            privacy = self.privacy.model_copy()
+            privacy.__dict__["randomness"] = "fresh" if self.seed is None else "seeded"
+            self.__dict__["privacy"] = privacy
+        return self
 
     @field_validator("silos", "silo_weights", mode="before")
     @classmethod

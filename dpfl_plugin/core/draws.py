@@ -1,14 +1,15 @@
 """Large draws from a stream: by numpy, or the same bits sooner by kernels compiled by numba, where it is installed.
 
 Which of them draws shows in nothing but time: before their first use the kernels are compared with numpy on this
-machine, and not used if a bit differs. The generator of `streams.Stream` they move on themselves; from others, that of
-`streams.SecureStream` say, numpy draws the words that they work on.
+machine, and not used if a bit differs. The generator of `streams.Stream` they move on themselves; from others they are
+given the words that they work on: by numpy, or from AES (`FreshGenerator`).
 """
 
 from __future__ import annotations
 
 import threading
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -35,6 +36,8 @@ FEW: Final = 4
 KEPT_LEAST, KEPT_SHARE = 64, 2.0**-12
 # A member of a subset takes numpy as long as so many normals.
 A_MEMBER: Final = 3
+# Words beyond one for each member of a subset: of a word none is made with a probability below 10^-5.
+MORE_WORDS: Final = 16
 # Of more than these, numpy draws large subsets in another way.
 MOST: Final = 10_000
 
@@ -94,16 +97,62 @@ def add_rounded(total: Tensor, grid: float, std: float, rng: np.random.Generator
     if isinstance(rng, FreshGenerator):
         noise = rng.rounded(len(values), std)
     else:
-        noise = rounded_normals.by_numpy(len(values), std, rng.bit_generator.random_raw)
+        noise = rounded_normals.by_numpy(len(values), std, _words_of(rng))
     out.copy_(torch.from_numpy((rounded_normals.nearest(values, grid) + noise) * grid))
 
 
 def subset(rng: np.random.Generator, num_all: int, size: int) -> NDArray[np.int64]:
     """(size,) different ones of 0, ..., num_all - 1: a uniform subset, in an order that is not uniform."""
+    if isinstance(rng, FreshGenerator):
+        return _fresh_subset(rng, num_all, size)
     sfc64 = kernels.of(A_MEMBER * size) if num_all <= MOST and _is_ours(rng) else None
     if sfc64 is None:
         return rng.choice(num_all, size, replace=False, shuffle=False)
     return _subset(sfc64, rng, num_all, np.empty(size, np.int64))
+
+
+def uniform(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """(count,) numbers uniform on the multiples of 2^-53 in [0, 1)."""
+    if not isinstance(rng, FreshGenerator):
+        return rng.random(count)
+    found = (rng.words(count) >> np.uint64(11)).astype(np.float64)
+    found *= 2.0**-53
+    return found
+
+
+def _fresh_subset(rng: FreshGenerator, num_all: int, size: int) -> NDArray[np.int64]:
+    """As `subset`, of words: by a kernel, or the first ``size`` different ones of a sequence of independent numbers."""
+    if not 0 <= size <= num_all < 2**32:
+        raise ValueError(f"a subset of {size} cannot be larger than all {num_all}, which must be below 2^32.")
+    if 2 * size > num_all:
+        left_out = np.ones(num_all, np.bool_)
+        left_out[_fresh_subset(rng, num_all, num_all - size)] = False
+        return np.flatnonzero(left_out)
+    if num_all <= MOST and (sfc64 := kernels.of(A_MEMBER * size)) is not None:
+        found = np.empty(size, np.int64)
+        while not sfc64.subset_of(rng.words(size + MORE_WORDS), num_all, found):
+            pass
+        return found
+    sequence = np.empty(0, np.int64)
+    while True:
+        sequence = np.concatenate([sequence, _below(rng.words(size + size // 4 + MORE_WORDS), num_all)])
+        first_place = np.empty(num_all, np.int64)  # only places of what is in the sequence are written, and read
+        first_place[sequence[::-1]] = np.arange(len(sequence) - 1, -1, -1)
+        different = sequence[first_place[sequence] == np.arange(len(sequence))]
+        if len(different) >= size:
+            return different[:size]
+
+
+def _below(words: Words, count: int) -> NDArray[np.int64]:
+    """Uniform in 0, ..., count - 1 < 2^32, of each word or of none. Lemire 2019, arXiv:1805.10941v4, section 4."""
+    product = (words >> np.uint64(32)) * np.uint64(count)
+    kept = (product & np.uint64(2**32 - 1)) >= np.uint64(2**32 % count)
+    product >>= np.uint64(32)
+    return (product if kept.all() else product[kept]).view(np.int64)
+
+
+def _words_of(rng: np.random.Generator) -> Callable[[int], Words]:
+    return rng.words if isinstance(rng, FreshGenerator) else rng.bit_generator.random_raw
 
 
 def _add_rounded(
@@ -129,8 +178,8 @@ def _add_rounded_of(
     out: NDArray[np.floating[Any]],
 ) -> None:
     """`_add_rounded` for any generator of 64-bit words, as `rounded_normals.by_numpy` draws from it."""
-    draw, size, count = rng.bit_generator.random_raw, min(len(total), rounded_normals.CHUNK), 0
-    kept, at, words = _room_for_kept(len(total), std), np.empty(size, np.int64), np.empty(size, np.uint64)
+    draw, size, count = _words_of(rng), min(len(total), rounded_normals.CHUNK), 0
+    kept, (at, words) = _room_for_kept(len(total), std), _workspace(len(total))
     for first in range(0, len(total), size):
         left = sfc64.add_rounded_of(draw(min(size, len(total) - first)), total, grid, std, out, first, at, words)
         while left:
@@ -162,7 +211,7 @@ def _decide_kept(
         raise RuntimeError("compiled noise is wrong: it leaves too much undecided. Uninstall numba, and report this.")
     for index, *left in kept[:count].tolist():  # as Python has them: NumPy 1 makes a float of a word and 1
         nearest = rounded_normals.nearest(total[index : index + 1], grid)
-        drawn = decide(rounded_normals.undecided(*left), std, rng.bit_generator.random_raw)
+        drawn = decide(rounded_normals.undecided(*left), std, _words_of(rng))
         out[index] = (nearest[0] + drawn) * grid
 
 

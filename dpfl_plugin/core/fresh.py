@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 from dpfl_plugin.core.rounded_normals import Integers, by_numpy
+from dpfl_plugin.core.ziggurat import Words
 
 AT_ONCE: Final = 2**15
 """Numbers that are drawn at a time at most: of so many, what a call of numpy takes by itself is a small part."""
 
+BLOCK: Final = 2**12
+"""Words that are encrypted at a time at least: a call of OpenSSL takes as long as a thousand."""
+
 
 class FreshGenerator(np.random.Generator):
-    """AES-128 in counter mode (NIST SP 800-38A) under a key of its own from the operating system, never shown.
+    """The key stream of AES-128 in counter mode (NIST SP 800-38A), under a key from the operating system.
+
+    Privacy noise and batches, all that a guarantee rests on, are made of its words: by `words`, which
+    `dpfl_plugin.core.draws` uses. numpy's own methods (views of images, smoothing) draw from SFC64, seeded by the
+    operating system as well, which is no generator for cryptography.
 
     The noise of several sums is drawn at once. What is drawn is handed out once and then is nobody's: two sums that
     shared theirs would give it away in their difference.
@@ -24,11 +33,26 @@ class FreshGenerator(np.random.Generator):
     """
 
     def __init__(self, sums: int = 1) -> None:
-        from randomgen import AESCounter
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-        super().__init__(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))
-        self._sums = sums
+        super().__init__(np.random.SFC64(_SystemSeed()))
+        self._encryptor = Cipher(algorithms.AES(os.urandom(16)), modes.CTR(bytes(16))).encryptor()
+        self._left, self._sums = np.empty(0, np.uint64), sums
         self._ahead: tuple[tuple[int, float] | None, list[Integers]] = None, []
+
+    def words(self, count: int) -> Words:
+        """The next (count,) words."""
+        if count >= BLOCK:
+            return self._encrypted(count)
+        if self._left.size < count:
+            self._left = self._encrypted(BLOCK)
+        found, self._left = self._left[:count], self._left[count:]
+        return found
+
+    def _encrypted(self, count: int) -> Words:
+        found = np.empty(count + 2, np.uint64)  # cryptography asks for room for a block more
+        self._encryptor.update_into(bytes(8 * count), found.view(np.uint8))
+        return found[:count]
 
     def rounded(self, count: int, std: float) -> Integers:
         """(count,) integers round(std * x), see `rounded_normals.by_numpy`; others at each call."""
@@ -37,10 +61,17 @@ class FreshGenerator(np.random.Generator):
             # Where sums differ in size or noise all the same, what is drawn ahead would be in vain.
             wanted = self._sums if of in (None, (count, std)) else 1
             many = max(1, min(wanted, AT_ONCE // max(1, count)))
-            drawn = list(by_numpy(many * count, std, self.bit_generator.random_raw).reshape(many, count))
+            drawn = list(by_numpy(many * count, std, self.words).reshape(many, count))
             self._ahead = (count, std), drawn
         self._sums -= 1
         return drawn.pop()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("random bits that nobody can repeat cannot be copied: two holders would draw the same noise.")
+
+
+class _SystemSeed(ISeedSequence):
+    """Seeds a generator of numpy's by bits of the operating system."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.frombuffer(os.urandom(n_words * np.dtype(dtype).itemsize), dtype)

@@ -1,4 +1,4 @@
-"""What a silo is asked, as a digest: noise is bound to it, so that no two answers that may differ share noise."""
+"""A digest of named tensors, which shows whether what was written, or is held elsewhere, is the same to the bit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ DIGEST_BYTES: Final = 16
 def request_digest(vectors: Vectors, facts: Sequence[object] = ()) -> bytes:
     """16 bytes over names, types, shapes and every bit of ``vectors``, on whatever device they are, and over ``facts``.
 
-    Truncated SHA-256, which processors compute at more than 1 GB/s. It guards against accidents and against requests
-    that differ; whoever wants two requests of one digest has 2^64 of them to try, and a deployment's noise is fresh
-    anyway.
+    Truncated SHA-256, which processors compute at more than 1 GB/s. It guards against accidents.
 
     Args:
         facts: plain JSON values.

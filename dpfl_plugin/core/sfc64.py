@@ -272,3 +272,28 @@ def subset(state: Words, half: Halves, count: int, out: NDArray[np.int64]) -> No
             found = np.int64(first + i)
         taken[found] = True
         out[i] = found
+
+
+@compiled
+def subset_of(words: Words, count: int, out: NDArray[np.int64]) -> bool:
+    """As `subset`, of ``words`` (n,) that another generator has drawn, of the upper half of each. False, and of no use,
+    if they are too few: of a word none is made with a probability below count / 2^32."""
+    taken = np.zeros(count, np.bool_)
+    first = count - out.size
+    at = 0
+    for i in range(out.size):
+        size = np.uint64(first + i + 1)
+        while True:
+            if at == len(words):
+                return False
+            product = (words[at] >> np.uint64(32)) * size
+            at += 1
+            low = product & np.uint64(0xFFFFFFFF)
+            if low >= size or low >= np.uint64(2**32) % size:
+                break
+        found = np.int64(product >> np.uint64(32))
+        if taken[found]:
+            found = np.int64(first + i)
+        taken[found] = True
+        out[i] = found
+    return True

@@ -180,8 +180,7 @@ class Holding:
     """A federation as one process sees it.
 
     Attributes:
-        silos: by id, those whose records are here.
-        training: sha256 of their training records, by id: it names a silo's noise, and never leaves.
+        silos: by id, those whose records are here. digests: of them, see `digest`; what others get are marks.
         hosts: of the ranks that hold silos elsewhere.
         device: of this process, where it is not the configuration's.
         notes: for who holds the records, see `Dataset`. names: of silos, by id; of all of them in one process, and none
@@ -193,15 +192,15 @@ class Holding:
     hosts: tuple[str, ...] = ()
     device: str | None = None
     notes: tuple[str, ...] = ()
-    training: Mapping[int, str] = field(default_factory=dict)
+    digests: Mapping[int, str] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
 
 
 def hold(federation: Federation) -> Holding:
     """All of a federation whose records are all here."""
-    silos = dict(enumerate(federation.silos))
-    training = {i: training_digest(silo) for i, silo in silos.items()}
-    return Holding(survey(federation), silos, notes=tuple(federation.notes), training=training, names=federation.names)
+    found, silos = survey(federation), dict(enumerate(federation.silos))
+    digests = dict(enumerate(found.digests))
+    return Holding(found, silos, notes=tuple(federation.notes), digests=digests, names=federation.names)
 
 
 def survey(federation: Federation) -> Survey:
@@ -224,23 +223,6 @@ def digest(silo: Silo) -> str:
     both, unknown = (silo.persons, silo.test_persons), np.zeros(0, np.int64)
     of_persons = [] if all(part is None for part in both) else [unknown if part is None else part for part in both]
     return _sha256(silo.train_x, silo.train_y, silo.test_x, silo.test_y, *of_persons)
-
-
-def training_digest(silo: Silo) -> str:
-    """sha256 over the values of a silo's training records, in order, in whatever number format they are held: a run
-    in one process and a silo on another platform name their noise alike."""
-    found = hashlib.sha256()
-    arrays: list[NDArray[Any]] = [silo.train_x, silo.train_y]
-    if silo.persons is not None:
-        arrays.append(silo.persons)
-    for array in arrays:
-        kind = "f" if array.dtype.kind == "f" else str(array.dtype)
-        found.update(repr((array.shape, kind)).encode())
-        rows = max(1, 2**17 // max(1, array[:1].size))  # at a time, so that a copy of all is never made
-        for first in range(0, len(array), rows):
-            part = array[first : first + rows]
-            found.update(np.ascontiguousarray(part, dtype=np.float64 if kind == "f" else array.dtype).data)
-    return found.hexdigest()
 
 
 def _sha256(*arrays: NDArray[Any]) -> str:

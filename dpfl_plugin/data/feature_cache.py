@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.access import make_folder, opener
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.file_permissions import private_file, private_folder
 
 FORMAT: Final = 1  # of files and keys
 
@@ -24,7 +24,7 @@ FORMAT: Final = 1  # of files and keys
 class FeatureCache:
     """A folder with one array for each array of records, found by a digest of both what is computed and the records.
 
-    Files can be read by their owner only, whatever `access` says of a run. They appear whole or not at all, and are
+    Files can be read by their owner only. They appear whole or not at all, and are
     read by mapping them into memory; one that is damaged is made anew. They stay until somebody removes them.
 
     Args:
@@ -47,7 +47,7 @@ class FeatureCache:
             return found
         made = make()
         try:
-            make_folder(self._folder, "owner")
+            private_folder(self._folder)
             with _new(array) as (path, file):
                 np.save(file, made, allow_pickle=False)
             os.replace(path, array)
@@ -74,7 +74,7 @@ class _new:
         self._path = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
     def __enter__(self) -> tuple[Path, Any]:
-        self._file = open(self._path, "xb", opener=opener("owner"))  # closed by __exit__
+        self._file = open(self._path, "xb", opener=private_file)  # closed by __exit__
         return self._path, self._file
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

@@ -89,8 +89,8 @@ class Experiment:
     ) -> Outcome:
         """Go on from ``progress`` to the last round, or to what ends the run before it.
 
-        A round in which silos are lost is run again by the others; with fresh noise it counts as released twice. One
-        whose uploads had all come counts.
+        A round in which silos are lost is run again by the others, and counts as released twice. One whose uploads had
+        all come counts.
 
         Args:
             save: writes a checkpoint; record: gets each evaluation as plain values; tick: called after every round;
@@ -205,7 +205,7 @@ class Experiment:
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
         plan, down = self.planner.of_all("score", lost=progress.lost), {"model": progress.server["model"]}
-        draw = self.draw(progress.rounds)
+        draw = self.draw(progress, progress.rounds)
         if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
             return
         mean = self._sent(progress, down, plan, draw)
@@ -221,9 +221,16 @@ class Experiment:
         progress.bytes_up += len(plan.participants) * _size(mean_up)
         return mean_up
 
-    def draw(self, round: int) -> Draw:
-        """Of one computation of a round; fresh bits have another name each time."""
-        return Draw.fresh(round, self.run_name) if self.fresh else Draw(self.planner.seed, round, self.run_name)
+    def draw(self, progress: Progress, round: int) -> Draw:
+        """Of one computation of a round; fresh bits have another name each time.
+
+        A seeded round that is run again because silos were lost has the same bits, and counts as it would with fresh
+        ones: twice.
+        """
+        if self.fresh:
+            return Draw.fresh(round, self.run_name)
+        losses = len(progress.losses)
+        return Draw(self.planner.seed, round, f"{self.run_name}.{losses}" if losses else self.run_name)
 
     def _stopped(self, progress: Progress) -> bool:
         return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
@@ -263,7 +270,7 @@ class Experiment:
             notes.append(f"validation scores: {left_out} {WERE_LOST}")
         if self.personalise is not None:
             own = self.personalise
-            draw = self.draw(self.rounds)
+            draw = self.draw(progress, self.rounds)
             if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
                 made = self._own_models(progress, own)
                 self.survivors.retry(progress, lambda: made(draw), save=save, note=note)
@@ -303,7 +310,7 @@ class Experiment:
         self.account.begin_round(progress.rounds, plan)
         progress.begun += 1
         self.clock.lap("server")
-        mean_up = self._sent(progress, down, plan, self.draw(progress.rounds))
+        mean_up = self._sent(progress, down, plan, self.draw(progress, progress.rounds))
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
     def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 A rank that is started with DPFL_LIMITS (see `dpfl_plugin.owners.limits`) keeps them, whatever rank 0 asks for: its
 plan is reserved in the lifetime ledger before the first round, each release takes a slot of the plan, and is in that
-ledger, on disk, before anything of it leaves the rank. Where noise is drawn afresh each computation is a release, by
-whatever name it is asked for. Without limits nothing is bounded here.
+ledger, on disk, before anything of it leaves the rank. Noise is fresh, so each computation is a release, by whatever
+name it is asked for. Without limits nothing is bounded here.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class Custody:
         with contextlib.ExitStack() as stack:
             lifetime = stack.enter_context(opened(self.limits))
             # Not by their marks, whose key another folder has not.
-            records = hashlib.sha256(json.dumps([parts.holding.training[silo] for silo in mine]).encode()).hexdigest()
+            digests = [parts.holding.digests[silo] for silo in mine]
+            records = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
             slots = lifetime.begin(agreement, config.name, plans, records, relation)
             self._ledger = Ledger()
             self._grant = Grant({**dict.fromkeys(mine, ()), **slots}, self._ledger, lifetime, agreement)

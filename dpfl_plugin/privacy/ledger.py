@@ -17,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from dpfl_plugin.access import Access
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.events import CHARGE_KINDS, Batch, Charge, ChargeKind, SampledGaussian, batches
 from dpfl_plugin.privacy.first_runs import FirstRuns
@@ -50,13 +49,10 @@ class Ledger:
         self,
         path: str | os.PathLike[str] | None = None,
         facts: Mapping[str, Any] | None = None,
-        *,
-        access: Access = "owner",
     ) -> None:
         """A new ledger; None keeps it in memory.
 
         Args:
-            access: who may read its file.
 
         Raises:
             LedgerError: the file exists already (see `open`) or cannot be written.
@@ -70,7 +66,7 @@ class Ledger:
         self._kinds: dict[tuple[Any, ...], int] = {}  # of lines that were read
         self._lines = LedgerFile(self.path)
         if self.path is not None:
-            self._lines.create({"ledger": SCHEMA, "facts": self.facts}, access)
+            self._lines.create({"ledger": SCHEMA, "facts": self.facts})
 
     @classmethod
     def open(

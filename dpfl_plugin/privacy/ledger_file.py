@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from dpfl_plugin.access import Access, opener
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
+from dpfl_plugin.file_permissions import private_file
 
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
 BEGINNING: Final = b'{"facts":{'  # of every ledger's first line
@@ -58,7 +58,7 @@ class LedgerFile:
         self._unsynced = True  # of lines that were read, too, it is not known whether they are on disk
         self._size, self._rest, self._complete = 0, b"", False  # whole lines; what follows them, and is it a line?
 
-    def create(self, first: Mapping[str, Any], access: Access) -> None:
+    def create(self, first: Mapping[str, Any]) -> None:
         """Begin the file, with a first line that is on disk when this returns.
 
         Raises:
@@ -66,7 +66,7 @@ class LedgerFile:
         """
         assert self.path is not None
         try:
-            self._file = open(self.path, "xb", opener=opener(access))  # noqa: SIM115, it stays open
+            self._file = open(self.path, "xb", opener=private_file)  # noqa: SIM115, it stays open
         except FileExistsError as error:
             raise LedgerError(f"{self.path} exists: open it to continue, or choose another folder.") from error
         except OSError as error:
@@ -298,7 +298,7 @@ def _aside(path: Path) -> Path:
 
 def _set_aside(path: Path, rest: bytes) -> Path:
     aside = _aside(path)
-    with open(aside, "xb", opener=opener("owner")) as file:
+    with open(aside, "xb", opener=private_file) as file:
         file.write(rest)
         file.flush()
         os.fsync(file.fileno())

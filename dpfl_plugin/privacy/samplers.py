@@ -154,7 +154,7 @@ class Poisson:
 
     def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
         drawn_rate = math.floor(self.record_rate * _STEPS) / _STEPS
-        return np.flatnonzero(rng.random(num_records) < drawn_rate)
+        return np.flatnonzero(draws.uniform(rng, num_records) < drawn_rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,7 +365,7 @@ def _verify(said: dict[str, Any]) -> str:
         "changed or is missing between others, and that its end holds what the checkpoint and `details.json` next to "
         "it know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
         "The checksum of the ledger's last line, when this was written, is in `details.json`. Kept elsewhere, it shows "
-        "later whether lines are missing at the end, also where the files next to it were set back with it.",
+        "later whether lines are missing at the end.",
     ]
     if shared is not None:
         lines.append(

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,6 +73,7 @@ class Run:
         ranked_by: the measure that such models are ranked by; None of old runs.
         positive_class: that of measures of two classes; None of other outcomes, and where it is not known.
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
+        finished: when; code: digests of the files of users' code that its configuration names.
     """
 
     folder: Path
@@ -89,6 +90,8 @@ class Run:
     measures: dict[str, dict[str, float | None]] = field(default_factory=dict)
     ranked_by: str | None = None
     positive_class: str | None = None
+    finished: str = ""
+    code: Mapping[str, str] = field(default_factory=dict)
 
     def number(self, metric: str) -> float | None:
         """Of a metric of evaluations, or of a measure of the final model ("auc"); None where there is none."""
@@ -130,7 +133,20 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
             found[run.id] = kept
         else:
             found[run.id] = run
-    return list(found.values()), problems
+    return _with_other_code(list(found.values())), problems
+
+
+def _with_other_code(runs: list[Run]) -> list[Run]:
+    """Runs that were made with another file of users' code than the newest that names it say so."""
+    newest: dict[str, str] = {}
+    for run in sorted(runs, key=lambda run: run.finished):
+        newest.update(run.code)
+    said = []
+    for run in runs:
+        others = [module for module, digest in run.code.items() if digest != newest[module]]
+        what = f"made with another version of {', '.join(others)} than the newest run here"
+        said.append(replace(run, reason="; ".join(filter(None, [run.reason, what]))) if others else run)
+    return said
 
 
 def _further(run: Run) -> tuple[bool, int]:
@@ -163,7 +179,7 @@ def _read(path: Path) -> Run:
         folder=path,
         name=str(config.get("name", "run")),
         id=str(result["id"]) if result else path.resolve().name,
-        seed=int(config.get("seed", 0)),
+        seed=int(result.get("seed", config.get("seed") or 0)),
         config=flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID) | _left(result),
         status=status,
         reason=reason,
@@ -174,6 +190,8 @@ def _read(path: Path) -> Run:
         measures=(measures := _measures(result)),
         ranked_by=_ranked_by(result, measures),
         positive_class=result.get("positive_class"),
+        finished=str(result.get("finished", "")),
+        code=result.get("code") or {},
     )
 
 
@@ -233,7 +251,7 @@ def _config(folder: RunFolder) -> dict[str, Any]:
         values = yaml.load(_text(folder.config), Loader=_LOADER)  # a SafeLoader
     except yaml.YAMLError as error:
         raise UnreadableError(f"config.yaml is not YAML: {getattr(error, 'problem', None) or error}") from error
-    if not isinstance(values, dict) or not isinstance(values.get("seed", 0), int):
+    if not isinstance(values, dict) or not isinstance(values.get("seed") or 0, int):
         raise UnreadableError("config.yaml holds no configuration")
     return values
 

@@ -137,7 +137,7 @@ class Parts:
     @property
     def held_by(self) -> HeldBy | None:
         """Who holds the records; None where a runtime of others does not say."""
-        if len(self.holding.training) == len(self.num_records):
+        if len(self.holding.digests) == len(self.num_records):
             return "process"
         return "ranks" if self.holding.hosts else None
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from safetensors import SafetensorError
 
-from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, Worded
+from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.late import tensor_files
 from dpfl_plugin.runs.folder import to_json, write_atomic
 
@@ -37,20 +37,16 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None:
-    """Write a checkpoint in place of the one before; the caller has the run's folder to itself.
-
-    Args:
-        access: who may read it.
-    """
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint in place of the one before; the caller has the run's folder to itself."""
     vectors = {SERVER + name: value.contiguous() for name, value in checkpoint.server.items()}
     vectors |= {SILOS + name: value.contiguous() for name, value in checkpoint.silos.items()}
     facts = {**checkpoint.facts, "schema": SCHEMA, "rounds": checkpoint.rounds, "tensors": _digest(vectors)}
     text = to_json(facts, None)
-    make_folder(folder, access)
+    private_folder(folder)
     for path in folder.glob(f".{FILE}.tmp-*"):  # of a process that was killed
         path.unlink()
-    write_atomic(folder / FILE, tensor_files.save(vectors, {"facts": text, "sha256": _sha256(text)}), access)
+    write_atomic(folder / FILE, tensor_files.save(vectors, {"facts": text, "sha256": _sha256(text)}))
 
 
 def load(folder: Path) -> Checkpoint | None:

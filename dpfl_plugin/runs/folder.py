@@ -7,13 +7,14 @@ import fcntl
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
-from dpfl_plugin.access import Access, make_folder, opener
 from dpfl_plugin.errors import BusyError, ConfigError, Worded, is_full
+from dpfl_plugin.file_permissions import private_file, private_folder
 
 TUNING: Final = "tuning.json"
 """What a tuning of several candidates has in its folder, which is none of a run."""
@@ -21,34 +22,29 @@ MOUNTS: Final = Path("/proc/self/mountinfo")  # of Linux
 OF_ONE_MACHINE: Final = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}  # of NFS and Lustre
 
 
-def write_atomic(
-    path: Path, content: bytes | str, access: Access | None = None, *, outlasts_power: bool = True
-) -> None:
+def write_atomic(path: Path, content: bytes | str, *, outlasts_power: bool = True) -> None:
     """Write a whole file or nothing: temporary, fsync, rename.
 
     Args:
-        access: who may read it; None: as the umask says, and no more than may read the folder.
         outlasts_power: whether it has to be there, and whole, after a power cut, too: that takes most of the time.
     """
-    write_together(path.parent, {path.name: content}, access, outlasts_power=outlasts_power)
+    write_together(path.parent, {path.name: content}, outlasts_power=outlasts_power)
 
 
-def write_together(
-    folder: Path, contents: Mapping[str, bytes | str], access: Access | None = None, *, outlasts_power: bool = True
-) -> None:
+def write_together(folder: Path, contents: Mapping[str, bytes | str], *, outlasts_power: bool = True) -> None:
     """Write some files of one folder, each whole or not at all, and all of them before it returns.
 
     They are renamed in their order. A power cut before the end may leave any of them as it was: which of these are of
     one writing has to be told by what they hold.
 
     Args:
-        contents: by name; access, outlasts_power: see `write_atomic`.
+        contents: by name; outlasts_power: see `write_atomic`.
     """
     temporary = {name: folder / f".{name}.tmp-{os.getpid()}" for name in contents}
     try:
         for name, content in contents.items():
             temporary[name].unlink(missing_ok=True)  # a process of this number that crashed: its mode may be any
-            with naming(folder / name), open(temporary[name], "wb", opener=opener(access)) as file:
+            with naming(folder / name), open(temporary[name], "wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 if outlasts_power:
@@ -85,10 +81,30 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def private_folder(path: Path) -> None:
-    """Make a folder that nobody but its owner looks into; one that is there stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+def try_folder(path: Path) -> None:
+    """See that files can be made in a folder, which may be missing, before anything is computed for it; leaves nothing.
+
+    Permissions alone do not tell: a file system may be read only, or take no files.
+
+    Raises:
+        OSError: they cannot.
+    """
+    made: list[Path] = []
+    try:
+        for folder in reversed((path, *path.parents)):
+            if not folder.is_dir():
+                folder.mkdir()
+                made.append(folder)
+        tempfile.TemporaryFile(dir=path).close()
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
+
+
+def try_file(path: Path) -> None:
+    """See that a new file can be made, as `try_folder`."""
+    path.open("x").close()
+    path.unlink()
 
 
 def to_json(value: Any, indent: Literal[2] | None = 2) -> str:
@@ -138,7 +154,7 @@ def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[TextIO]
         BusyError: another process holds it; ConfigError: it cannot be written, or locks do not work there.
     """
     try:
-        lock = open(path, "a+", opener=opener("owner"))  # noqa: SIM115, it is closed below
+        lock = open(path, "a+", opener=private_file)  # noqa: SIM115, it is closed below
     except OSError as error:
         if is_full(error):
             raise
@@ -197,14 +213,10 @@ def _unwritable(folder: Path, error: OSError, other: str) -> ConfigError:
 
 
 class RunFolder:
-    """The files of one run, `<out>/<name>/<id>/`.
+    """The files of one run, `<out>/<name>/<id>/`."""
 
-    Args:
-        access: who may read what is written to it from now on.
-    """
-
-    def __init__(self, path: Path, access: Access = "owner") -> None:
-        self.path, self.access = path, access
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.ledger = path / "ledger.jsonl"
@@ -223,19 +235,19 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder, unless it is there."""
-        make_folder(self.path, self.access)
+        private_folder(self.path)
 
     def write(self, path: Path, content: bytes | str) -> None:
         """Write a file of this folder, the whole of it or nothing."""
-        write_atomic(path, content, self.access)
+        write_atomic(path, content)
 
     def write_together(self, contents: Mapping[str, bytes | str]) -> None:
         """Write files of this folder, by their names: see the function."""
-        write_together(self.path, contents, self.access)
+        write_together(self.path, contents)
 
     def append(self, path: Path, text: str) -> None:
         """Add to a file of this folder."""
-        with naming(path), open(path, "a", opener=opener(self.access)) as file:
+        with naming(path), open(path, "a") as file:
             file.write(text)
 
     @contextlib.contextmanager
@@ -302,6 +314,11 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             known = {"unknown"}
         return sorted(known - {now})
+
+    @property
+    def saved_rounds(self) -> int:
+        """Rounds of the newest checkpoint; 0 if there is none."""
+        return max((int(path.stem.removeprefix("round-")) for path in self.checkpoint.glob("round-*")), default=0)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far; a torn last line (a crash while writing) is left out."""

@@ -225,7 +225,7 @@ def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | N
     check_end(0)
     if shared is not None and shared.path is not None:
         facts = {**facts, "shared": {"file": shared.path.name, "head": shared.head}}
-    return Ledger(folder.ledger, facts, access=folder.access)
+    return Ledger(folder.ledger, facts)
 
 
 def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:

@@ -12,7 +12,7 @@ from dpfl_plugin.runs.folder import RunFolder
 
 def folder_of(config: Config) -> RunFolder:
     """`<out>/<name>/<id>`."""
-    return RunFolder(Path(config.out) / config.name / run_id(config), config.access)
+    return RunFolder(Path(config.out) / config.name / run_id(config))
 
 
 def silo_folder(config: Config) -> Path:

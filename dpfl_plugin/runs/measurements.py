@@ -17,7 +17,8 @@ from typing import Any, Final
 from dpfl_plugin.core.outcomes import Outcome, score_key
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.federation.summaries import last, means, of_ranks, of_silos
-from dpfl_plugin.runs.folder import naming, private_folder, to_json
+from dpfl_plugin.file_permissions import private_folder
+from dpfl_plugin.runs.folder import naming, to_json
 
 FINAL: Final = "final"
 MEASURES: Final = "measures"

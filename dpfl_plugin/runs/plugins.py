@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Algorithm
@@ -12,6 +12,8 @@ from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import PluginError
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.mechanisms import Mechanism
+from dpfl_plugin.privacy.schedules import Schedule
 
 
 def is_ours(plugin: object) -> bool:
@@ -21,13 +23,6 @@ def is_ours(plugin: object) -> bool:
 
 def make_algorithm(config: Config, where: str = "algorithm") -> Algorithm:
     algorithm: Algorithm = build_plugin("algorithms", config.algorithm, where=where)
-    methods = ("init_server", "init_silos", "round_plan", "download", "local_update", "aggregate", "notes")
-    missing = [name for name in methods if not callable(getattr(algorithm, name, None))]
-    if missing:
-        raise PluginError(
-            f"{where}: {type(algorithm).__name__} has no {', '.join(missing)}; see Algorithm in "
-            "dpfl_plugin/algorithms/base.py."
-        )
     return algorithm
 
 
@@ -36,9 +31,30 @@ def make_accountant(config: Config) -> Accountant:
     return accountant
 
 
+PROTOCOLS: Final[dict[str, type]] = {
+    "algorithms": Algorithm,
+    "mechanisms": Mechanism,
+    "schedules": Schedule,
+    "accountants": Accountant,
+}
+
+
 def build_plugin(group: str, block: Block, *context: object, where: str):  # type: ignore[no-untyped-def]
-    """The plugin that a block names, called with its options."""
-    return registry.build(plugin_of(group, block, where), block.options, *context, where=where)
+    """The plugin that a block names, called with its options.
+
+    Raises:
+        ConfigError: an option is wrong, see `registry.build`.
+        PluginError: what it makes lacks a member of its protocol.
+    """
+    made = registry.build(plugin_of(group, block, where), block.options, *context, where=where)
+    protocol = PROTOCOLS.get(group, object)
+    missing = [name for name in vars(protocol) if not name.startswith("_") and not hasattr(made, name)]
+    if missing:
+        path = protocol.__module__.replace(".", "/")
+        raise PluginError(
+            f"{where}: {type(made).__name__} has no {', '.join(missing)}; see {protocol.__name__} in {path}.py."
+        )
+    return made
 
 
 def algorithm_options(config: Config) -> list[str]:

@@ -18,7 +18,8 @@ from typing import Final
 
 from dpfl_plugin.data.base import Survey
 from dpfl_plugin.errors import DataError, is_full
-from dpfl_plugin.runs.folder import private_folder, sync_folder
+from dpfl_plugin.file_permissions import private_folder
+from dpfl_plugin.runs.folder import sync_folder
 
 KEY_BYTES: Final = 32
 

@@ -22,6 +22,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Hooks
 from dpfl_plugin.runs.job import Job, new_account
 from dpfl_plugin.runs.ledgers import Ledgers, is_known, made_again
+from dpfl_plugin.runs.named_files import changed
 from dpfl_plugin.runs.round_costs import in_runs, read_costs
 
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
@@ -79,6 +80,8 @@ def start(
     device = parts.model.device
     progress, silos = _progress(found, device), _moved(found.silos, device)
     hooks.note(_resumed(job, ledgers, found))
+    if others := changed(job.code, found.facts["code"]):
+        hooks.note(f"changed since this run began: {', '.join(others)}. Rounds from here on are made with the new code")
     back = sorted(progress.lost)
     if back:
         hooks.note(f"back after round {found.rounds}: silos {', '.join(map(str, back))}, which had been lost")

@@ -101,12 +101,6 @@ def make_clipping(config: Config) -> Clipping:
 
 def _schedule(config: Config) -> Schedule:
     schedule: Schedule = build_plugin("schedules", config.privacy.schedule, where="privacy.schedule")
-    missing = [name for name in ("factors", "statement") if not hasattr(schedule, name)]
-    if missing:
-        raise PluginError(
-            f"privacy.schedule: {type(schedule).__name__} has no {' and no '.join(missing)}; see Schedule in "
-            "dpfl_plugin/privacy/schedules.py."
-        )
     if isinstance(schedule, Geometric) and schedule.beta > 1 and config.rounds is None:
         raise ConfigError(
             f"rounds is missing: with privacy.schedule.beta={schedule.beta!r} noise grows, and a budget may last for "

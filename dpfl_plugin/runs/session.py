@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedError, ConfigError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ArgumentError, ChangedError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
@@ -111,6 +111,7 @@ def run_session(
         LedgerBusyError: another run had the ledger for longer than ``wait`` says.
     """
     folder = folder_of(config)
+    config = _with_seed_of(config, folder)
     result = finished_result(folder)
     if result is not None:
         _check_finished(config, base, folder, result, reporter, place, ledger, wait)
@@ -118,7 +119,6 @@ def run_session(
         return result
     given.check_all(config.model_dump(mode="python"))
     check_beginning(folder, resume, stage is None, reporter.note, label)
-    config = _with_seed_of(config, folder)
     callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
         _refuse_shared(config, alone=stage is None)
@@ -140,7 +140,7 @@ def run_session(
 
 
 def _with_seed_of(config: Config, folder: RunFolder) -> Config:
-    """With the public seed that an unfinished run drew when it began, where the configuration names none."""
+    """With the public seed that the run in the folder drew when it began, where the configuration names none."""
     begun = checkpoints.load_facts(folder.checkpoint)
     return config if begun is None else config.with_public_seed(int(begun["seed"]))
 
@@ -151,14 +151,14 @@ def _refuse_shared(config: Config, *, alone: bool) -> None:
     Args:
         alone: whether it is a run by itself, and not a candidate of a tuning, whose ledger is the tuning's own.
     """
-    if alone and not config.fresh:
-        raise ConfigError(
-            "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows from "
-            "a seed protects nothing. Leave out {ledger}, or set privacy.randomness: fresh."
-        )
     check_in_shared(config)
     refuse_silos(config, SHARED_LEDGER)
     refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
+    if alone and not config.fresh:
+        raise ArgumentError(
+            "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows from "
+            "a seed protects nothing. Leave out {ledger}, or set privacy.randomness: fresh."
+        )
 
 
 def _say_untold(config: Config, callbacks: Sequence[Callback], reporter: Reporter) -> None:
@@ -423,7 +423,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
 
         def save(progress: Progress) -> None:
             silos = with_lost(runtime.states(), progress, folder, parts)
-            checkpoints.save(folder.checkpoint, checkpoint_of(progress, silos, account, facts), folder.access)
+            checkpoints.save(folder.checkpoint, checkpoint_of(progress, silos, account, facts))
 
         def record(line: dict[str, Any]) -> None:
             folder.add_metrics(line)

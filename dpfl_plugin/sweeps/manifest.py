@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import dpfl_plugin
-from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.config.sweep import Expansion, Row
 from dpfl_plugin.config.yaml_text import dump
 from dpfl_plugin.errors import ConfigError, DataError, is_full
+from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
 
 SCHEMA: Final = 1
@@ -49,17 +49,11 @@ class Sweep:
     ledger: Path | None = None
 
     @property
-    def access(self) -> Access:
-        """Who may read its files; every row has been checked with it."""
-        access: Access = self.base.get("access", "owner")
-        return access
-
-    @property
     def runs(self) -> Path:
         return self.folder.parents[1] / "runs"
 
     def folder_of(self, row: Row) -> RunFolder:
-        return RunFolder(self.runs / row.name / row.id, self.access)
+        return RunFolder(self.runs / row.name / row.id)
 
     def chunks(self, pack: int) -> list[tuple[Row, ...]]:
         """The rows of each task: ``pack`` successive ones of the manifest that ask Slurm for the same."""
@@ -112,8 +106,8 @@ def write(sweep: Sweep) -> None:
         ConfigError: the folder cannot be written to.
     """
     try:
-        make_folder(sweep.folder, sweep.access)
-        write_atomic(sweep.folder / "base.yaml", _base(sweep.base), sweep.access)
+        private_folder(sweep.folder)
+        write_atomic(sweep.folder / "base.yaml", _base(sweep.base))
         facts = {
             "schema": SCHEMA,
             "dpfl_plugin": dpfl_plugin.__version__,
@@ -121,8 +115,8 @@ def write(sweep: Sweep) -> None:
             "ledger": None if sweep.ledger is None else str(sweep.ledger),
             "sweep": sweep.spec.model_dump(mode="json", by_alias=True),
         }
-        write_atomic(sweep.folder / "sweep.json", to_json(facts), sweep.access)
-        write_atomic(sweep.folder / "manifest.jsonl", _lines(sweep.rows), sweep.access)
+        write_atomic(sweep.folder / "sweep.json", to_json(facts))
+        write_atomic(sweep.folder / "manifest.jsonl", _lines(sweep.rows))
     except OSError as error:
         if is_full(error):
             raise

@@ -12,6 +12,7 @@ from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.sweeps import slurm
 from dpfl_plugin.sweeps.manifest import Sweep
+from dpfl_plugin.sweeps.scripts import LEAD_SECONDS, LEAST_SECONDS
 
 Options = dict[str, str | int | bool]
 
@@ -34,6 +35,7 @@ def arrays(
         for row in chunks[task]:
             worst |= ended.get(row.index, Counter())
         options = _more(options, worst, sweep.spec, say)
+        _check_time(options.get("time"))
         for known, those in found:
             if known == options:
                 those.append(task)
@@ -52,6 +54,18 @@ def minutes(time: str) -> int:
     else:
         hours, mins, seconds = 0, *(*parts, 0)[:2]
     return int(days or 0) * 1440 + hours * 60 + mins + (seconds > 0)
+
+
+def _check_time(limit: Any) -> None:
+    try:
+        seconds = math.inf if limit is None else 60 * minutes(str(limit))
+    except ValueError:  # UNLIMITED, or wrong, as sbatch will say
+        return
+    if seconds < LEAST_SECONDS:
+        raise ConfigError(
+            f"sweep.slurm.time={limit!r} must be at least {LEAST_SECONDS // 60} minutes: Slurm asks runs to "
+            f"save their state and stop {LEAD_SECONDS} seconds before it."
+        )
 
 
 def _plain(options: Mapping[str, str | int | bool]) -> Options:

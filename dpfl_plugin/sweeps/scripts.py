@@ -11,21 +11,23 @@ from dpfl_plugin.errors import ConfigError
 
 _PLAIN: Final = re.compile(r"[\w.,:;@%+=/{}()\[\]*&|-]+")  # what sbatch takes as it stands
 LEAD_SECONDS: Final = 120  # between USR1 and the time limit: for a silo's work and a checkpoint
+LEAST_SECONDS: Final = LEAD_SECONDS + 60  # of a time limit: a run starts, and does its first rounds, before the signal
+MOST_IDLE: Final = 3  # restarts of a job after which an attempt that finished no round is not queued again
 
 _STOPPING = """\
 # Slurm sends USR1 before the time limit: dpfl saves a checkpoint and exits with code 4, and the job is queued again.
-# TERM (preemption, scancel) saves a checkpoint, too; whether the job is queued again is then Slurm's decision.
+# TERM (preemption, scancel) saves a checkpoint, too; whether the job is queued again is then Slurm's decision alone.
 again=no signal= child=
 pass() { signal=$1; [ -z "$child" ] || kill -s USR1 "$child" 2>/dev/null; }
 trap 'again=yes; pass USR1' USR1
-trap 'pass TERM' TERM
+trap 'again=no; pass TERM' TERM
 trap 'pass INT' INT
 """
 
 _RUNNING = """\
 if [ -n "$signal" ]; then
   echo "dpfl: told to stop by $signal before the run began; it is not begun" >&2
-  status=4
+  status=7
 else
   "${command[@]}" &
   child=$!
@@ -37,11 +39,21 @@ else
     [ -n "$signal" ] || break    # a signal only interrupted the waiting
   done
 fi
-# 4: saved, or not begun; 138: ended by USR1 itself, before it listened to it.
-if [ "$again" = yes ] && { [ "$status" = 4 ] || [ "$status" = 138 ]; }; then
-  scontrol requeue "$SLURM_JOB_ID" && exit 0
-  echo "dpfl: saved, but the job could not be queued again; submit it once more" >&2
+# 4: saved; 7: interrupted before it finished a round; 138: ended by USR1 itself, before it listened to it.
+case "$again $status" in
+  "yes 4" | "yes 7" | "yes 138") ;;
+  *) exit "$status" ;;
+esac
+if [ "$status" != 4 ] && [ "${SLURM_RESTART_COUNT:-0}" -ge {idle} ]; then
+  echo "dpfl: no round was finished; after $SLURM_RESTART_COUNT restarts, ask for more time (sbatch --time)" >&2
+  exit "$status"
 fi
+# Of an array, this task alone: SLURM_JOB_ID may be the number of the whole array.
+job=$SLURM_JOB_ID
+[ -z "${SLURM_ARRAY_TASK_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+answer=$(scontrol requeue "$job" 2>&1) && exit 0
+[ $? -le 128 ] || exit 0    # ended by a signal: Slurm ends the job, and scontrol with it, when it queues it again
+echo "dpfl: saved, but job $job could not be queued again (${answer:-no answer}); submit it once more" >&2
 exit "$status"
 """
 
@@ -50,13 +62,12 @@ def script(
     options: Mapping[str, str | int | bool], setup: list[str], command: list[str], notes: list[str] | None = None
 ) -> str:
     """A batch script: ``options`` of sbatch, shell lines of ``setup``, and a command in words of shell."""
+    running = _RUNNING.replace("{idle}", str(MOST_IDLE))
     lines = ["#!/usr/bin/env bash", *(f"# {note}".rstrip() for note in notes or [])]
     lines += [
         f"#SBATCH --{key}" + ("" if value is True else f"={_quoted(key, value)}") for key, value in options.items()
     ]
-    return "\n".join(
-        [*lines, "", "set -u", _STOPPING + "\n".join([*setup, f"command=({' '.join(command)})"]), _RUNNING]
-    )
+    return "\n".join([*lines, "", "set -u", _STOPPING + "\n".join([*setup, f"command=({' '.join(command)})"]), running])
 
 
 def _quoted(key: str, value: str | int) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin.access import make_folder, opener
 from dpfl_plugin.errors import ConfigError, DpflError
 from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.sweeps.manifest import Sweep
@@ -39,8 +38,8 @@ def submit(script: str, sweep: Sweep, lock: int | None = None) -> str:
         UncertainError: sbatch lost its connection: the job may have been submitted, or may not.
         DpflError: sbatch is missing or refuses; the message is its own.
     """
-    make_folder(sweep.folder / "log", sweep.access)  # of what Slurm writes there by the umask
-    write_atomic(sweep.folder / "array.sbatch", script, sweep.access)
+    (sweep.folder / "log").mkdir(parents=True, exist_ok=True)
+    write_atomic(sweep.folder / "array.sbatch", script)
     if shutil.which("sbatch") is None:
         raise ConfigError(
             f"--on slurm: there is no sbatch here. The script is {sweep.folder / 'array.sbatch'}; or use --on local, "
@@ -81,7 +80,7 @@ def remember(sweep: Sweep, job: str, pack: int, tasks: Sequence[int] | None = No
     facts = {"job": job, "pack": pack, "tasks": tasks, "time": round(time.time())}
     path = sweep.folder / "jobs.jsonl"
     torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-    with open(path, "a", opener=opener(sweep.access)) as file:
+    with open(path, "a") as file:
         file.write("\n" * torn + json.dumps(facts) + "\n")  # after a torn line, on one of its own
         file.flush()
         os.fsync(file.fileno())

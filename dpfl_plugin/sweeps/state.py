@@ -111,6 +111,11 @@ def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
     return State("pending", "interrupted, continues from its checkpoint" if round else "", round, task=task)
 
 
+def progress(folder: RunFolder) -> tuple[int, bool]:
+    """Rounds that are saved, and whether the run has ended."""
+    return folder.saved_rounds, state_of(folder, None, time.time()).status in ("done", "failed")
+
+
 def states(rows: Iterable[tuple[RunFolder, int | None]]) -> list[State]:
     """The state of each run (its folder, its number of rounds), in order."""
     now = time.time()

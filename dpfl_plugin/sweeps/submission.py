@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from dpfl_plugin.access import make_folder
 from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, is_full
+from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.folder import locked, sync_folder, to_json, write_atomic
 from dpfl_plugin.sweeps import slurm
 from dpfl_plugin.sweeps.manifest import Sweep
@@ -39,7 +39,7 @@ def alone(sweep: Sweep, say: Say) -> Iterator[int]:
         ConfigError: the folder cannot be written to, or has no locks.
     """
     try:
-        make_folder(sweep.folder, sweep.access)
+        private_folder(sweep.folder)
     except OSError as error:
         if is_full(error):
             raise
@@ -78,7 +78,7 @@ def begin(sweep: Sweep, pack: int, tasks: Sequence[int] | None) -> str:
     """
     name = f"{sweep.rows[0].name}.{secrets.token_hex(4)}"
     facts = {"name": name, "pack": pack, "tasks": None if tasks is None else list(tasks), "time": round(time.time())}
-    write_atomic(intent_of(sweep.folder), to_json(facts, None), sweep.access)
+    write_atomic(intent_of(sweep.folder), to_json(facts, None))
     return name
 
 

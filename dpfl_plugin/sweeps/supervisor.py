@@ -21,6 +21,7 @@ from dpfl_plugin.sweeps import state
 
 TRIES: Final = 3  # of a run that is killed, by a lack of memory say, before it counts as failed
 DONE, FAILED, INTERRUPTED, BUSY, LOST = 0, 1, 4, 75, 76  # LOST: ranks of it are gone, which says nothing of the run
+NO_ROUND: Final = 7  # of a task: interrupted before one of its runs finished a round
 POLL_SECONDS: Final = 0.05
 BUSY_SECONDS: Final = 1.0  # between looks at a run that another process is at
 # Before a launcher that was killed is started again. One whose allocation is gone fails at once, each time: by then the

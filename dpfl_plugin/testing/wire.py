@@ -1,8 +1,8 @@
 """What every adapter must fulfil: a server and its silos over a platform, whatever it loses, repeats or damages.
 
-The platform decides nothing, so that over it a run is that of a plain loop over `Server` and `Silo`: with the same
-random bits the same model, charges and statements; and where an upload is lost or spoiled, those of a loop that never
-got it.
+The platform decides nothing, so that over it a run is that of a plain loop over `Server` and `Silo`: the same rounds
+and charges, and in a simulation, whose noise is seeded, the same model to the bit; and where an upload is lost or
+spoiled, those of a loop that never got it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import functools
 import json
 import tempfile
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
@@ -33,6 +34,7 @@ from dpfl_plugin.testing.wire_faults import check as _check
 
 __tracebackhide__ = True  # pytest shows what is wrong
 NUM_SILOS: Final = 3
+GENEROUS: Final = 1000.0  # epsilon of an owner who allows all that is asked
 MOST_ROUNDS: Final = 20  # that a platform carries, of which some may not count
 SETTINGS: Final[dict[str, Any]] = {
     "rounds": 3,
@@ -76,19 +78,16 @@ class Parties:
         return self.folder / "server"
 
     def silo_options(self, silo: int) -> dict[str, Any]:
-        """What `Silo` is given besides agreement, id, model and records."""
-        if silo in self.limits:  # whose noise is fresh
+        """What `Silo` is given besides agreement, id, model and records: limits, or the draw of a simulation."""
+        if silo in self.limits:
             return {"folder": None, "limits": self.limits[silo]}
         draw = functools.partial(Draw, 5)
         return {"draw": draw, "folder": self.folder / f"silo-{silo}", "surroundings": "simulation"}
 
     def limits_file(self, silo: int) -> Path:
-        """A file of the owner's limits, for a wire whose silos do not begin without: all that is asked, if these here
-        have none.
-        """
-        limits, path = self.limits.get(silo), self.folder / f"limits-{silo}.yaml"
-        epsilon, delta = (1000.0, 1e-3) if limits is None else (limits.epsilon, limits.delta)
-        values = {"folder": str(self.folder / f"owner-{silo}"), "epsilon": epsilon, "delta": delta}
+        """The file of the limits that the owner of a silo's records has set."""
+        limits, path = self.limits[silo], self.folder / f"limits-{silo}.yaml"
+        values = {"folder": str(limits.folder), "epsilon": limits.epsilon, "delta": limits.delta}
         path.write_text(yaml.safe_dump(values))
         path.chmod(0o600)
         return path
@@ -149,9 +148,13 @@ class WireContract(FaultChecks):
 
     Attributes:
         settings: other ones than `SETTINGS`, if the adapter needs them.
+        simulated: whether silos may be a simulation's, which begin without limits and draw seeded noise, so that models
+            are compared to the bit. Else each silo has limits (`Parties.limits_file`) and fresh noise, and rounds and
+            charges are compared.
     """
 
     settings: ClassVar[Mapping[str, Any]] = SETTINGS
+    simulated: ClassVar[bool] = True
 
     @abstractmethod
     def federation(self, parties: Parties) -> contextlib.AbstractContextManager[Federation]:
@@ -229,7 +232,7 @@ class WireContract(FaultChecks):
                     told += over.server.summary()["silos"]
                 while plain.round(faithful):
                     pass
-                _check(torch.equal(over.server.model, plain.server.model), "the others' model is another")
+                self._check_model(over.server.model, plain.server.model)
                 _check("1" not in told, "the server has an upload of a silo whose owner refuses")
             _check(not here.charges(1), "a silo whose owner refuses was charged")
         with tempfile.TemporaryDirectory() as found:
@@ -258,12 +261,17 @@ class WireContract(FaultChecks):
                         _check(facts["records_sha256"] not in published, "a statement has the digest of records")
 
     def _parties(self, folder: Path, limited: Set[int] = frozenset(), epsilon: float = 1e-6) -> Parties:
+        """``limited`` silos may spend ``epsilon``; the others have no limits, or in a deployment generous ones."""
         agreement = agree(self.settings, num_silos=NUM_SILOS, model=_model(), source="contract")
-        low = {
-            silo: Limits(folder=folder / f"owner-{silo}", epsilon=epsilon, delta=1e-3, source="limits.yaml")
-            for silo in limited
+        allowed = {} if self.simulated else dict.fromkeys(range(NUM_SILOS), GENEROUS)
+        limits = {
+            silo: Limits(folder=folder / f"owner-{silo}", epsilon=allows, delta=1e-3, source="limits.yaml")
+            for silo, allows in {**allowed, **dict.fromkeys(limited, epsilon)}.items()
         }
-        return Parties(folder, agreement, low)
+        return Parties(folder, agreement, limits)
+
+    def _check_model(self, found: Tensor, right: Tensor) -> None:
+        _check(not self.simulated or torch.equal(found, right), "another model than a plain loop's")
 
     def _missed(self, uploads: set[tuple[int, int]]) -> set[tuple[int, int]]:
         """Those of uploads that never came which a run goes on without."""
@@ -273,7 +281,7 @@ class WireContract(FaultChecks):
     def _generous(self) -> Iterator[tuple[Parties, Federation]]:
         """A federation whose owners allow all that is agreed on."""
         with tempfile.TemporaryDirectory() as found:
-            parties = self._parties(Path(found), set(range(NUM_SILOS)), epsilon=1000.0)
+            parties = self._parties(Path(found), set(range(NUM_SILOS)), GENEROUS)
             with self.federation(parties) as over:
                 yield parties, over
 
@@ -324,18 +332,18 @@ class WireContract(FaultChecks):
                 _check(
                     over.server.rounds == right.rounds, f"{over.server.rounds} rounds, where {right.rounds} are right"
                 )
-                _check(torch.equal(over.server.model, right.model), "another model than a plain loop's")
+                self._check_model(over.server.model, right.model)
                 if then is not None:
                     then(here, over.server)
             for silo in range(NUM_SILOS):
                 charges = {charge for charge in right.charges[silo] if (charge.round, silo) not in uncharged}
-                _check(here.charges(silo) == charges, f"silo {silo} has other charges")
+                _check(_nameless(here.charges(silo)) == _nameless(charges), f"silo {silo} has other charges")
 
     def _expected(self, lost: frozenset[tuple[int, int]]) -> Expected:
         """What a plain loop comes to that loses these uploads; once for all checks that lose the same."""
         with tempfile.TemporaryDirectory() as folder:
             parties = self._parties(Path(folder))
-            key = (parties.agreement.run, lost)
+            key = (parties.agreement.run, self.simulated, lost)
             if key not in _EXPECTED:
                 with _plain(parties) as plain:
                     while plain.round(lambda silo, data: [] if (plain.server.rounds, silo) in lost else [data]):
@@ -359,7 +367,12 @@ class Expected:
     charges: list[set[Charge]]
 
 
-_EXPECTED: Final[dict[tuple[str, frozenset[tuple[int, int]]], Expected]] = {}  # by run and what of it is lost
+_EXPECTED: Final[dict[tuple[str, bool, frozenset[tuple[int, int]]], Expected]] = {}  # by run and what of it is lost
+
+
+def _nameless(charges: Set[Charge]) -> Counter[Charge]:
+    """How often each is charged: fresh noise has another name each time."""
+    return Counter(replace(charge, noise_id="") for charge in charges)
 
 
 class PlainLoop:

@@ -189,7 +189,7 @@ def write_plan(tuning: Tuning) -> None:
             known = _known(tuning.file, tuning.out)  # by another process meanwhile
             if known is None:
                 known = _plan(tuning)
-                RunFolder(tuning.out, tuning.file.config.access).write(tuning.out / PLAN, to_json(known))
+                RunFolder(tuning.out).write(tuning.out / PLAN, to_json(known))
     _check_runs(known, tuning)
 
 
@@ -336,7 +336,7 @@ def _decided(tuning: Tuning) -> dict[int, Decision]:
 
 
 def _kept(tuning: Tuning, decision: Decision, compared: Sequence[Standing]) -> Decision:
-    folder = RunFolder(tuning.out, tuning.file.config.access)
+    folder = RunFolder(tuning.out)
     return decisions.keep(folder, _digest(tuning.file), decision, compared)
 
 
@@ -414,7 +414,7 @@ def _check_whole(tuning: Tuning, ledger: Ledger) -> None:
 
 
 def _keep_retry(tuning: Tuning, winner: Standing) -> None:
-    folder = RunFolder(tuning.out, tuning.file.config.access)
+    folder = RunFolder(tuning.out)
     folder.write(tuning.out / RETRIED, to_json({"schema": SCHEMA, "winner": winner.candidate.label}))
 
 

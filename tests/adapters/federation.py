@@ -61,8 +61,8 @@ def block(**changes: Any) -> dict[str, Any]:
 
 
 def in_process(folder: Path, values: Mapping[str, Any], dtype: str, data: Mapping[str, Any] = DATA):  # type: ignore[no-untyped-def]
-    """(its parts, its model (d,), its charges, the names of its random bits) of a run in one process."""
-    everything = {**values, "data": data, "runtime": {"dtype": dtype}, "out": str(folder)}
+    """(its parts, its model (d,), its charges, its random bits, its result) of a run in one process."""
+    everything = {"seed": 0, **values, "data": data, "runtime": {"dtype": dtype}, "out": str(folder)}
     config = configure(everything, source="test")
     result = run_session(
         config, Path(), resume=False, place=InProcessPlace(), reporter=Mute(), stop=lambda: False, ledger=None
@@ -72,11 +72,11 @@ def in_process(folder: Path, values: Mapping[str, Any], dtype: str, data: Mappin
     model = parts.layout.flatten(load_file(files.model))
     facts = load_facts(files.checkpoint)
     assert facts is not None
-    return parts, model, set(Ledger.open(files.ledger, append=False)), draws(config.seed, facts["bits"]), result
+    return parts, model, set(Ledger.open(files.ledger, append=False)), draws(config.seed, facts["run_name"]), result
 
 
 def draws(seed: int, name: str) -> Callable[[int], Draw]:
-    return lambda round: Draw(seed, round, 0, name)
+    return lambda round: Draw(seed, round, name)
 
 
 SimulatedSilo = functools.partial(Silo, surroundings="simulation")  # whose owner sets no limits
@@ -132,8 +132,4 @@ def loop(folder: Path, values: Mapping[str, Any], module: torch.nn.Module, recor
 
 
 def records_of(parts) -> dict[int, tuple[Tensor, Tensor]]:  # type: ignore[no-untyped-def]
-    # In the format of files, by which a silo names its streams.
-    return {
-        i: (one.features.float() if one.features.is_floating_point() else one.features, one.labels)
-        for i, one in parts.train.items()
-    }
+    return {i: (one.features, one.labels) for i, one in parts.train.items()}

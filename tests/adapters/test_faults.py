@@ -5,10 +5,14 @@ import functools
 import json
 import os
 import re
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from dpfl_plugin.adapters import Message, Server, agree
@@ -410,15 +414,6 @@ def test_threads_that_ask_a_silo_the_same_get_the_same_bits_charged_once(tmp_pat
         assert len({charge.noise_id for charge in silo._ledger}) == 1
 
 
-def test_another_model_under_the_same_tag_is_another_release(tmp_path):
-    with begin(tmp_path) as made:
-        message = made.server.begin()
-        made.silos[0].answer(message)
-        other = with_vectors(lambda v: {**v, "model": v["model"] + 1})(message)
-        made.silos[0].answer(other)
-        assert len({charge.noise_id for charge in made.silos[0]._ledger}) == 2
-
-
 # Restarts
 
 
@@ -687,7 +682,7 @@ def test_callbacks_get_the_configuration_without_weights_of_single_silos(tmp_pat
 def test_noise_is_the_operating_systems_and_never_the_same_twice(tmp_path):
     torch.manual_seed(0)
     with begin(tmp_path / "a") as made, begin(tmp_path / "b") as other:
-        assert made.silos[0]._config.privacy.secure is True
+        assert made.silos[0]._config.fresh
         one = made.silos[0].answer(made.server.begin())
         torch.manual_seed(0)
         two = other.silos[0].answer(other.server.begin())
@@ -701,7 +696,7 @@ def test_the_algorithm_is_refused_what_it_cannot_have(tmp_path):
         ({"silo_weights": "records"}, r"silo_weights: \{0: 3, 1: 1\}"),
         ({"silo_weights": {"0": 1.0}}, "no weight for silo 1"),
         ({"silos": {"0": {"epsilon": 0.5}}}, "silos has no meaning here"),
-        ({"privacy": {**NOISY, "secure": False}}, "noise always comes from each silo's operating system"),
+        ({"privacy": {**NOISY, "randomness": "seeded"}}, "noise always comes from each silo's operating system"),
         ({"privacy": {**NOISY, "budget_view": "third_party"}}, "no amplification is claimed"),
         ({"early_stopping": {"every": 1}}, "early_stopping has no meaning here"),
         (
@@ -733,31 +728,34 @@ def test_a_model_that_mixes_records_is_refused():
 
 
 def test_draws_of_a_simulation_repeat(tmp_path):
-    draw = lambda round: Draw(5, round, 0, "again")  # noqa: E731
+    draw = lambda round: Draw(5, round)  # noqa: E731
     with begin(tmp_path / "a", draw=draw) as made, begin(tmp_path / "b", draw=draw) as other:
         assert torch.equal(made.run(), other.run())
 
 
-def test_a_simulation_s_draws_are_bound_to_what_is_asked(tmp_path):
-    """Asked again with another model a silo has other noise, and charges it; at the same one, the same bits, once."""
-    draw = lambda round: Draw(5, round, 0, "again")  # noqa: E731
-    with begin(tmp_path, draw=draw) as made:
-        message = made.server.begin()
-        answers = [
-            made.silos[0]
-            .answer(with_vectors(lambda v, by=by: {**v, "model": v["model"] + by})(message))
-            .vectors["model"]
-            for by in (0.0, 1e-9, 0.0)
-        ]
-        # With noise in common the answers would differ by 1e-9 or so; with their own, by as much as one has noise.
-        assert float((answers[0] - answers[1]).abs().min()) > 1e-6
-        assert torch.equal(answers[0], answers[2])
-        assert len({charge.noise_id for charge in made.silos[0]._ledger}) == 2
+@settings(deadline=None, max_examples=20)
+@given(asked=st.lists(st.integers(0, 2), min_size=1, max_size=6))
+def test_every_computation_of_a_fresh_answer_is_charged_and_the_same_request_gets_the_stored_one(asked):
+    """Asked for one round with any models in any order: an answer is stored till another request is answered."""
+    with tempfile.TemporaryDirectory() as folder, begin(Path(folder)) as made:
+        message, silo = made.server.begin(), made.silos[0]
+        requests = [with_vectors(lambda v, by=by: {**v, "model": v["model"] + by})(message) for by in (0.0, 1e-9, 1.0)]
+        computed, sent = 0, []
+        for turn, model in enumerate(asked):
+            sent.append(silo.answer(requests[model]).to_bytes())
+            if turn and asked[turn - 1] == model:
+                assert sent[-1] == sent[-2]
+            else:
+                computed += 1
+                assert sent[-1] not in sent[:-1]
+            names = {charge.noise_id for charge in silo._ledger}
+            assert len(names) == computed
+            assert sum(charge.count for charge in silo._ledger) == computed * SCAFFOLD["local_steps"]
 
 
 def test_a_round_that_the_server_counts_is_not_asked_again(tmp_path):
-    """From the state after it the answer would be another, under a name that is charged already."""
-    with begin(tmp_path, draw=lambda round: Draw(5, round, 0, "again")) as made:
+    """From the state after it the answer would be another, with the same noise where that is seeded."""
+    with begin(tmp_path, draw=lambda round: Draw(5, round)) as made:
         message = made.server.begin()
         made.silos[0].answer(message)
         counted = {**message.header["counted"], "0": message.header["tag"]}

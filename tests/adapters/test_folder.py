@@ -40,7 +40,7 @@ def no_power_cuts(monkeypatch):
 @pytest.fixture
 def two(tmp_path):
     """A server that has asked, and silos north and south that have not answered."""
-    with sites(tmp_path, block(rounds=2), module(), TWO, draw=draws(1, "two")) as made:
+    with sites(tmp_path, block(rounds=2), module(), TWO) as made:
         made.server.step()
         yield made
 
@@ -288,7 +288,6 @@ def test_old_messages_cost_nothing_and_count_nowhere(tmp_path):
 
 def test_two_processes_of_a_site_that_know_nothing_of_each_other_release_once(two, tmp_path, monkeypatch):
     """As on an old and a new machine: each has a folder, and with it a ledger, of its own."""
-    two.draw = None
     second, reply = two.start("north", own=tmp_path / "another"), FolderSilo._reply
     first = two.start("north")
 
@@ -348,7 +347,7 @@ def test_where_a_link_is_in_place_of_a_members_folder_nothing_is_written(tmp_pat
 
 @pytest.mark.parametrize("who", ["server", "north"])
 def test_a_full_shared_folder_costs_nothing_and_the_next_step_goes_on(tmp_path, monkeypatch, who):
-    with sites(tmp_path, block(rounds=2), module(), TWO, draw=draws(1, "full")) as made:
+    with sites(tmp_path, block(rounds=2), module(), TWO) as made:
         if who == "north":
             made.server.step()
         real = os.replace
@@ -471,7 +470,7 @@ def named(folder: Path, pattern: str) -> set[str]:
 
 def test_a_refusal_is_said_at_both_ends_and_nothing_is_charged(two, tmp_path):
     low = Limits(folder=tmp_path / "owner", epsilon=1e-3, delta=1e-3, source="limits.yaml")
-    silo = two.start("north", limits=low, surroundings="deployment", own=None, draw=None)
+    silo = two.start("north", limits=low, surroundings="deployment", own=None)
     with pytest.raises(LimitError, match=r"limits\.yaml"):
         silo.step()
     two.away = {"north"}
@@ -566,6 +565,21 @@ def test_what_no_statement_here_would_say_is_refused_at_both_ends():
             for_server(config, Path(), members)
         with pytest.raises((UnsupportedError, ConfigError), match=why):
             for_silo(config, Path(), members, 0, None)
+
+
+@pytest.mark.parametrize("seed", [{}, {"seed": 7}])
+def test_a_deployment_is_fresh_and_both_ends_have_one_model_and_dealing_whether_a_seed_is_named_or_not(seed):
+    members = members_of(keys_of(*NAMES))
+    values = {**block(), **seed, "data": {**DATA, "partition": "iid"}}
+    server = for_server(configure(values, source="test"), Path(), members)
+    (silo, train), (_, again) = [for_silo(configure(values, source="test"), Path(), members, 0, None) for _ in range(2)]
+    assert server.agreement.config.fresh and server.agreement.run == silo.agreement.run
+    for mine, others in zip(server.model.parameters(), silo.model.parameters(), strict=True):
+        assert torch.equal(mine, others)
+    assert torch.equal(train[0], again[0])
+    seeded = {**values, "seed": 7, "privacy": {**values["privacy"], "randomness": "seeded"}}
+    with pytest.raises(UnsupportedError, match=r"privacy\.randomness: seeded has no meaning in a deployment"):
+        for_server(configure(seeded, source="test"), Path(), members)
 
 
 def test_a_file_is_never_seen_half_and_its_mode_is_that_of_the_folder(tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,11 +137,9 @@ def test_a_folder_elsewhere_is_refused(tmp_path):
         assert (inside / "ledger.jsonl").exists()
 
 
-def test_noise_that_others_can_compute_is_refused_unless_the_owner_says_so(tmp_path):
-    with pytest.raises(LimitError, match="would come from a seed"):
+def test_noise_that_others_can_compute_is_refused(tmp_path):
+    with pytest.raises(LimitError, match=r"privacy\.randomness: seeded: the noise would come from a seed"):
         silo_of(agreed(), limits_of(tmp_path), draw=draws(1, "known"))
-    with silo_of(agreed(), limits_of(tmp_path, repeatable=True), draw=draws(1, "known")):
-        pass
 
 
 # The lifetime of the data
@@ -201,17 +200,29 @@ def test_data_that_grew_or_have_other_digits_are_the_same_data_unless_they_have_
     }
 
 
-def test_a_silo_that_lost_its_folder_repeats_noise_for_the_same_records_only(tmp_path):
-    limits, agreement, (x, y) = limits_of(tmp_path, repeatable=True), agreed(), records()[0]
-    server = server_of(agreement)
-    with silo_of(agreement, limits, draw=draws(0, "trial")) as silo:
-        answer = silo.answer(message := server.begin())
-        shutil.rmtree(silo._files.path)
-    with pytest.raises(LimitError, match="released other records under the same names"):
-        silo_of(agreement, limits, (x + 1, y), draw=draws(0, "trial"))
-    with silo_of(agreement, limits, draw=draws(0, "trial")) as silo:
-        again = silo.answer(message)
-        assert all(torch.equal(value, again.vectors[name]) for name, value in answer.vectors.items())
+EARLIER = Path(__file__).parents[1] / "owners" / "fixtures" / "earlier"
+
+
+def test_what_an_earlier_version_released_stays_spent(tmp_path):
+    """Of its two agreements, each of epsilon 3, one had fresh noise, and one seeded noise, which was charged once."""
+    limits = limits_of(tmp_path)
+    shutil.copytree(EARLIER, limits.folder)
+    limits.folder.chmod(0o700)
+    assert spent(limits) == (6.0, pytest.approx(2e-5))
+    charged = set(Ledger.open(limits.folder / "data.lifetime.jsonl", append=False))
+    epsilons = {}
+    for path in limits.folder.glob("silo-0-*/ledger.jsonl"):
+        ledger = Ledger.open(path, append=False)
+        assert set(ledger) <= charged
+        epsilons[len(ledger)] = server_view(ledger, PLD(), 1e-5).epsilon
+    assert epsilons == {1: pytest.approx(2.302160898878571), 2: pytest.approx(2.999890944062534)}
+    with pytest.raises(LimitError, match=r"plan comes to epsilon 3; of the 8 .* 6 is spent, so that 2 is left"):
+        silo_of(agreed(seed=3), limits)
+    agreement = agreed({**SOLVED, "epsilon": 2.0}, seed=3)
+    with silo_of(agreement, limits) as silo:
+        rounds_with(silo, server_of(agreement), 1)
+    assert spent(limits)[0] == 8.0
+    assert charged < set(Ledger.open(limits.folder / "data.lifetime.jsonl", append=False))
 
 
 def test_digests_in_the_lifetime_ledger_are_keyed_by_a_secret(tmp_path):

@@ -16,7 +16,6 @@ VALUES = {
     "evaluation": {"every": 1},
     "checkpoint": {"every": 1},
     "out": "runs",
-    "access": "group",
     "early_stopping": {"every": 1},
     "private_evaluation": {"share": 0.1},
     "private_statistics": {"epsilon_share": 0.25},

@@ -54,7 +54,7 @@ def test_what_a_silo_may_publish_confirms_no_guess_of_its_records(tmp_path):
             made.round()
             lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
             private = {line["check"] for line in lines} | {lines[0]["facts"]["records_sha256"]}
-            private |= {part for line in lines[1:] for part in line["silos"][0][1][0].split(".")[:2]}
+            private |= {line["silos"][0][1][0].split(".")[1] for line in lines[1:]}
             text = (folder / "ledger.json").read_text() + (folder / "privacy.md").read_text()
             assert not [one for one in private if one in text]
             assert json.loads((folder / "details.json").read_text())["head"] in private
@@ -154,9 +154,8 @@ class Words(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32])
-def test_word_numbers_stay_integers_for_a_model_that_takes_them(tmp_path, kind, monkeypatch):
+def test_word_numbers_stay_integers_for_a_model_that_takes_them(tmp_path, kind):
     """The same bits, and the same charges, as by a model that makes integers of floats itself."""
-    monkeypatch.setattr("dpfl_plugin.adapters.kept.training_digest", lambda silo: "")  # which tells the formats apart
     rng = torch.Generator().manual_seed(0)
     words = {i: torch.randint(0, 12, (20 + i, 6), generator=rng) for i in range(2)}
     labels = {i: torch.arange(20 + i) % 3 for i in range(2)}

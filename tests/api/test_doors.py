@@ -182,8 +182,8 @@ def _after(times: int) -> Any:
 
 
 def test_accounts_plans_predictions_and_reports_are_those_of_the_commands(tmp_path: Path) -> None:
-    path = write(tmp_path, {"out": str(tmp_path / "runs"), "rounds": 3})
-    shared = tmp_path / "shared.jsonl"
+    changes = {"out": str(tmp_path / "runs"), "rounds": 3, "privacy": {"randomness": "fresh"}}
+    path, shared = write(tmp_path, changes), tmp_path / "shared.jsonl"
     run = dpfl.load(path).run(ledger=shared)
     for what, given in ((path, dpfl.load(path)), (run.folder, run), (shared, str(shared))):
         assert dpfl.account(given) == command("account", what, "--json").json

@@ -74,7 +74,7 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
         " The positive class is ill.",
         f"silos: worst {run.result['silos']['test_accuracy']['min']:.3f}",
         "note: c_index needs lifelines",
-        "note: secure noise: privacy.secure=True",
+        "note: secure noise: privacy.randomness='fresh'",
     ):
         assert line in str(told) and html.escape(line) in told._repr_html_(), line
     found = dpfl.predict(run, FRAME.assign(unknown=1))
@@ -82,7 +82,7 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     for line in (noted, *found.statement, f"of {N} records with a label", "... and 50 more"):
         assert line in str(found) and html.escape(line) in found._repr_html_(), line
     written = dataclasses.replace(found, notes=("--set privacy.randomness=fresh",))
-    assert "note: privacy.secure=True" in str(written)
+    assert "note: privacy.randomness='fresh'" in str(written)
 
 
 def test_a_single_frame_that_has_a_name_is_a_silo(tmp_path: Path) -> None:

@@ -73,17 +73,6 @@ def test_its_epsilon_is_that_of_the_ledger_through_several_oracles(tmp_path, cap
     assert "that the server made" not in oracle.statement and "which is the training loop here" in oracle.statement
 
 
-def test_a_total_with_a_model_of_a_users_own_says_that_it_is_taken_on_trust(tmp_path):
-    class Own(nn.Linear):
-        def forward(self, x):
-            return super().forward(x).tanh()
-
-    for model in (Own(3, 2), net()):
-        with made(tmp_path / "silo.jsonl", model) as oracle:
-            oracle.backward()
-    assert "a user's own model, the total takes on trust as well" in oracle.statement
-
-
 def test_it_refuses_at_the_budget_whoever_spent_it(tmp_path):
     path, privacy = tmp_path / "silo.jsonl", {**GIVEN, "epsilon": 1.0}
     del privacy["noise_multiplier"]
@@ -170,8 +159,8 @@ def test_what_cannot_be_charged_is_not_handed_out(tmp_path, monkeypatch):
 
 
 def test_a_release_is_the_in_process_runs_to_the_bit(tmp_path, monkeypatch):
-    draw = Draw(7, 0, 0, "same", asked="ab" * 32)
-    monkeypatch.setattr(private_oracle, "_draw", lambda step, name: draw)
+    draw = Draw(7, 0, "same")
+    monkeypatch.setattr(Draw, "fresh", lambda step, name: draw)
     monkeypatch.setattr("dpfl_plugin.oracle.SecureStream", lambda sums: Stream())
     with made(tmp_path / "silo.jsonl") as oracle:
         found, host = oracle.gradient(), oracle._opened.parts.host

@@ -176,7 +176,7 @@ def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path)
 
     cases = [
         ({"guarantee": "none: no noise was added"}, "no noise was added.*nothing to sign"),
-        ({"mechanism__secure": False}, r"was a simulation.*secure: true in the file.*Privacy\(secure=True\) in Python"),
+        ({"mechanism__randomness": "seeded"}, r"was a simulation.*privacy.randomness='fresh', or without a seed"),
         ({"views__server__epsilon": 0.1}, "views.server.epsilon is 0.1, but the releases in ledger.jsonl cost"),
         ({"views__third_party__epsilon": 0.1}, "views.third_party.epsilon is 0.1, but the releases"),
         ({"views__server__epsilon": None}, "views.server.epsilon is 0, but"),

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import gc
-import importlib
 import pickle
 import sys
 import threading
@@ -147,24 +146,16 @@ def test_a_model_may_be_a_function_that_makes_it(tmp_path, model):
     assert train(tmp_path, model=model, rounds=1).status == "done"
 
 
-def test_code_of_a_notebook_is_in_doubt_so_that_its_noise_never_repeats(tmp_path, monkeypatch, capsys):
-    """A program with a source is not: there the same values meet the same noise again."""
-    (tmp_path / "a_script.py").write_text("import torch\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "__main__", importlib.import_module("a_script"))
-    known = [train(tmp_path, model=net(), out=tmp_path / name).result["model_sha256"] for name in "ab"]
+def test_equal_objects_of_any_program_are_one_seeded_run_with_the_same_noise(tmp_path, monkeypatch):
+    """In a script, and in a notebook, whose main module has no file."""
     losses = [nn.CrossEntropyLoss(reduction="none", label_smoothing=smoothing) for smoothing in (0.1, 0.1, 0.2)]
-    known += [
-        train(tmp_path, model=net(), loss=loss, out=tmp_path / f"loss-{number}").result["model_sha256"]
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    found = [
+        train(tmp_path, model=net(), loss=loss, seed=3, out=tmp_path / str(number)).result
         for number, loss in enumerate(losses)
     ]
-    assert known[0] == known[1] and known[2] == known[3] and len(set(known)) == 3
-    assert "noise is fresh" not in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
-    found = [train(tmp_path, model=net(), out=tmp_path / name) for name in "cd"]
-    assert found[0].result["id"] == found[1].result["id"]
-    assert found[0].result["model_sha256"] != found[1].result["model_sha256"]
-    assert "__main__ has no file: it was made in a notebook" in capsys.readouterr().err
+    for key in ("id", "model_sha256"):
+        assert found[0][key] == found[1][key] != found[2][key]
 
 
 def test_objects_that_no_digest_shows_are_different_runs():
@@ -186,26 +177,23 @@ def test_an_interrupted_run_goes_on_and_without_its_objects_says_which_are_missi
         return asked[0] > 4
 
     records, model = dpfl.Federation.from_arrays(SILOS), net()
-    whole = train(tmp_path, records, model=model, rounds=6, out=tmp_path / "whole")
+    whole = train(tmp_path, records, model=model, rounds=6, seed=3, out=tmp_path / "whole")
     with monkeypatch.context() as patched:
         patched.setattr(signals.Stop, "__call__", stop)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path, records, model=model, rounds=6)
+            train(tmp_path, records, model=model, rounds=6, seed=3)
     assert "interrupted: " in capsys.readouterr().err
     (config,) = (tmp_path / "python").glob("*/*/config.yaml")
     with pytest.raises(ConfigError, match="unfinished run"):
-        train(tmp_path, records, model=model, rounds=6)
+        train(tmp_path, records, model=model, rounds=6, seed=3)
     data, of_model = (line.split(":")[-1] for line in config.read_text().splitlines() if "dpfl_plugin.given" in line)
     del records, model, whole._held
     gc.collect()
     one_message(command("run", config, "--resume", "--out", tmp_path / "python"), f"the records ({data})", of_model)
     with pytest.raises(MissingError, match=of_model):
         dpfl.Run.open(whole.folder).model  # noqa: B018
-    found = train(tmp_path, dpfl.Federation.from_arrays(SILOS), model=net(), rounds=6, resume=True)
-    # A worker of pytest-xdist has no source, as a notebook has none, nor has the command pytest: there the noise after
-    # the interruption is fresh.
-    repeats = str(getattr(sys.modules["__main__"], "__file__", "")).endswith(".py")
-    assert (found.result["model_sha256"] == whole.result["model_sha256"]) == repeats and found.result["rounds"] == 6
+    found = train(tmp_path, dpfl.Federation.from_arrays(SILOS), model=net(), rounds=6, seed=3, resume=True)
+    assert found.result["model_sha256"] == whole.result["model_sha256"] and found.result["rounds"] == 6
 
 
 def test_a_configuration_tells_nothing_of_what_records_hold(tmp_path):

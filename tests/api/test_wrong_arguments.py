@@ -35,7 +35,7 @@ TRAIN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no rounds": ({"rounds": 0}, ("rounds=0", "greater than or equal to 1")),
     "rounds in words": ({"rounds": "ten"}, ("rounds='ten'",)),
     "half a round": ({"rounds": 2.5}, ("rounds=2.5",)),
-    "no seed": ({"seed": None}, ("seed=None",)),
+    "a seed that is text": ({"seed": "x"}, ("seed='x'",)),
     "a rate above 1": ({"silo_rate": 2}, ("silo_rate=2",)),
     "a name that is a path": ({"name": "a/b"}, ("name='a/b'",)),
     "a key that is an object": ({"evaluation": {"every": object()}}, ("evaluation", "is a object")),

@@ -17,7 +17,6 @@ import yaml
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.runs.checkpoint import load, save
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.measurements import join_lines
 
@@ -108,14 +107,6 @@ def metrics(result: dict[str, Any]) -> list[dict[str, Any]]:
 def charges(folder: Path | str) -> set[Charge]:
     """What a run's ledger holds."""
     return set(Ledger.open(Path(folder) / "ledger.jsonl", append=False))
-
-
-def pretend_another_machine(folder: Path, name: str = "another") -> None:
-    """As if the checkpoint of a run had been written elsewhere."""
-    found = load(folder / "checkpoint")
-    if found is not None:
-        found.facts["arithmetic"]["machine"] = name
-        save(folder / "checkpoint", found)
 
 
 def one_message(done: Done, *parts: str, code: int = 2) -> None:

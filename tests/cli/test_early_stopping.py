@@ -13,7 +13,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from dpfl_plugin.federation.query_digest import asked_at
 from safetensors.torch import load_file
 
 from dpfl_plugin.config.load import load
@@ -121,7 +120,7 @@ def _first_messages(tmp_path, changed=None, noise=0.0, more=None):
         float(score["score"]),
         up["model"],
         6,
-        replace(asked_at(draw, {"model": parts.model}, planner.of_all("score")), held=parts.host.digests),
+        draw,
     )
 
 

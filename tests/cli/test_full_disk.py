@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_synced_is_named(tmp_path: Path, name: str) -> Non
 
 
 def test_a_sweep_that_cannot_be_planned_for_lack_of_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: object, access: object) -> None:
+    def full(path: Path, content: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("dpfl_plugin.sweeps.manifest.write_atomic", full)

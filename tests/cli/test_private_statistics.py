@@ -17,16 +17,12 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load_file
 
 from dpfl_plugin.api.exports import export
-from dpfl_plugin.config.load import load
 from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import SiloGroup
-from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import checkpoint
-from dpfl_plugin.runs.build import build
-from dpfl_plugin.runs.job import planner_of
 from tests.cli.command import charges, dpfl, merged, metrics, one_message, run
 from tests.cli.losing import losing
 
@@ -179,7 +175,7 @@ def test_a_run_that_dies_goes_on_with_the_same_statistics(
     assert metrics(result) == metrics(whole), "and counts"
 
 
-def test_secure_statistics_that_were_lost_are_charged_again_or_not_made(tmp_path: Path) -> None:
+def test_fresh_statistics_that_were_lost_are_charged_again_or_not_made(tmp_path: Path) -> None:
     secure = {"privacy": {"randomness": "fresh"}}
     lost = mock.patch.object(checkpoint, "save", dies(checkpoint.save, 2))
     path = config(tmp_path / "free", secure)
@@ -225,16 +221,11 @@ def test_a_silo_that_is_lost_with_statistics(
     assert spent[0] == pytest.approx(by_dp_accounting(*[5.0] * charged.count(0), *[2.0] * 6), rel=2e-3)
 
 
-def test_secure_statistics_are_of_no_seed(tmp_path: Path) -> None:
-    """Even where seed and name, of which other noise follows, are the same."""
-    for secure, same in ((False, True), (True, False)):
-        with mock.patch("dpfl_plugin.runs.job.secrets.token_hex", return_value="0" * 32):
-            found = [
-                run(config(tmp_path / f"{secure}-{name}", {"privacy": {"randomness": "fresh" if secure else "seeded"}}))
-                for name in "ab"
-            ]
-        columns = [result["private_statistics"]["columns"] for result in found]
-        assert (columns[0] == columns[1]) is same
+@pytest.mark.parametrize(("randomness", "same"), [("seeded", True), ("fresh", False)])
+def test_statistics_are_the_seeds_or_of_no_seed(tmp_path: Path, randomness: str, same: bool) -> None:
+    changes = {"privacy": {"randomness": randomness}}
+    one, other = (run(config(tmp_path / name, changes))["private_statistics"]["columns"] for name in "ab")
+    assert (one == other) is same
 
 
 def test_what_an_owner_allows_covers_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,28 +241,6 @@ def test_what_an_owner_allows_covers_statistics(tmp_path: Path, monkeypatch: pyt
     assert released <= held and statistics_in(result["folder"])
 
 
-def noise_of_round(path: Path, shift: float | None) -> str:
-    """The name of the noise of a first round, of records that are scaled by sums that are ``shift`` each; None: not."""
-    (variant,) = load(path).variants
-    parts = build(variant.config, path.parent)
-    planner, server = planner_of(variant.config, parts), parts.algorithm.init_server(parts.model, parts.setting)
-    plan, draw = planner.plan(server, 0), Draw(3, 0, run="same")
-    assert plan is not None
-    if shift is not None:
-        sums = torch.full((2 + 2 + 32 + 2,), shift, dtype=torch.float64)
-        sums[:2] = torch.tensor([150.0, 2.0])
-        parts.host.run([0, 1], {"sums": sums}, planner.of_all("scale"), draw)
-    _, (charge, *_) = parts.host.run([0], parts.algorithm.download(server), plan, draw)
-    return charge.noise_id
-
-
-def test_noise_is_bound_to_the_statistics_that_records_are_scaled_by(tmp_path: Path) -> None:
-    """Otherwise records that are scaled otherwise would have the same noise around other gradients, charged once."""
-    path = config(tmp_path)
-    named = [noise_of_round(path, shift) for shift in (None, 1.0, 2.0, 2.0)]
-    assert len(set(named)) == 3 and named[2] == named[3]
-
-
 def test_predictions_and_exports_scale_as_training_did(tmp_path: Path, whole: dict[str, Any]) -> None:
     pooled = whole["measures"]["pooled"]["model"]["accuracy"]
     folder, right, count = Path(whole["folder"]), 0, 0
@@ -283,19 +252,20 @@ def test_predictions_and_exports_scale_as_training_did(tmp_path: Path, whole: di
         right += sum(said[row] == label for row, label in enumerate(FRAMES[name]["ill"]))
         count += len(said)
     assert right / count == pytest.approx(pooled)
+    fresh = run(config(tmp_path, {"privacy": {"randomness": "fresh"}}))
+    folder, told = Path(fresh["folder"]), fresh["private_statistics"]["columns"]["age"]
     export(folder, tmp_path / "model")  # which compares what it wrote with the predictions
     program = torch.export.load(tmp_path / "model" / "model.pt2").module()
     weights = load_file(folder / "model.safetensors")
     x = torch.zeros(1, 4)  # age 60, no lab value is missing, female
     x[0, 2] = 1.0  # now it is
-    told = whole["private_statistics"]["columns"]["age"]
     z = torch.tensor([[(60 - told["mean"]) / told["std"], 0.0, 1.0, 0.0]])
     (weight,) = (value for value in weights.values() if value.dim() == 2)
     (bias,) = (value for value in weights.values() if value.dim() == 1)
     torch.testing.assert_close(program(x), z @ weight.T + bias, rtol=1e-4, atol=1e-5)
 
 
-def test_persons_and_poisson_batches_and_secure_noise(tmp_path: Path) -> None:
+def test_persons_and_poisson_batches_and_fresh_noise(tmp_path: Path) -> None:
     persons = {
         "data": {"schema": {"person": "id"}},
         "privacy": {"unit": "person", "max_records_per_person": 2, "shared_persons": "refuse", "randomness": "fresh"},

@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,12 +18,10 @@ import yaml
 
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.silo_group import SiloGroup
-from dpfl_plugin.gradients import fused
 from dpfl_plugin.runs import session
-from dpfl_plugin.runs.checkpoint import load, load_facts, save
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
-from tests.cli.command import charges, dpfl, metrics, one_message, pretend_another_machine, run, write
+from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
 ROOT = Path(__file__).parents[2]
 # A budget that lasts for a dozen rounds, silos with states, two of four in a round, a warm-up.
@@ -155,7 +151,7 @@ def test_interrupted_while_data_are_loaded(
         return real(*args, **more)
 
     monkeypatch.setattr(session, "build", build)
-    result = run(config, code=4)
+    result = run(config, code=7)
     assert (result["rounds"], result["epsilon"]["server"]["epsilon"]) == (0, 0)
     assert result["test_accuracy"] == {"last": None, "mean_last_10_percent": None}
     monkeypatch.setattr(session, "build", real)
@@ -287,16 +283,14 @@ def test_crashed_and_resumed(crashed: Path, undisturbed: dict[str, Any]) -> None
     same(run(crashed, "--resume"), undisturbed)
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_what_is_computed_again_is_said_and_whether_it_is_charged_again(tmp_path: Path, secure: bool) -> None:
-    config = crash(
-        write(tmp_path, CHANGES | {"privacy": {"epsilon": 3.0, "randomness": "fresh" if secure else "seeded"}}), 8
-    )
+@pytest.mark.parametrize("randomness", ["seeded", "fresh"])
+def test_what_is_computed_again_is_said_and_whether_it_is_charged_again(tmp_path: Path, randomness: str) -> None:
+    config = crash(write(tmp_path, CHANGES | {"privacy": {"epsilon": 3.0, "randomness": randomness}}), 8)
     done = dpfl("run", config, "--out", tmp_path / "runs", "--json", "--resume")
     assert done.code == 0 and "resumed after round 6" in done.err, done.err
     (said,) = (line for line in done.err.splitlines() if "2 rounds" in line)
-    assert ("not charged again" in said and "same noise" in said) != secure, said
-    assert ("fresh noise and charged again" in said) == secure, said
+    how = {"seeded": "with the same noise, and counts once", "fresh": "with fresh noise, and charged again"}
+    assert how[randomness] in said, said
 
 
 @pytest.mark.parametrize("rounds", [3, 7, 9])
@@ -349,93 +343,9 @@ def test_changed_data_are_refused(tmp_path: Path) -> None:
     run(config, "--resume")
 
 
-# Another machine
-
-
-@pytest.mark.parametrize("view", ["server", "third_party"])
-def test_fresh_noise_where_bits_differ(tmp_path: Path, view: str) -> None:
-    """What was released and cannot be repeated is paid for twice, within the budget."""
-    changes = {**CHANGES, "privacy": {"epsilon": 3.0, "budget_view": view}}
-    whole = run(write(tmp_path / _folder(tmp_path, "whole"), changes))
-    config = crash(write(tmp_path / _folder(tmp_path, "crashed"), changes), 8)
-    before = charges(folder_of(config))
-    pretend_another_machine(folder_of(config))
-    result = run(config, "--resume")
-    after = charges(folder_of(config))
-    assert before <= after and result["model_sha256"] != whole["model_sha256"]
-    again = {(c.round, c.silo) for c in before} & {(c.round, c.silo) for c in after - before}
-    assert {round for round, _ in again} == {6, 7}  # after the checkpoint
-    assert any("fresh noise" in note and "take part again: 2 rounds." in note for note in result["notes"])
-    assert "fresh noise" in (folder_of(config) / "log.txt").read_text()
-    assert result["epsilon"][view]["epsilon"] <= 3.0 and result["rounds"] < whole["rounds"]
-    assert result["epsilon"]["server"]["worst_case_epsilon"] > 0
-
-
 def _folder(path: Path, name: str) -> str:
     (path / name).mkdir()
     return name
-
-
-def test_fresh_noise_costs_more(tmp_path: Path) -> None:
-    changes = {"checkpoint": {"every": 4, "seconds": 1000}}
-    whole = run(write(tmp_path / _folder(tmp_path, "whole"), changes))
-    config = crash(write(tmp_path / _folder(tmp_path, "crashed"), changes), 6)
-    pretend_another_machine(folder_of(config))
-    result = run(config, "--resume")
-    for view in ("server", "third_party"):
-        assert result["epsilon"][view]["epsilon"] > whole["epsilon"][view]["epsilon"]
-    eight = run(config, "--set", "rounds=8")
-    assert result["epsilon"]["server"]["epsilon"] == eight["epsilon"]["server"]["epsilon"]  # 6 rounds and 2 again
-
-
-def attempts(folder: Path) -> set[str]:
-    return {charge.noise_id.rpartition(".")[2] for charge in charges(folder)}
-
-
-def assert_attempts(folder: Path, number: int) -> None:
-    """So many attempts were charged, all but the first of which have names that nobody could have foreseen."""
-    found = attempts(folder)
-    assert len(found) == number and "0" in found and all(len(name) == 32 for name in found - {"0"})
-
-
-def test_fresh_noise_where_bits_never_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: the same machine and versions are no promise."""
-    real = session.environment.arithmetic
-    monkeypatch.setattr(session.environment, "arithmetic", lambda *given: {**real(*given), "repeats": False})
-    config = crash(write(tmp_path, CHANGES), 8)
-    run(config, "--resume")
-    assert_attempts(folder_of(config), 2)
-
-
-def test_a_checkpoint_that_was_lost_twice(tmp_path: Path) -> None:
-    """Only the ledger knows which noise was drawn: none of it may come again around other values."""
-    config = crash(write(tmp_path, CHANGES), 4)
-    for resumed in (1, 2):
-        shutil.rmtree(folder_of(config) / "checkpoint")
-        crash(config, 2, "--resume")
-        assert_attempts(folder_of(config), resumed + 1)
-
-
-def test_another_machine_with_nothing_to_repeat(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    """The checkpoint is as far as the ledger: nothing is charged again. But another run of this name may have released
-    the rounds to come, in another folder, as the first machine computed them: their noise has to be fresh."""
-    stop = Experiment.run
-
-    config = write(tmp_path, {**CHANGES, "checkpoint": {"every": 1}})
-
-    def run_five(self: Experiment, progress: Any, **given: Any) -> Any:
-        return stop(self, progress, **{**given, "stop": lambda: progress.rounds == 5})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "run", run_five)
-        assert run(config, code=4)["rounds"] == 5
-    pretend_another_machine(folder_of(config))
-    before = charges(folder_of(config))
-    result = run(config, "--resume")
-    assert not result["notes"]
-    later = charges(folder_of(config)) - before
-    assert {charge.round for charge in before} == set(range(5)) and min(charge.round for charge in later) == 5
-    assert {charge.noise_id for charge in later}.isdisjoint(c.noise_id for c in charges(undisturbed["folder"]))
 
 
 # Damage
@@ -513,70 +423,6 @@ def test_one_flipped_bit_of_a_checkpoint_is_refused(crashed: Path, undisturbed: 
     same(run(crashed, "--resume"), undisturbed)
 
 
-def test_rounds_that_are_asked_at_other_values_are_charged_besides(crashed: Path) -> None:
-    """Were a damaged checkpoint not noticed: its rounds have other noise, and both releases count at once."""
-    folder = folder_of(crashed)
-    before, found = charges(folder), load(folder / "checkpoint")
-    assert found is not None
-    server = {**found.server, "model": found.server["model"] + 1e-6}
-    save(folder / "checkpoint", replace(found, server=server))
-    result = run(crashed, "--resume")
-    after = charges(folder)
-    assert before < after and {c.round for c in before - after} == set()
-    again = {(c.round, c.silo) for c in before if c.round >= 6} & {(c.round, c.silo) for c in after - before}
-    assert again and attempts(folder) == {"0"}
-    assert any("round 7, which was to be released again" in note for note in result["notes"])
-    assert result["epsilon"]["server"]["epsilon"] <= 3.0, "the budget knows of both"
-
-
-@pytest.mark.parametrize("capped", [False, True])
-def test_both_of_two_sessions_that_were_asked_at_values_of_their_own_count_in_a_third(
-    tmp_path: Path, capped: bool
-) -> None:
-    """The third repeats what the second released, and what the first did is in the same place."""
-    cap = {"silo_rate": 0.5, "max_participations": 2, "rounds": 4}
-    budget = {"rounds": None, "silo_rate": 1.0, "privacy": {"epsilon": 3.0}}
-    config = write(tmp_path, {**(cap if capped else budget), "checkpoint": {"every": 100}})
-    crash(config, 1 if capped else 2)
-    folder = folder_of(config)
-    found = load(folder / "checkpoint")
-    assert found is not None and found.rounds == 0
-    save(folder / "checkpoint", replace(found, server={**found.server, "model": found.server["model"] + 1e-6}))
-    crash(config, 1 if capped else 2, "--resume")
-    result = run(config, "--resume", code=3 if capped else 0)
-    made = Counter(silo for silo, _, _ in {(one.silo, one.round, one.noise_id) for one in charges(folder)})
-    assert max(made.values()) <= 2 if capped else result["epsilon"]["server"]["epsilon"] <= 3.0, made
-
-
-def test_rounds_that_will_not_be_repeated_are_in_the_budget(tmp_path: Path) -> None:
-    """All of them, from the first on that is asked at other values: none after it will be repeated either."""
-    config = write(tmp_path, {**CHANGES, "silo_rate": 1.0, "checkpoint": {"every": 100}})
-    whole = run(config)
-    shutil.rmtree(whole["folder"])
-    folder = folder_of(crash(config, whole["rounds"]))
-    found = load(folder / "checkpoint")
-    assert found is not None and found.rounds == 0
-    save(folder / "checkpoint", replace(found, server={**found.server, "model": found.server["model"] + 1e-6}))
-    before = charges(folder)
-    result = run(config, "--resume")
-    assert charges(folder) == before and (result["status"], result["rounds"]) == ("done", 0)
-    assert result["epsilon"]["server"]["epsilon"] == whole["epsilon"]["server"]["epsilon"]
-
-
-def test_rounds_that_will_not_be_repeated_count_towards_the_cap(tmp_path: Path) -> None:
-    """All four silos took part once, which is all that they may, before the run was asked at other values."""
-    config = write(tmp_path, {"silo_rate": 0.5, "max_participations": 1, "rounds": 2, "checkpoint": {"every": 100}})
-    folder = folder_of(crash(config, 2))
-    found = load(folder / "checkpoint")
-    assert found is not None and found.rounds == 0
-    save(folder / "checkpoint", replace(found, server={**found.server, "model": found.server["model"] + 1e-6}))
-    before = charges(folder)
-    result = run(config, "--resume", code=3)
-    assert charges(folder) == before and result["rounds"] == 0 and "max_participations=1" in result["reason"]
-    server = result["epsilon"]["server"]
-    assert server["epsilon"] == server["worst_case_epsilon"] == result["epsilon"]["third_party"]["epsilon"]
-
-
 def test_a_run_that_is_stopped_before_it_repeats_a_score_states_it(tmp_path: Path) -> None:
     evaluation = {"every": 2, "share": 0.25, "noise_multiplier": 1.0}
     config = write(tmp_path, {"rounds": 4, "checkpoint": {"every": 1}, "private_evaluation": evaluation})
@@ -600,43 +446,7 @@ def test_a_ledger_without_its_first_line_was_never_used(tmp_path: Path, undistur
     same(run(config, "--resume"), undisturbed)
 
 
-def test_machine_a_then_b_then_a_again(tmp_path: Path) -> None:
-    """What B released is not what A would: when A goes on after B was cut off, it draws fresh noise once more."""
-    config = crash(write(tmp_path, CHANGES), 8)
-    pretend_another_machine(folder_of(config))  # the checkpoint is of A
-    crash(config, 2, "--resume")  # this machine is B; it releases two rounds and dies before its next checkpoint
-    found = load_facts(folder_of(config) / "checkpoint")
-    assert found is not None
-    assert found["arithmetic"]["machine"] != "another"
-    assert found["attempt"] > 2**127
-    before = charges(folder_of(config))
-    pretend_another_machine(folder_of(config))  # seen from A
-    run(config, "--resume")
-    assert_attempts(folder_of(config), 3)
-    assert before <= charges(folder_of(config))
-
-
-@pytest.mark.skipif(fused.kernels() is None, reason="needs numba")
-def test_a_run_that_goes_on_without_compiled_loops_draws_fresh_noise(tmp_path: Path) -> None:
-    """Its sums round in another way: the noise that was drawn around the others must not be drawn again."""
-    config = crash(write(tmp_path, CHANGES), 8)
-    described = json.loads((folder_of(config) / "environment.json").read_text())
-    assert described["arithmetic"]["kernels"] == fused.version()
-    before = charges(folder_of(config))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "kernels", lambda: None)
-        run(config, "--resume")
-    assert_attempts(folder_of(config), 2)
-    assert before <= charges(folder_of(config))
-    (tmp_path / "other").mkdir()
-    other = crash(write(tmp_path / "other", {**CHANGES, "engine": "vmap"}), 8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "kernels", lambda: None)
-        run(other, "--resume")
-    assert attempts(folder_of(other)) == {"0"}
-
-
-def test_secure_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path) -> None:
+def test_fresh_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path) -> None:
     """Nobody can repeat it: what was released before a crash and is not in the checkpoint was released twice."""
     config = crash(write(tmp_path, {**CHANGES, "privacy": {"epsilon": 3.0, "randomness": "fresh"}}), 8)
     before = charges(folder_of(config))
@@ -645,14 +455,13 @@ def test_secure_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path)
     again = {(c.round, c.silo) for c in before} & {(c.round, c.silo) for c in after - before}
     assert before <= after and {round for round, _ in again} == {6, 7}
     assert result["epsilon"]["server"]["epsilon"] <= 3.0
-    assert any("fresh noise" in note for note in result["notes"])
 
 
-def test_secure_runs_of_one_seed_are_two_releases(tmp_path: Path) -> None:
+def test_fresh_runs_of_one_seed_are_two_releases(tmp_path: Path) -> None:
     """The same configuration in two folders: other noise, other names in the ledger, and no trace of a key."""
     one, other = (run(write(tmp_path / _folder(tmp_path, name), {"privacy": {"randomness": "fresh"}})) for name in "ab")
     assert one["model_sha256"] != other["model_sha256"] and one["id"] == other["id"]
     assert not {c.noise_id for c in charges(one["folder"])} & {c.noise_id for c in charges(other["folder"])}
     statement = json.loads((Path(one["folder"]) / "ledger.json").read_text())
-    assert any("AES-128" in text for text in statement["assumptions"])
+    assert any("AES in counter mode" in text for text in statement["assumptions"])
     assert "the noise can be computed" not in str(statement) and "SFC64" not in str(statement)

@@ -12,7 +12,6 @@ import yaml
 from safetensors.torch import load_file
 
 from dpfl_plugin.config.load import load, run_id
-from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runs.result import model_sha256
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
@@ -42,6 +41,8 @@ FIELDS = {
         "id",
         "algorithm",
         "seed",
+        "randomness",
+        "code",
         "rounds",
         "num_silos",
         "num_train_records",
@@ -244,41 +245,6 @@ def test_warm_up_with_sampled_silos(tmp_path: Path) -> None:
         by_round.setdefault(charge.round, set()).add(charge.silo)
     assert all(len(silos) == 2 for silos in by_round.values())
     assert set.union(*(by_round[round] for round in range(warm))) == {0, 1, 2, 3}
-
-
-def test_changed_records_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same configuration on neighbouring data sets: with the same noise their difference would show the record.
-
-    In the first round; what is asked in the second depends on the models that the first released, and all are others.
-    """
-    table = tmp_path / "records.csv"
-    rows = [f"{i},{i % 7},{i % 2}" for i in range(60)]
-    dataset = {"name": "csv", "files": "records.csv", "classes": [0, 1]}
-    for key in ("num_features", "num_classes", "records_per_silo"):
-        dataset[key] = None
-    path, names = write(tmp_path, {"rounds": 2, "data": {"dataset": dataset}}), set[str]()
-    real, drawn = Draw.key, []
-
-    def key(self: Draw, purpose: str, silo: int, step: int) -> bytes:
-        drawn[-1][purpose, self.round, silo, step] = found = real(self, purpose, silo, step)
-        return found
-
-    monkeypatch.setattr(Draw, "key", key)
-    for number, changed in enumerate((rows, rows, [rows[0], "70,0,1", *rows[2:]])):
-        table.write_text("\n".join(["a,b,label", *changed]))
-        out = tmp_path / str(number)
-        drawn.append({})
-        assert dpfl("run", path, "--out", out).code == 0
-        (ledger,) = out.glob("*/*/ledger.jsonl")
-        names |= {charge.noise_id for charge in charges(ledger.parent) if charge.round == 0}
-    assert drawn[0] == drawn[1] and drawn[0].keys() == drawn[2].keys()
-    second = [{key for where, key in one.items() if where[1] == 1} for one in (drawn[0], drawn[2])]
-    assert second[0] and second[0].isdisjoint(second[1])
-    drawn = [{where: key for where, key in one.items() if where[1] == 0} for one in drawn]
-    others = {silo for (_, _, silo, _), key in drawn[0].items() if key not in drawn[2].values()}
-    assert len(others) == 1, "the silo that has the record, and no other"
-    assert all((drawn[2][where] == key) == (where[2] not in others) for where, key in drawn[0].items())
-    assert len(names) == 1, "no name that the server sees tells anything of records"
 
 
 # Budgets

@@ -68,7 +68,7 @@ def test_an_interrupted_run_and_the_command_that_goes_on_with_it(
 
 def test_one_that_shares_a_ledger_goes_on_by_its_own_command(tmp_path: Path) -> None:
     """Which says where the ledger is."""
-    config = crash(write(tmp_path, FEW), 3, "--ledger", tmp_path / "all.jsonl")
+    config = crash(write(tmp_path, FEW), 3, "--ledger", tmp_path / "all.jsonl", "--set", "privacy.randomness=fresh")
     (folder_of(config) / ".lock").unlink()
     (found,) = dpfl("status", tmp_path / "runs", "--json").json["runs"]
     assert "the command that began it" in found["next"]

@@ -15,7 +15,7 @@ import yaml
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.runtimes.in_process import InProcess
-from tests.cli.command import charges, dpfl, metrics, one_message, pretend_another_machine, run, write
+from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
 BY_STEP = {"name": "geometric", "beta": 0.97, "threshold": 2, "by": "step"}
 BY_ROUND = {"name": "geometric", "beta": 0.9, "threshold": 2}
@@ -73,11 +73,10 @@ def test_resumed_with_the_same_bits(tmp_path: Path, number: int, view: str) -> N
 
 
 def test_fresh_noise_is_charged_again_as_what_it_was(tmp_path: Path) -> None:
-    """On another machine the lost rounds are released again: with their own noise, and twice in the ledger."""
-    config = write(tmp_path, changes(BY_STEP, epsilon=None, sampler="full", record_rate=None))
+    """The lost rounds are released again: with their own noise, and twice in the ledger."""
+    config = write(tmp_path, changes(BY_STEP, epsilon=None, sampler="full", record_rate=None, randomness="fresh"))
     crash(config, 8)  # after round 8 was released; the checkpoint is of 6
     (folder,) = (tmp_path / "runs").glob("*/*")
-    pretend_another_machine(folder)
     result = run(config, "--resume")
     again = Counter((c.round, c.release.noise_multiplier) for c in charges(result["folder"]) if c.silo == 0)
     assert result["rounds"] == 12
@@ -235,16 +234,20 @@ def test_a_third_party_is_promised_the_worst_case_where_draws_decide_how_long_ro
 
 
 def test_a_shared_ledger_needs_a_budget(tmp_path: Path) -> None:
-    config = write(tmp_path, changes(BY_ROUND, epsilon=None))
+    config = write(tmp_path, changes(BY_ROUND, epsilon=None, randomness="fresh"))
     one_message(dpfl("run", config, "--ledger", tmp_path / "all.jsonl"), "give privacy.epsilon")
     assert not (tmp_path / "all.jsonl").exists()
 
 
 def test_runs_of_a_shared_ledger_add_up(tmp_path: Path) -> None:
     """The second run goes on within what the first one left, release by release as noisy as they were."""
-    first = run(write(tmp_path, changes(BY_STEP, epsilon=4.0), "a.yaml"), "--ledger", tmp_path / "all.jsonl")
+    first = run(
+        write(tmp_path, changes(BY_STEP, epsilon=4.0, randomness="fresh"), "a.yaml"), "--ledger", tmp_path / "all.jsonl"
+    )
     second = run(
-        write(tmp_path, {**changes(BY_ROUND, epsilon=6.0), "seed": 3}, "b.yaml"), "--ledger", tmp_path / "all.jsonl"
+        write(tmp_path, {**changes(BY_ROUND, epsilon=6.0, randomness="fresh"), "seed": 3}, "b.yaml"),
+        "--ledger",
+        tmp_path / "all.jsonl",
     )
     made = [charge for result in (first, second) for charge in charges(result["folder"]) if charge.silo == 0]
     terms = [Term(release=charge.release, count=charge.count, rounds=1) for charge in made]

@@ -21,13 +21,25 @@ from dpfl_plugin.errors import SiloError
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcess
-from tests.cli.command import charges, dpfl, one_message, pretend_another_machine, run, write
+from tests.cli.command import charges, dpfl, one_message, run
+from tests.cli.command import write as written
 
 BUDGET: dict[str, Any] = {"rounds": None, "privacy": {"epsilon": 2.0, "noise_multiplier": 8.0}}
 SILO = {
     "algorithm": {"name": "fedavg"},
     "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0},
 }
+
+
+@pytest.fixture(autouse=True)
+def draws_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is fresh, as it has to be in a shared ledger; who takes part is what each test says."""
+    monkeypatch.setattr("dpfl_plugin.runs.job.fresh_coins", lambda: "")
+
+
+def write(folder: Path, changes: dict[str, Any] | None = None, name: str = "config.yaml") -> Path:
+    changes = changes or {}
+    return written(folder, {**changes, "privacy": {"randomness": "fresh", **changes.get("privacy", {})}}, name)
 
 
 def held(path: Path) -> set[Charge]:
@@ -225,10 +237,10 @@ def test_what_came_in_while_a_run_was_stopped_is_not_within_its_budget(tmp_path:
     what a third party saw, of a silo that was in all of them."""
     changes = {"rounds": None, "silo_rate": 0.75, "seed": 7, "privacy": {"epsilon": 3.0, "noise_multiplier": 4.0}}
     config, ledger = write(tmp_path, {**changes, "checkpoint": {"every": 1}}), tmp_path / "all.jsonl"
-    crash(config, 6, "--ledger", ledger)
+    crash(config, 5, "--ledger", ledger)
     run(config, "--ledger", ledger, *("--set", "privacy.epsilon=null", "--set", "rounds=13", "--set", "silo_rate=1.0"))
     total = run(config, "--ledger", ledger, "--resume")["epsilon"]["total"]
-    assert total["server"]["epsilon"] > 3.4
+    assert total["server"]["epsilon"] > 3.3
     assert total["third_party"]["epsilon"] >= 3.234, "of the silo that every round drew; the privacy loss, by FFT"
 
 
@@ -252,28 +264,6 @@ def test_noise_is_solved_for_what_is_left(tmp_path: Path, view: str) -> None:
     one_message(done, "out of reach", "holds 2 earlier runs, at epsilon", "Raise privacy.epsilon", code=3)
     assert "pld" not in done.err  # another accountant would not help
     assert first["noise_multiplier"] == 4.0
-
-
-def test_the_very_same_run_elsewhere_is_the_same_release(tmp_path: Path) -> None:
-    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
-    first = run(config, "--ledger", ledger)
-    before = held(ledger)
-    again = dpfl("run", config, "--out", tmp_path / "elsewhere", "--ledger", ledger, "--json").json
-    assert again["model_sha256"] == first["model_sha256"] and again["epsilon"] == first["epsilon"]
-    assert held(ledger) == before == charges(again["folder"])
-
-
-def test_the_very_same_run_on_another_machine_is_another_run(tmp_path: Path) -> None:
-    """With other roundings it would be the same noise on other values: it has noise of its own, and is charged so."""
-    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
-    first = run(config, "--ledger", ledger)
-    with mock.patch("dpfl_plugin.runs.environment._processor", return_value="another"):
-        done = dpfl("run", config, "--out", tmp_path / "elsewhere", "--ledger", ledger, "--json")
-    again = done.json
-    assert again["model_sha256"] != first["model_sha256"]
-    assert {c.noise_id for c in charges(first["folder"])}.isdisjoint(c.noise_id for c in charges(again["folder"]))
-    assert held(ledger) == charges(first["folder"]) | charges(again["folder"])
-    assert totals(again)[1] > totals(first)[1]
 
 
 def test_secure_runs_of_one_configuration_are_two_runs(tmp_path: Path) -> None:
@@ -309,11 +299,8 @@ def test_resuming_needs_the_ledger_that_it_began_with(tmp_path: Path) -> None:
     done = dpfl("run", config, *out, "--ledger", tmp_path / "other.jsonl")
     one_message(done, "other.jsonl", "not the ledger all.jsonl", code=1)
     one_message(dpfl("run", config, *out, "--ledger", tmp_path / "new.jsonl"), "all.jsonl", code=1)
-    whole = dpfl("run", config, "--out", tmp_path / "whole", "--json").json
     result = run(config, "--resume", "--ledger", ledger)
-    assert result["model_sha256"] == whole["model_sha256"] and not result["notes"]
-    assert unnamed(charges(result["folder"])) == charges(whole["folder"])
-    assert charges(result["folder"]) <= held(ledger)
+    assert result["rounds"] == 6 and not result["notes"] and charges(result["folder"]) <= held(ledger)
 
 
 def test_a_run_does_not_go_on_with_an_older_copy_of_its_ledger(tmp_path: Path) -> None:
@@ -332,8 +319,8 @@ def test_a_run_does_not_go_on_with_an_older_copy_of_its_ledger(tmp_path: Path) -
     assert dpfl(*resumed).code == 0
 
 
-def test_the_same_configuration_on_changed_records_is_another_release(tmp_path: Path) -> None:
-    """Their random bits differ, so that both count; on the same records they are the same, and count once."""
+def test_the_same_configuration_again_is_another_release(tmp_path: Path) -> None:
+    """On the same records and on others: noise is fresh."""
     dataset = {"name": "csv", "files": "records.csv", "classes": [0, 1]}
     dataset |= dict.fromkeys(("num_features", "num_classes", "records_per_silo"))
     config, ledger = write(tmp_path, {"data": {"dataset": dataset}}), tmp_path / "all.jsonl"
@@ -343,8 +330,8 @@ def test_the_same_configuration_on_changed_records_is_another_release(tmp_path: 
         (tmp_path / "records.csv").write_text("\n".join(["a,b,label", *changed]))
         result = run(config, "--ledger", ledger, "--out", tmp_path / str(number))
         counts.append(len(held(ledger)))
-    assert counts == [24, 24, 48]
-    assert [run["same_records"] for run in shared_of(result)["runs"]] == [False]
+    assert counts == [24, 48, 72]
+    assert [run["same_records"] for run in shared_of(result)["runs"]] == [False, False]
 
 
 def test_a_run_that_began_without_is_not_taken_for_one_that_is_in_it(tmp_path: Path) -> None:
@@ -371,7 +358,6 @@ def test_charges_that_only_one_ledger_has_are_added_to_the_other(tmp_path: Path,
     """As after a crash between the two: here the last round's lines are cut from one of them."""
     config, ledger = write(tmp_path, {"checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
     crash(config, 4, "--ledger", ledger)
-    whole = dpfl("run", config, "--out", tmp_path / "whole", "--json").json
     path = ledger if behind == "shared" else folder_of(config) / "ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-4]))
@@ -382,8 +368,7 @@ def test_charges_that_only_one_ledger_has_are_added_to_the_other(tmp_path: Path,
             dpfl("run", config, "--out", tmp_path / "runs", "--resume", "--ledger", ledger)
     assert held(ledger) == charges(folder_of(config)) and {c.round for c in held(path)} == {0, 1, 2, 3}
     result = run(config, "--resume", "--ledger", ledger)
-    assert result["model_sha256"] == whole["model_sha256"]
-    assert charges(result["folder"]) == held(ledger) and unnamed(held(ledger)) == charges(whole["folder"])
+    assert charges(result["folder"]) == held(ledger)
     assert any("only the shared ledger held" in note for note in result["notes"]) == (behind == "own")
 
 
@@ -391,7 +376,6 @@ def test_fresh_noise_is_charged_again_in_both(tmp_path: Path) -> None:
     config, ledger = write(tmp_path, {"checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
     crash(config, 4, "--ledger", ledger)
     before = held(ledger)
-    pretend_another_machine(folder_of(config))
     result = run(config, "--resume", "--ledger", ledger)
     assert held(ledger) == charges(result["folder"]) and before < held(ledger)
     again = {(c.round, c.silo) for c in before} & {(c.round, c.silo) for c in held(ledger) - before}

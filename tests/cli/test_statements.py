@@ -21,7 +21,7 @@ import pytest
 from dpfl_plugin.privacy.correlation import Chain
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.runs.folder import RunFolder
-from tests.cli.command import dpfl, pretend_another_machine, run, write
+from tests.cli.command import dpfl, run, write
 from tests.cli.losing import losing
 from tests.cli.test_resume import crash, folder_of
 from tests.privacy import oracle
@@ -37,7 +37,7 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "phases, made again": (
         {"algorithm": {**PHASES, **OF_GAO, "passes": "one"}, "rounds": 4, "silo_rate": 0.5, "checkpoint": {"every": 1}},
-        "elsewhere",
+        "made again",
     ),
     "phases, lost": ({"algorithm": {**PHASES, **OF_GAO}, "rounds": 4, "silo_rate": 0.5, **LOSE}, "lost"),
     "correlated": (
@@ -58,7 +58,7 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
             "personalise": {"local_steps": 2, "local_lr": 0.1},
             "checkpoint": {"every": 1},
         },
-        "elsewhere",
+        "made again",
     ),
     "stopped by scores": (
         {
@@ -102,16 +102,15 @@ def seen() -> Iterator[set[bytes]]:
 
 def ran(config: Path, how: str) -> RunFolder:
     """A run that something became of."""
+    fresh = ("--set", "privacy.randomness=fresh") if how in ("made again", "lost") else ()
     if how == "lost":
         with losing({2: {1: "rank 2 was killed"}}, late=True):
-            return RunFolder(Path(run(config)["folder"]))
+            return RunFolder(Path(run(config, *fresh)["folder"]))
     if how == "nothing":
         done = dpfl("run", config, "--out", config.parent / "runs")
     else:
-        crash(config, 3)
-        if how == "elsewhere":
-            pretend_another_machine(folder_of(config))
-        done = dpfl("run", config, "--out", config.parent / "runs", "--resume")
+        crash(config, 3, *fresh)
+        done = dpfl("run", config, "--out", config.parent / "runs", "--resume", *fresh)
     assert done.code in (0, 3), done.err
     return RunFolder(folder_of(config))
 

@@ -56,7 +56,10 @@ def test_every_run_is_what_it_is_alone(finished: tuple[Path, Done], tmp_path: Pa
 
 
 def test_runs_that_share_a_ledger_take_turns(tmp_path: Path) -> None:
-    path, ledger = write(tmp_path, {"seeds": 2}, {"rounds": 2}), tmp_path / "all.jsonl"
+    path, ledger = (
+        write(tmp_path, {"seeds": 2}, {"rounds": 2, "privacy": {"randomness": "fresh"}}),
+        tmp_path / "all.jsonl",
+    )
     done = sweep(path, "--jobs", 2, "--ledger", ledger)
     assert done.code == 0 and "one run uses it at a time" in done.err and COMPOSES not in done.err, done.err
     shared = Ledger.open(ledger, append=False)

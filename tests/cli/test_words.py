@@ -14,7 +14,7 @@ from dpfl_plugin.cli.run import _meaning
 from dpfl_plugin.runs import session
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.result import _diverged
-from tests.cli.command import dpfl, one_message, run, write
+from tests.cli.command import dpfl, merged, one_message, run, write
 
 
 def test_a_huge_loss_has_few_digits() -> None:
@@ -69,7 +69,7 @@ def test_what_was_not_spent_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_used_up_ledger_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    config, ledger = write(tmp_path, SOLVED), tmp_path / "all.jsonl"
+    config, ledger = write(tmp_path, merged(SOLVED, {"privacy": {"randomness": "fresh"}})), tmp_path / "all.jsonl"
     run(config, "--ledger", ledger)
     before = ledger.read_bytes()
     for command in (["run", config, "--out", tmp_path / "runs"], ["plan", config]):
@@ -91,7 +91,7 @@ def test_a_signal_ends_long_planning_at_once(
     monkeypatch.setattr(session, "build", build)
     config = write(tmp_path, {**SOLVED, "rounds": MANY_ROUNDS})
     done = dpfl("run", config, "--out", tmp_path / "runs")
-    assert done.code == 4 and "solving for the noise of 10,000 rounds" in done.err
+    assert done.code == 7 and "solving for the noise of 10,000 rounds" in done.err
     assert "interrupted during planning: no round began" in done.err and "stopping" not in done.err
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
@@ -120,7 +120,7 @@ def test_why_a_third_partys_epsilon_is_the_larger_one(tmp_path: Path) -> None:
 
 
 def test_what_a_total_is_of(tmp_path: Path) -> None:
-    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    config, ledger = write(tmp_path, {"privacy": {"randomness": "fresh"}}), tmp_path / "all.jsonl"
     first = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
     assert "run is the first run in the shared ledger: epsilon " in first.out and "runs before it" not in first.out
     second = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "seed=4")

@@ -133,7 +133,6 @@ def test_the_id_of_a_run(tmp_path: Path) -> None:
     for setting in (
         "seed=1",
         "evaluation.every=2",
-        "privacy.randomness=fresh",
         "rounds=4",
         "privacy.clip_norm=2",
         "algorithm.local_lr=0.2",

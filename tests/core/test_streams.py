@@ -1,15 +1,17 @@
 import copy
 import itertools
+import math
 import os
 import pickle
 import warnings
 
 import numpy as np
 import pytest
-from randomgen import AESCounter
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from dpfl_plugin.core.fresh import FreshGenerator
+from dpfl_plugin.core import draws
+from dpfl_plugin.core.fresh import BLOCK, FreshGenerator
 from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, stream, stream_key, words
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
@@ -73,15 +75,54 @@ def test_first_draws_of_neighbouring_streams_are_independent_normals():
     assert stats.pearsonr(draws[:-1], draws[1:]).pvalue > ALPHA
 
 
-def test_secure_bits_are_those_of_aes_in_counter_mode(monkeypatch):
-    """FIPS 197, appendix C.1: the cipher; and what the operating system gave is the key, all of it."""
-    key, block = bytes(range(16)), bytes.fromhex("00112233445566778899aabbccddeeff")
-    cipher = AESCounter(key=int.from_bytes(key, "little"), counter=int.from_bytes(block, "little"))
-    assert cipher.random_raw(2).astype("<u8").tobytes().hex() == "69c4e0d86a7b0430d8cdb78070b4c55a"
-    monkeypatch.setattr("os.urandom", lambda size: bytes(range(size)))
-    ours = SecureStream().seek(b"any name").bit_generator
-    same = AESCounter(key=int.from_bytes(key, "little"), counter=0)
-    assert np.array_equal(ours.random_raw(1000), same.random_raw(1000))
+def test_fresh_words_are_the_key_stream_of_aes_in_counter_mode(monkeypatch):
+    """NIST SP 800-38A, F.5.1, has the key, a counter and the output blocks; ours begins at counter 0."""
+    key, counter = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c"), 0xF0F1F2F3F4F5F6F7F8F9FAFBFCFDFEFF
+    output = "ec8cdf7398607cb0f2d21675ea9ea1e4 362b7c3c6773516318a077d7fc5073ae 6a2cc3787889374fbeb4c81b17ba6c44"
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+
+    def blocks(first, count):
+        return encryptor.update(b"".join((first + number).to_bytes(16, "big") for number in range(count)))
+
+    assert blocks(counter, 3) == bytes.fromhex(output)
+    monkeypatch.setattr("os.urandom", lambda size: key[:size] * (size // 16 or 1))
+    generator, counts = SecureStream().seek(b"any name"), [1, 4, 0, 2000, 2090, BLOCK, 2 * BLOCK + 1, 7]
+    found = b"".join(generator.words(count).tobytes() for count in counts)
+    expected = blocks(0, 5 * BLOCK)
+    # In order and each once; of what is encrypted at a time the rest may be left out.
+    at = 0
+    for count in counts:
+        part, found = found[: 8 * count], found[8 * count :]
+        place = expected.index(part, at) if count < BLOCK else expected.index(part)
+        assert place % 8 == 0
+        at = place + 8 * count if count < BLOCK else at
+    assert found == b""
+
+
+@pytest.mark.parametrize("way", ["kernels", "numpy"])
+def test_fresh_batches_are_uniform_subsets(way, monkeypatch):
+    """Each record as often as the others, and each pair. Would notice 2 % more of one record."""
+    monkeypatch.setattr(draws, "kernels", draws.Kernels(worth=1 if way == "kernels" else 2**62))
+    for num_all, size in ((10, 3), (10, 7), (9, 1), (12, 12), (12, 6)):
+        generator, times = FreshGenerator(), 20_000
+        counts, pairs = np.zeros(num_all), 0
+        for _ in range(times):
+            batch = draws.subset(generator, num_all, size)
+            assert len(np.unique(batch)) == size == len(batch)
+            counts[batch] += 1
+            pairs += {0, num_all - 1} <= set(batch.tolist())
+        rate, both = size / num_all, size * (size - 1) / num_all / (num_all - 1)
+        assert abs(counts - times * rate).max() <= 6 * math.sqrt(times * rate * (1 - rate) + 1e-9)
+        assert abs(pairs - times * both) <= 6 * math.sqrt(times * both * (1 - both) + 1e-9)
+    assert sorted(draws.subset(FreshGenerator(), 50_000, 64)) != sorted(draws.subset(FreshGenerator(), 50_000, 64))
+    with pytest.raises(ValueError, match="larger"):
+        draws.subset(FreshGenerator(), 3, 4)
+
+
+def test_fresh_uniform_numbers_are_uniform():
+    found = draws.uniform(FreshGenerator(), 100_000)
+    assert stats.kstest(found, "uniform").pvalue > ALPHA
+    assert stats.kstest(0.98 * found, "uniform").pvalue < ALPHA
 
 
 def test_secure_streams_never_repeat_themselves_or_each_other():

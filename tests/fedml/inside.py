@@ -84,7 +84,7 @@ def federation(folder, callbacks=()):
     model, args = nn.Linear(4, 3).double(), arguments(folder)
     agreement = agree(SETTINGS, num_silos=3, model=model)
     loaders = {i: [(torch.randn(20, 4).double(), torch.arange(20) % 3)] for i in range(3)}
-    draw = lambda round: Draw(0, round, 0, "same")  # noqa: E731
+    draw = lambda round: Draw(0, round)  # noqa: E731
     trainers = [PrivateTrainer(Own(model, args), args, agreement, loaders, folder, None, draw) for _ in range(3)]
     aggregator = PrivateAggregator(OwnAggregator(model, args), args, agreement, folder, callbacks)
     return aggregator, trainers, loaders

@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from silos.task import draws, make_model
 
-from dpfl_plugin.adapters import Server, agree
+from dpfl_plugin.adapters import Server, agree, flower
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
 from dpfl_plugin.adapters.flower_guard import failed
 from dpfl_plugin.adapters.flower_seam import try_seam
@@ -59,16 +59,16 @@ def data(silo):
 
 
 class Grid:
-    """Nodes in this process; node 100 + i is silo i."""
+    """Nodes in this process; node 100 + i is silo i. Each has an owner's limits, unless they are ``simulated``."""
 
-    def __init__(self, folder, app, num_silos=3, settings=SETTINGS, **limits):
+    def __init__(self, folder, app, num_silos=3, settings=SETTINGS, simulated=False, **limits):
         self.config = flat({**settings, "num_silos": num_silos, "folder": str(folder)})
         self.app, self.states = app, {100 + i: RecordDict() for i in range(num_silos)}
         self.silo_of = {100 + i: i for i in range(num_silos)}
         self.away, self.change, self.kinds = set(), lambda silo, reply: reply, []
-        self.limits = {}
-        for silo in range(num_silos):  # each on a machine of its own
-            values = {"folder": str(folder / f"owner-{silo}"), "epsilon": 100, "delta": 1e-3, "repeatable": True}
+        self.limits = dict.fromkeys(range(num_silos))
+        for silo in () if simulated else range(num_silos):  # each on a machine of its own
+            values = {"folder": str(folder / f"owner-{silo}"), "epsilon": 100, "delta": 1e-3}
             self.limits[silo] = folder / f"limits-{silo}.yaml"
             self.limits[silo].write_text(yaml.safe_dump({**values, "send": ["metrics"], **limits}))
             self.limits[silo].chmod(0o600)
@@ -100,11 +100,17 @@ class Grid:
         return replies[::-1]
 
 
-def app_of(name="", kind="linear"):
+@pytest.fixture
+def simulation(monkeypatch):
+    """Where silos need no limits, and noise may be seeded."""
+    monkeypatch.setattr(flower, "surroundings", lambda: "simulation")
+
+
+def app_of(kind="linear", seeded=False):
     made = private_client_app(
         lambda: make_model(kind),
         lambda context: data(context.node_config["partition-id"]),
-        draw=(lambda context: draws(0, name)) if name else None,
+        draw=(lambda context: draws(0, "same")) if seeded else None,
     )
 
     @made.train()
@@ -127,11 +133,13 @@ def run(folder, grid, kind="linear", rounds=4, **options):
     return strategy, result
 
 
-def plain_loop(folder, name, kind="linear", rounds=4, settings=SETTINGS, lost=lambda round, silo: False):
+def plain_loop(folder, kind="linear", rounds=4, settings=SETTINGS, lost=lambda round, silo: False):
     model = make_model(kind)
     agreement = agree(settings, num_silos=3, model=model)
     server = Server(agreement, model)
-    silos = [SimulatedSilo(agreement, i, model, data(i), folder / f"plain-{i}", draw=draws(0, name)) for i in range(3)]
+    silos = [
+        SimulatedSilo(agreement, i, model, data(i), folder / f"plain-{i}", draw=draws(0, "same")) for i in range(3)
+    ]
     for round in range(rounds):
         message = server.begin()
         for silo in server.asked:
@@ -144,11 +152,11 @@ def plain_loop(folder, name, kind="linear", rounds=4, settings=SETTINGS, lost=la
     return server.model
 
 
-def test_a_run_of_flowers_has_the_bits_of_a_plain_loop_and_what_a_project_measures(tmp_path):
+def test_a_run_of_flowers_has_the_bits_of_a_plain_loop_and_what_a_project_measures(tmp_path, simulation):
     kind = "mlp"
-    grid = Grid(tmp_path, app_of("same", kind))
+    grid = Grid(tmp_path, app_of(kind, seeded=True), simulated=True)
     strategy, result = run(tmp_path, grid, kind)
-    assert torch.equal(strategy.server.model, plain_loop(tmp_path, "same", kind))
+    assert torch.equal(strategy.server.model, plain_loop(tmp_path, kind))
     arrays = result.arrays.to_torch_state_dict()
     assert torch.equal(torch.cat([value.flatten() for value in arrays.values()]), strategy.server.model)
     assert set(grid.kinds) == {"query.dpfl", "train.dpfl", "evaluate"}
@@ -157,7 +165,7 @@ def test_a_run_of_flowers_has_the_bits_of_a_plain_loop_and_what_a_project_measur
 
 
 def test_a_node_that_leaves_comes_back_as_another_node(tmp_path):
-    grid = Grid(tmp_path, app_of("same"))
+    grid = Grid(tmp_path, app_of())
     strategy, _ = run(tmp_path, grid, rounds=1)
     grid.away = {101}
     strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=1)
@@ -184,7 +192,7 @@ class Keeps(Callback):
 
 def test_callbacks_are_told_at_the_server_what_it_knows(tmp_path):
     """Where Flower ends before the run does, they are told that; and that it goes on."""
-    kept, grid = Keeps(), Grid(tmp_path, app_of("same"))
+    kept, grid = Keeps(), Grid(tmp_path, app_of())
     strategy, _ = run(tmp_path, grid, rounds=1, callbacks=[kept])
     strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=3)
     begins = ["begin 0", "round 1", "end interrupted", "begin 1"]
@@ -216,8 +224,8 @@ BAD = {
 
 
 @pytest.mark.parametrize(("spoil", "why"), BAD.values(), ids=BAD)
-def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on_without_it(tmp_path, caplog, spoil, why):
-    grid, seen = Grid(tmp_path, app_of("same")), []
+def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on_without_it(tmp_path, caplog, simulation, spoil, why):
+    grid, seen = Grid(tmp_path, app_of(seeded=True), simulated=True), []
 
     def change(silo, reply):
         seen.append(silo)
@@ -227,7 +235,7 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on_without_it(tmp_pat
     strategy, _ = run(tmp_path, grid)
     (refused,) = strategy.server.summary()["refused"]
     assert (refused["round"], refused["silo"]) == (3, 2) and re.search(why, refused["why"])
-    expected = plain_loop(tmp_path, "same", lost=lambda round, silo: silo == 2 and round == 2)
+    expected = plain_loop(tmp_path, lost=lambda round, silo: silo == 2 and round == 2)
     assert torch.equal(strategy.server.model, expected)
 
 
@@ -544,10 +552,10 @@ def test_a_reply_of_the_superlink_for_a_node_that_is_away_counts_as_that_nodes(t
 
 def test_what_a_round_waits_for_is_said_and_that_a_run_goes_on(tmp_path, caplog):
     caplog.set_level("INFO")
-    run(tmp_path, Grid(tmp_path, app_of("same")), rounds=1)
+    run(tmp_path, Grid(tmp_path, app_of()), rounds=1)
     assert "dpfl: round 1: waiting for answers of silos 0-2, for 3600 s at most" in caplog.text
     caplog.clear()
-    run(tmp_path, Grid(tmp_path, app_of("same")), rounds=1)
+    run(tmp_path, Grid(tmp_path, app_of()), rounds=1)
     assert f"dpfl: the run in {tmp_path} goes on after round 1; Flower counts from 1" in caplog.text
     assert "dpfl: round 2: waiting for answers of silos 0-2, for 3600 s at most" in caplog.text
 
@@ -608,7 +616,7 @@ def test_a_workflow_of_secure_aggregation_is_refused_before_anything_is_asked(tm
     assert not grid.kinds
 
 
-def test_what_a_project_says_in_its_own_words_counts_at_both_ends(tmp_path, caplog):
+def test_what_a_project_says_in_its_own_words_counts_at_both_ends(tmp_path, caplog, simulation):
     """The same bits as of what is told in our words, which go first where both are there."""
     ours = {**SETTINGS, "silo_rate": 1.0}
     theirs = {"algorithm": {"name": "scaffold"}, "privacy": {"noise_multiplier": 1.5, "delta": 1e-5}}
@@ -618,7 +626,7 @@ def test_what_a_project_says_in_its_own_words_counts_at_both_ends(tmp_path, capl
         (tmp_path / name).mkdir()
         if name == "ours":
             settings = {**settings, "privacy": {"noise_multiplier": 1.5, "delta": 1e-5, "batch_size": 5}}
-        grid = Grid(tmp_path / name, app_of("same"), settings=settings)
+        grid = Grid(tmp_path / name, app_of(seeded=True), settings=settings, simulated=True)
         grid.config |= config
         with caplog.at_level("INFO"):
             strategy, _ = run(tmp_path / name, grid)

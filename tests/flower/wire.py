@@ -8,12 +8,14 @@ import io
 import math
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as Sent
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
+from dpfl_plugin.adapters import flower
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app
 from dpfl_plugin.testing.wire import WireContract
 from dpfl_plugin.testing.wire_faults import ANNOUNCED
@@ -21,6 +23,11 @@ from tests.adapters.wires import check_page, flat, no_power_cuts  # noqa: F401
 
 TaskIdentity._run_id = TaskIdentity._task_id = TaskIdentity._node_id = 1  # as Flower's processes have it
 SERVER, FIRST = 1, 100  # nodes: that of silo i is FIRST + i
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch):
+    monkeypatch.setattr(flower, "surroundings", lambda: "simulation")
 
 
 def over_the_wire(message):
@@ -33,12 +40,12 @@ class Flower:
     def __init__(self, parties, settings):
         num_silos = parties.agreement.num_silos
         self.config = flat({**settings, "num_silos": num_silos, "folder": str(parties.folder)})
-        self.limits = [str(parties.limits_file(silo)) for silo in range(num_silos)]
+        self.limits = {silo: {"dpfl-limits": str(parties.limits_file(silo))} for silo in parties.limits}
         self.states = [RecordDict() for _ in range(num_silos)]
         self.app = private_client_app(
             parties.model,
             lambda context: parties.records(context.node_config["partition-id"]),
-            draw=lambda context: parties.silo_options(context.node_config["partition-id"])["draw"],
+            draw=lambda context: parties.silo_options(context.node_config["partition-id"]).get("draw"),
         )
         model, context = parties.model(), Context(1, SERVER, {}, RecordDict(), self.config)
         self.start = ArrayRecord(model.state_dict())
@@ -67,7 +74,7 @@ class Flower:
         node = message.metadata.dst_node_id
         message.metadata.__dict__["_src_node_id"] = SERVER
         message, silo = over_the_wire(message), node - FIRST
-        config = {"partition-id": silo, "num-partitions": len(self.states), "dpfl-limits": self.limits[silo]}
+        config = {"partition-id": silo, "num-partitions": len(self.states), **self.limits.get(silo, {})}
         context = Context(1, node, config, self.states[silo], self.config)
         try:
             reply = self.app(message, context)

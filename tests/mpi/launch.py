@@ -74,9 +74,9 @@ class Job:
     size: int
     arguments: list[str]
     mpi: str = ANY
-    by_mpi4py: bool = True  # python -m mpi4py -m dpfl_plugin, as it should be
+    by_mpi4py: bool = True  # python -m mpi4py -m PROGRAM, as it should be
     ulfm: bool = False  # ranks outlive each other
-    program: tuple[str, ...] = ("dpfl_plugin",)  # a module, and its first arguments
+    program: tuple[str, ...] = ("tests.mpi.unmeasured",)  # a module, and its first arguments
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __enter__(self) -> Job:

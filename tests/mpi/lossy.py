@@ -23,6 +23,7 @@ from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
+from tests.mpi.unmeasured import switch_off
 
 RANK = next((int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), 0)
 PLACES: dict[str, tuple[type, str]] = {
@@ -68,6 +69,7 @@ def once(marker: Path, what: str) -> None:
 
 if __name__ == "__main__":
     _, faults, *rest = sys.argv
+    switch_off()
     arrange(Path(faults))
     sys.argv[1:] = rest
     main()

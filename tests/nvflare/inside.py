@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.privacy_manager import Scope
 from repeatable import Repeatable
 
-from dpfl_plugin.adapters import Server, agree, nvflare_seam
+from dpfl_plugin.adapters import Server, agree, nvflare, nvflare_seam
 from dpfl_plugin.adapters.nvflare import PAYLOAD, TASK, PrivateController, PrivateExecutor, PrivateRecipe
 from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.errors import ConfigError, UnsupportedError
@@ -47,29 +48,30 @@ SITES = ["site-1", "site-2", "site-3"]
 
 
 class Site:
-    """A machine with a startup kit of its own, whose owner has set limits."""
+    """A machine with a startup kit of its own, whose owner has set limits; or a simulated one, with seeded noise."""
 
-    def __init__(self, folder, name, hidden=0, executor=Repeatable, **limits):
+    def __init__(self, folder, name, hidden=0, executor=PrivateExecutor, simulated=False, **limits):
         self.name, self.folder = name, folder / name
         self.workspace = self.folder / "kit"
         self.local = self.workspace / "local"
         for part in (self.local, self.workspace / "startup"):
             part.mkdir(parents=True, exist_ok=True)
         file = self.folder / "limits.yaml"
-        values = {"folder": str(self.folder / "owner"), "epsilon": 100, "delta": 1e-3, "repeatable": True, **limits}
+        values = {"folder": str(self.folder / "owner"), "epsilon": 100, "delta": 1e-3, **limits}
         file.write_text(yaml.safe_dump(values))
         file.chmod(0o600)
-        self.says(limits=str(file), records="project:records")
+        self.says(**({} if simulated else {"limits": str(file)}), records="project:records")
         (self.local / "resources.json").write_text('{"allow_log_streaming": false}')
         self.job_filters, self.scope, self.components = {}, None, {}
-        self.hidden, self.kind = hidden, executor
+        self.hidden, self.kind = hidden, Repeatable if simulated else executor
+        self.of_job = self.folder / "owner" if simulated else "/nowhere"
 
     def says(self, **values):
         (self.local / "dpfl.json").write_text(json.dumps(values))
 
     def start(self, settings):
         """The process of a job."""
-        self.executor = self.kind(settings, SITES, project.Net(self.hidden), "project:never", "/nowhere")
+        self.executor = self.kind(settings, SITES, project.Net(self.hidden), "project:never", str(self.of_job))
 
     def context(self):
         private = {
@@ -154,6 +156,11 @@ class Loop(PrivateController):
         return self
 
 
+def nameless(charges):
+    """Fresh noise has another name each time."""
+    return [replace(charge, noise_id="") for charge in charges]
+
+
 def sites(folder, **options):
     return [Site(folder, name, **options) for name in SITES]
 
@@ -188,8 +195,9 @@ def plain_loop(folder, settings, hidden=0):
     ],
     ids=["scaffold", "partial", "fedavg", "scaffnew", "fedprox", "scaffold_warm"],
 )
-def test_nvflares_messages_carry_the_same_bits_and_charges_as_a_plain_loop(tmp_path, changes, hidden):
-    settings, made = {**SETTINGS, **changes}, sites(tmp_path, hidden=hidden)
+def test_nvflares_messages_carry_the_same_bits_and_charges_as_a_plain_loop(tmp_path, monkeypatch, changes, hidden):
+    monkeypatch.setattr(nvflare, "surroundings", lambda: "simulation")
+    settings, made = {**SETTINGS, **changes}, sites(tmp_path, hidden=hidden, simulated=True)
     found = Loop(made, tmp_path, settings, hidden).run()
     model, charges = plain_loop(tmp_path, settings, hidden)
     assert torch.equal(found.server.model, model)
@@ -238,7 +246,7 @@ def test_a_sites_function_is_asked_once_if_its_records_can_be_read_again(tmp_pat
     found = Loop(made := sites(tmp_path), tmp_path).run()
     assert found.server.rounds == 4 and sorted(asked) == sorted(SITES * calls)
     monkeypatch.undo()
-    assert [site.charges() for site in made] == plain_loop(tmp_path, SETTINGS)[1]
+    assert [nameless(site.charges()) for site in made] == [*map(nameless, plain_loop(tmp_path, SETTINGS)[1])]
 
 
 FILTERS = {
@@ -312,9 +320,8 @@ def test_a_job_that_ended_goes_on_when_it_is_submitted_again_and_nothing_is_char
     with pytest.raises(Killed):
         lost.run()
     found = Loop(made, tmp_path).run()
-    model, charges = plain_loop(tmp_path, SETTINGS)
-    assert torch.equal(found.server.model, model)
-    assert [site.charges() for site in made] == charges
+    charges = [nameless(charged) for charged in plain_loop(tmp_path, SETTINGS)[1]]
+    assert [nameless(site.charges()) for site in made] == charges
     begun = f"dpfl: scaffold, 4 rounds, 3 silos, noise 1.5 at delta 1e-05 for each, unit record, folder {tmp_path}/"
     assert f"{begun}server-of-job\n" in heard(caplog)
     assert "server-of-job, 1 of them done" in heard(caplog)
@@ -322,7 +329,8 @@ def test_a_job_that_ended_goes_on_when_it_is_submitted_again_and_nothing_is_char
     again = Loop(made, tmp_path)
     again.run()
     assert "was over before: done after 4 rounds" in heard(caplog)
-    assert [site.charges() for site in made] == charges and torch.equal(again.server.model, model)
+    assert [nameless(site.charges()) for site in made] == charges
+    assert torch.equal(again.server.model, found.server.model)
 
 
 @pytest.mark.parametrize(
@@ -420,14 +428,10 @@ def test_a_recipe_refuses_what_cannot_be_before_it_is_submitted(given, kind, why
         PrivateRecipe(**{"model": MODEL, "settings": SETTINGS, "silos": 3, **given})
 
 
-def test_an_executor_of_plain_noise_does_not_repeat(tmp_path):
-    """With limits that do not let noise be repeated; and `Repeatable` is refused there."""
-    first = Loop(sites(tmp_path, executor=PrivateExecutor, repeatable=False), tmp_path).run()
-    model, _ = plain_loop(tmp_path, SETTINGS)
-    assert not torch.equal(first.server.model, model)
-    other = tmp_path / "other"
-    other.mkdir()
-    assert Loop(sites(other, repeatable=False), other).run().server.status == "refused"
+def test_seeded_noise_is_refused_where_an_owner_has_set_limits(tmp_path):
+    made = sites(tmp_path, executor=Repeatable)
+    assert Loop(made, tmp_path).run().server.status == "refused"
+    assert all("privacy.randomness: seeded" in site.log() for site in made)
 
 
 def test_a_newer_nvflare_is_tried_and_what_is_missing_is_said_by_name(monkeypatch, caplog):

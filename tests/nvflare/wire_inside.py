@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-import yaml
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
@@ -94,7 +93,7 @@ class Job:
             place = self._kit(parties, silo)
             module = f"{__name__}:records"
             executor = Repeatable(settings, SITES, parties.model(), module, folder)
-            executor.drawn = parties.silo_options(silo)["draw"]
+            executor.drawn = parties.silo_options(silo).get("draw")
             self.sites[site] = executor, Engine(place)
         with self.engine.new_context(**{FLContextKey.RUNNER: SimpleNamespace(config=None)}) as fl_ctx:
             self.communicator.initialize_run(fl_ctx)
@@ -113,11 +112,8 @@ class Job:
         for part in ("local", "startup"):
             (place / part).mkdir(parents=True, exist_ok=True)
         if silo in parties.limits:
-            limits, file = parties.limits[silo], place / "limits.yaml"
-            values = {"folder": str(limits.folder), "epsilon": limits.epsilon, "delta": limits.delta}
-            file.write_text(yaml.safe_dump({**values, "repeatable": limits.repeatable}))
-            file.chmod(0o600)
-            (place / "local" / "dpfl.json").write_text(json.dumps({"limits": str(file)}))
+            limits = str(parties.limits_file(silo))
+            (place / "local" / "dpfl.json").write_text(json.dumps({"limits": limits}))
         return place
 
     @property

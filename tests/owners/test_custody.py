@@ -1,5 +1,6 @@
 """`dpfl run` where the owner of the records has set limits; in one process. On ranks: tests/mpi/test_limits.py."""
 
+import re
 from collections import Counter
 from unittest import mock
 
@@ -8,11 +9,10 @@ import pytest
 from dpfl_plugin.owners import limits as limits_module
 from dpfl_plugin.owners.lifetime import read_reservations
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.runs import setting
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, run, write
 
-PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "secure": True}
+PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "randomness": "fresh"}
 
 
 @pytest.fixture
@@ -51,17 +51,18 @@ def test_runs_add_up_and_more_than_the_limits_is_refused(tmp_path, owner):
     ("changes", "why"),
     [
         ({"privacy": {**PRIVACY, "epsilon": 9.0}}, "epsilon 9 is above the owner's limit of 8"),
-        ({"privacy": {**PRIVACY, "secure": False}}, "the noise would come from a seed"),
-        ({"privacy": {"secure": True, "noise_multiplier": 0.0, "clip_norm": 1.0}}, "adds no noise"),
-        ({"privacy": {"secure": True, "noise_multiplier": 0.4}}, r"plan comes to epsilon \d"),
+        (
+            {"privacy": {**PRIVACY, "randomness": "seeded"}, "seed": 7},
+            "privacy.randomness: seeded: the noise would come",
+        ),
+        ({"privacy": {"randomness": "fresh", "noise_multiplier": 0.0, "clip_norm": 1.0}}, "adds no noise"),
+        ({"privacy": {"randomness": "fresh", "noise_multiplier": 0.4}}, r"plan comes to epsilon \d"),
     ],
 )
 def test_what_is_beyond_the_limits_does_not_begin(tmp_path, owner, changes, why):
     owner()
     done = dpfl("run", write(tmp_path, changes), "--out", tmp_path / "runs")
     assert done.code == 3
-    import re
-
     assert re.search(why, done.err), done.err
     assert not any(len(list(Ledger.open(path, append=False))) for path in tmp_path.glob("runs/**/ledger.jsonl"))
 
@@ -75,34 +76,12 @@ def test_the_same_agreement_begun_elsewhere_has_no_slots_of_its_own(tmp_path, ow
     assert done.code == 3 and "0 are left of those in the agreed plan" in done.err and "another name" in done.err
 
 
-def test_names_of_noise_from_a_seed_are_of_the_records_that_they_were_used_for(tmp_path, owner, monkeypatch):
-    """The names that a silo tells do not know its records: of others, the first round would be there already."""
-    folder = owner(epsilon=50, delta=0.01, repeatable="true")
-    config = write(tmp_path)
-    first = charges(run(config)["folder"])
-    assert charges(run(config, "--out", tmp_path / "again")["folder"]) == first  # the same bits: charged once
-    assert set(Ledger.open(folder / "data.lifetime.jsonl", append=False)) == first
-    before = setting.build_federation
-
-    def changed(spec):
-        found = before(spec)
-        found.silos[0].train_x[0] += 1
-        return found
-
-    monkeypatch.setattr(setting, "build_federation", changed)
-    done = dpfl("run", config, "--out", tmp_path / "changed")
-    assert done.code == 3 and "it has released other records under the same names" in done.err
-    assert not any(len(Ledger.open(path, append=False)) for path in tmp_path.glob("changed/**/ledger.jsonl"))
-    named = charges(run(write(tmp_path, {"seed": 8}), "--out", tmp_path / "named")["folder"])
-    assert set(Ledger.open(folder / "data.lifetime.jsonl", append=False)) == first | named and not first & named
-
-
 def test_what_is_released_beside_the_rounds_has_slots(tmp_path, owner):
     folder = owner(epsilon=30)
     beside = {
         "early_stopping": {"share": 0.25, "every": 2, "patience": 2, "noise_multiplier": 6.0},
         "personalise": {"local_steps": 2, "local_lr": 0.1},
-        "privacy": {"secure": True},
+        "privacy": {"randomness": "fresh"},
     }
     released = charges(run(write(tmp_path, beside))["folder"])
     assert len({charge.release.noise_multiplier for charge in released}) > 1, "scores have noise of their own"
@@ -117,7 +96,7 @@ def test_what_a_crash_lost_is_released_once_more(tmp_path, owner, epsilon):
         "rounds": 4,
         "private_evaluation": {"share": 0.25, "every": 2, "noise_multiplier": 6.0},
         "personalise": {"local_steps": 2, "local_lr": 0.1},
-        "privacy": {"secure": True, "epsilon": epsilon},
+        "privacy": {"randomness": "fresh", "epsilon": epsilon},
         "checkpoint": {"every": 1},
     }
     config, crashed = write(tmp_path, changes), set()

@@ -25,14 +25,16 @@ def path(tmp_path):
 
 def test_a_file_says_what_may_be_released(path, tmp_path):
     assert read_limits(path) == Limits(folder=tmp_path / "silo", epsilon=8, delta=1e-4, source=str(path))
-    path.write_text(path.read_text() + "unit: silo\ndata: patients\nsend: [metrics, record_counts]\nrepeatable: true\n")
+    path.write_text(path.read_text() + "unit: silo\ndata: patients\nsend: [metrics, record_counts]\n")
     found = read_limits(path)
-    assert (found.unit, found.data, found.send, found.repeatable) == (
-        "silo",
-        "patients",
-        {"metrics", "record_counts"},
-        True,
-    )
+    assert (found.unit, found.data, found.send) == ("silo", "patients", {"metrics", "record_counts"})
+
+
+def test_a_key_of_earlier_versions_is_read_with_a_note_where_it_says_what_holds(path):
+    without = read_limits(path)
+    path.write_text(path.read_text() + "repeatable: false\n")
+    with pytest.warns(FutureWarning, match=r"limits\.yaml: repeatable: false is no longer needed"):
+        assert read_limits(path) == without
 
 
 WRONG = {
@@ -51,7 +53,8 @@ WRONG = {
     "send: metrics": r"send='metrics' must be a list, each once\. What may be sent: metrics: losses",
     "send: [metrics, metrics]": "must be a list, each once",
     "send: [metric]": r"send: 'metric' is not known \(did you mean 'metrics'\?\)",
-    "repeatable: 1": "repeatable=1 must be true or false",
+    "repeatable: true": r"limits\.yaml: repeatable: noise of owners' data is always fresh. Remove the line",
+    "repeatable: 1": "repeatable: noise of owners' data is always fresh",
     "- a": r"limits\.yaml",
 }
 
@@ -189,9 +192,9 @@ def test_tables_whose_schema_says_all_pass(dataset):
 def test_what_is_within_the_limits_passes():
     limits = Limits(folder=Path("/srv/silo"), epsilon=8, delta=1e-4)
     limits.check(configure(block(privacy={**NOISY, "epsilon": 8.0, "delta": 1e-4}), source="test"))
-    limits.check_noise(repeatable=False)
+    limits.check_noise(seeded=False)
     with pytest.raises(LimitError, match="would come from a seed"):
-        limits.check_noise(repeatable=True)
+        limits.check_noise(seeded=True)
     with pytest.raises(LimitError, match="does not let accuracies be sent"):
         limits.allow("metrics", "accuracies")
     Limits(folder=Path("/srv/silo"), epsilon=8, delta=1e-4, send=frozenset(["metrics"])).allow("metrics", "accuracies")

@@ -38,7 +38,7 @@ from dpfl_plugin.core.streams import PURPOSES, stream
 from dpfl_plugin.data import persons
 from dpfl_plugin.data.base import Federation, Inputs, Silo
 from dpfl_plugin.data.memmap_store import Scratch
-from dpfl_plugin.errors import ConfigError, LedgerError, LimitError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, UnsupportedError
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.federation.validation import counted
 from dpfl_plugin.gradients import blocks
@@ -67,9 +67,10 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic, FixedSize, FullBatch, Poisson, WithReplacement
 from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.privacy.scores import Scores
-from dpfl_plugin.privacy.slots import Slots
+from dpfl_plugin.privacy.slots import Slots, released
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.statistics import Statistics
+from dpfl_plugin.runs import public_errors
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
 from tests.adapters.federation import NOISY, block
@@ -315,6 +316,13 @@ def fresh_noise_is_drawn_once() -> None:
         assert np.count_nonzero(first == second) < 10
 
 
+def fresh_noise_does_not_follow_from_names() -> None:
+    """Computed again, an answer has other noise, whatever round and silo it is of."""
+    y, records = torch.zeros(1, D, dtype=torch.float64), [silo([0.0] * D, [0.0] * D)]
+    one, other = (oracle_of(rules(8.0, 1.0, fresh=True), records).gradient(y)[0] for _ in range(2))
+    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.11
+
+
 def every_stream_has_a_key_of_its_own() -> None:
     names = list(itertools.product((0, 2**32), PURPOSES, (0, 1), (0, 1), (0, 1)))
     keys = {streams.stream_key(*name) for name in names}
@@ -488,9 +496,13 @@ def each_release_takes_a_slot_of_its_own_kind() -> None:
         slots = Slots(planned)
         with pytest.raises(LedgerError):
             slots.take([wrong])
-        slots.take([Planned(wanted, 2)])
+        with pytest.raises(LedgerError):
+            slots.take([Planned(wanted, 1)] * 3)
+        slots.take([Planned(wanted, 1)] * 2)
         with pytest.raises(LedgerError):
             slots.take([Planned(wanted, 1)])
+    used = [Planned(charge.release, charge.count, charge.share) for charge in CHARGES]
+    assert released(CHARGES) == used
 
 
 @contextmanager
@@ -718,3 +730,8 @@ def rank_0_is_told_nothing_that_was_read_from_records() -> None:
     assert "malignant" not in told and "patient" not in told
     with pytest.raises(Exception, match="server"):
         wire.read_dealt({"dealt": [0, 1]})
+
+
+def rank_0_hears_no_words_of_an_error_that_may_quote_records() -> None:
+    for error in (DataError("a.csv, line 7: 'malignant' is no number"), ValueError("malignant")):
+        assert public_errors.public_text(error) is None

@@ -45,6 +45,7 @@ from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.slots import Slots
 from dpfl_plugin.privacy.statistics import Statistics
 from dpfl_plugin.privacy.step_loss import StepLoss
+from dpfl_plugin.runs import public_errors
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
 from tests.privacy import properties as holds
@@ -444,6 +445,11 @@ FAULTS = [
         (os, "urandom", to(bytes)),
     ),
     fault(
+        "fresh noise follows from a seed",
+        holds.fresh_noise_does_not_follow_from_names,
+        (oracle, "SecureStream", to(lambda sums: streams.Stream())),
+    ),
+    fault(
         "batches and noise come from one stream",
         holds.every_stream_has_a_key_of_its_own,
         (streams, "PURPOSES", lambda purposes: dict.fromkeys(purposes, 1)),
@@ -636,6 +642,11 @@ FAULTS = [
         "rank 0 is told names of classes that were read from records",
         holds.rank_0_is_told_nothing_that_was_read_from_records,
         (wire, "inputs_header", to(lambda inputs, **known: asdict(inputs))),
+    ),
+    fault(
+        "rank 0 is told what an error says of records",
+        holds.rank_0_hears_no_words_of_an_error_that_may_quote_records,
+        (public_errors, "words_for_others", to(str)),
     ),
 ]
 

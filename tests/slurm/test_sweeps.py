@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.soak import outcomes
 from dpfl_plugin.sweeps import slurm
 from tests.cli.command import dpfl
 from tests.cli.sweeping import began, check_same, deep_in_all, rows, write, write_long
@@ -132,6 +133,37 @@ def test_cancelled_it_is_saved_and_not_queued_again_but_the_same_command_goes_on
     submit(path, "--jobs", 2, "--pack", 2)
     cluster.drained()
     went_on(path, long)
+
+
+def test_a_task_that_is_queued_again_disturbs_no_other_of_its_array(
+    cluster: Cluster, long: Path, go_on: Path, tmp_path: Path
+) -> None:
+    """The last one, whose number is the array's; one was cancelled, and stays so."""
+    path = write_long(tmp_path, {"seeds": [2, 0, 1]})
+    job = submit(path)
+    cluster.wait(lambda: deep_in_all(tmp_path / "out"))
+    assert cluster.field(f"{job}_2", "JobId") == job
+    cluster.ask("scancel", f"{job}_0")
+    cluster.wait(lambda: cluster.field(f"{job}_0", "JobState") == "CANCELLED")
+    cluster.ask("scancel", "--batch", "--signal=USR1", f"{job}_2")
+    cluster.wait(lambda: cluster.field(f"{job}_2", "Restarts") == "1" and f"{job}_2" in cluster.queue())
+    assert cluster.queue().keys() == {f"{job}_1", f"{job}_2"}
+    go_on.touch()
+    cluster.drained()
+    states = [
+        (cluster.field(f"{job}_{task}", "JobState"), cluster.field(f"{job}_{task}", "Restarts")) for task in range(3)
+    ]
+    assert states == [("CANCELLED", "0"), ("COMPLETED", "0"), ("COMPLETED", "1")]
+    assert "could not be queued again" not in "".join(log.read_text() for log in tmp_path.glob("out/sweeps/*/log/*"))
+    assert status(path)["counts"] == {"running": 0, "failed": 0, "lost": 0, "pending": 1, "done": 2}
+    assert outcomes(tmp_path / "out") == outcomes(long)
+
+
+def test_a_task_that_never_finishes_a_round_is_not_queued_again_for_ever(cluster: Cluster, tmp_path: Path) -> None:
+    path = write_long(tmp_path, {"seeds": 1, "setup": ["kill -s USR1 $$"]})
+    job = submit(path)
+    cluster.drained()
+    assert (cluster.field(f"{job}_0", "JobState"), cluster.field(f"{job}_0", "Restarts")) == ("FAILED", "3")
 
 
 @pytest.fixture

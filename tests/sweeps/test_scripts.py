@@ -83,7 +83,7 @@ def test_ranks_that_fail_end_their_step() -> None:
 # A stand-in for dpfl: says that it began, then ends as it is told, or with 4 once it got USR1.
 STANDS_IN = """
 import os, signal, sys, time
-signal.signal(signal.SIGUSR1, lambda *a: (time.sleep(0.2), os._exit(4)))
+signal.signal(signal.SIGUSR1, lambda *a: (time.sleep(0.2), os._exit(int(os.environ["INTERRUPTED"]))))
 open("began", "w").write(str(os.getppid()))
 time.sleep(float(os.environ["SECONDS_TO_WORK"]))
 sys.exit(int(os.environ["ENDS_WITH"]))
@@ -96,12 +96,20 @@ def batch(tmp_path: Path) -> dict[str, str]:
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "python").write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {tmp_path}/program.py\n")
-    (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\nexit ${{REFUSES:-0}}\n')
+    (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/told\n${{ANSWERS:-:}}\n')
     (tmp_path / "program.py").write_text(STANDS_IN)
     for tool in tools.iterdir():
         tool.chmod(0o755)
-    slurm = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "0", "DPFL_PYTHON": str(tools / "python")}
-    return {"PATH": f"{tools}:{os.environ['PATH']}", "SECONDS_TO_WORK": "600", "ENDS_WITH": "0", **slurm}
+    # The task that was started last has the number of the whole array.
+    array = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
+    slurm = {**array, "DPFL_PYTHON": str(tools / "python")}
+    return {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SECONDS_TO_WORK": "600",
+        "ENDS_WITH": "0",
+        "INTERRUPTED": "4",
+        **slurm,
+    }
 
 
 def run(
@@ -119,25 +127,57 @@ def run(
     return code, told.read_text().strip() if told.exists() else ""
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 4])
+@pytest.mark.parametrize("code", [0, 1, 2, 4, 7])
 def test_the_exit_code_is_that_of_the_run(tmp_path: Path, batch: dict[str, str], code: int) -> None:
     assert run(tmp_path, {**batch, "SECONDS_TO_WORK": "0", "ENDS_WITH": str(code)}) == (code, "")
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_before_the_time_limit_it_is_saved_and_queued_again(tmp_path: Path, batch: dict[str, str], times: int) -> None:
-    assert run(tmp_path, batch, *[signal.SIGUSR1] * times) == (0, "requeue 17")
+    assert run(tmp_path, batch, *[signal.SIGUSR1] * times) == (0, "requeue 17_2")
 
 
 def test_ended_by_slurm_it_is_saved_and_left_to_slurm(tmp_path: Path, batch: dict[str, str]) -> None:
     assert run(tmp_path, batch, signal.SIGTERM) == (4, "")
 
 
-def test_a_job_that_cannot_be_queued_again_fails(tmp_path: Path, batch: dict[str, str]) -> None:
-    assert run(tmp_path, {**batch, "REFUSES": "1"}, signal.SIGUSR1) == (4, "requeue 17")
+def test_a_job_that_is_no_array_is_queued_again_by_its_number(tmp_path: Path, batch: dict[str, str]) -> None:
+    alone = {key: value for key, value in batch.items() if not key.startswith("SLURM_ARRAY")}
+    assert run(tmp_path, {**alone, "SLURM_ARRAY_TASK_ID": ""}, signal.SIGUSR1) == (0, "requeue 17")
 
 
-@pytest.mark.parametrize(("name", "code", "told"), [("USR1", 0, "requeue 17"), ("TERM", 4, "")])
+@pytest.mark.parametrize(
+    ("answers", "code"), [("exit 1", 4), ("echo Invalid job id specified; exit 1", 4), ("kill -s TERM $$", 0)]
+)
+def test_a_job_that_cannot_be_queued_again_fails(
+    tmp_path: Path, batch: dict[str, str], answers: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where Slurm ends scontrol with the job that it queues again, that is no failure."""
+    answer = tmp_path / "answer"
+    answer.write_text(answers)
+    assert run(tmp_path, {**batch, "ANSWERS": f". {answer}"}, signal.SIGUSR1) == (code, "requeue 17_2")
+    shown = capfd.readouterr().err
+    assert ("could not be queued again" in shown) == (code != 0) and ("(Invalid job id" in shown) == (
+        "Invalid" in answers
+    )
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "restarts", "code"), [("7", "", 0), ("7", "2", 0), ("7", "3", 7), ("4", "9", 0)]
+)
+def test_a_job_that_finishes_no_round_is_queued_again_a_few_times(
+    tmp_path: Path, batch: dict[str, str], interrupted: str, restarts: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environment = {**batch, "INTERRUPTED": interrupted, "SLURM_RESTART_COUNT": restarts}
+    assert run(tmp_path, environment, signal.SIGUSR1) == (code, "" if code else "requeue 17_2")
+    assert ("no round was finished" in capfd.readouterr().err) == (code != 0)
+
+
+def test_a_job_that_is_cancelled_while_it_saves_is_not_queued_again(tmp_path: Path, batch: dict[str, str]) -> None:
+    assert run(tmp_path, batch, signal.SIGUSR1, signal.SIGTERM) == (4, "")
+
+
+@pytest.mark.parametrize(("name", "code", "told"), [("USR1", 0, "requeue 17_2"), ("TERM", 7, "")])
 def test_a_signal_before_the_run_has_begun_is_not_lost(
     tmp_path: Path, batch: dict[str, str], name: str, code: int, told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,4 +188,4 @@ def test_a_signal_before_the_run_has_begun_is_not_lost(
 def test_a_signal_before_the_script_knows_its_run_is_not_lost(tmp_path: Path, batch: dict[str, str]) -> None:
     """Between the fork and the line that notes its number: bash calls a DEBUG trap just there."""
     there = """trap 'case $BASH_COMMAND in child=*) kill -s USR1 $$ ;; esac' DEBUG"""
-    assert run(tmp_path, batch, setup=[there]) == (0, "requeue 17")
+    assert run(tmp_path, batch, setup=[there]) == (0, "requeue 17_2")

@@ -278,6 +278,16 @@ def test_a_run_that_is_queued_again_too_often_has_failed(site: Path, monkeypatch
     assert state.state_of(begun, None, time.time()).status == "pending", "counted anew"
 
 
+@pytest.mark.parametrize(
+    ("time", "refused"), [("0:02:00", True), (2, True), ("00:03:00", False), ("UNLIMITED", False), ("1-0", False)]
+)
+def test_a_time_limit_leaves_time_before_the_signal(site: Path, time: str | int, refused: bool) -> None:
+    """A task whose signal comes as it starts would be queued again and again."""
+    write(site.parent, {"seeds": 1, "slurm": {"time": time}})
+    done = submit(site)
+    assert done.code == (2 if refused else 0) and ("must be at least 3 minutes" in done.err) == refused
+
+
 @pytest.mark.parametrize("where", ["out", "option"])
 def test_a_line_end_is_refused_with_its_place(site: Path, where: str) -> None:
     write(site.parent, {"seeds": 1, "slurm": {"comment": "two\nlines"} if where == "option" else {}})

@@ -36,7 +36,8 @@ from dpfl_plugin.runs.setting import spec_of, steps_of
 
 WITHOUT_EFFECT: Final = ("evaluation", "checkpoint", "trackers")
 """Keys that say something of `dpfl run` alone, and change nothing of what is released."""
-USED_HERE: Final = ("data", "model", "out", "access")
+USED_HERE: Final = ("data", "model", "out")
+COMMON_SEED: Final = 0  # of the initial model and of how records are dealt, where the configuration names none
 MADE_UP: Final = 2  # records, by which a server finds what preprocessing makes of one
 
 
@@ -61,6 +62,7 @@ def for_server(config: Config, base: Path, members: Members) -> Project:
         ConfigError: the configuration is wrong, or has no meaning here; what records are is not known to the server.
     """
     check(config, members)
+    config = config.with_public_seed(COMMON_SEED)
     if config.data.dataset.name == TABLE:
         return _project(config, members, _described(config, base))
     try:
@@ -87,6 +89,7 @@ def for_silo(
         ConfigError, DataError: as of a run.
     """
     check(config, members)
+    config = config.with_public_seed(COMMON_SEED)
     federation = build_federation(
         spec_of(config, base) if file is None else _own_file(config, base, members, silo, file)
     )

@@ -156,7 +156,7 @@ class FolderServer:
 
     def _keep(self, tag: str, now: float) -> None:
         published = {"tag": tag, "sequence": self._published["sequence"] + 1, "asked_at": now}
-        write_atomic(self._own / FILE, to_json(published), "owner")
+        write_atomic(self._own / FILE, to_json(published))
         self._published = published
 
     def _write(self, kind: str, message: Message, receivers: tuple[str, ...]) -> None:

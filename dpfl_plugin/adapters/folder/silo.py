@@ -363,7 +363,7 @@ class FolderSilo:
         Frozen(folder / FROZEN, model).write_to(model)
         self._agreement.write(vector, model)
         named = {key: one.detach().cpu().contiguous() for key, one in model.state_dict().items()}
-        write_atomic(folder / MODEL, save(named), "owner")
+        write_atomic(folder / MODEL, save(named))
 
     def _kept_in(self) -> tuple[Limits | None, Path]:
         """(the owner's limits as they are now, this silo's own folder)."""
@@ -410,4 +410,4 @@ def _read(path: Path) -> _Known:
 def _write(path: Path, known: _Known) -> None:
     # That a try began has to be known after a power cut, too: it may be charged. So has how it went: a file that the
     # cut left empty would be all that is known of it.
-    write_atomic(path, to_json(asdict(known)), "owner")
+    write_atomic(path, to_json(asdict(known)))

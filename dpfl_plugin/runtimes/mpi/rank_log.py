@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from dpfl_plugin.errors import DataError
-from dpfl_plugin.runs.folder import naming, private_folder
+from dpfl_plugin.file_permissions import private_folder
+from dpfl_plugin.runs.folder import naming
 
 
 class RankLog:

@@ -23,7 +23,7 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
-from dpfl_plugin.data.base import NOT_PUBLIC, Holding, Inputs, Ownership, Silo, digest, training_digest
+from dpfl_plugin.data.base import NOT_PUBLIC, Holding, Inputs, Ownership, Silo, digest
 from dpfl_plugin.errors import MessageError
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.models.fixed import fixed_digest, model_digest
@@ -69,7 +69,7 @@ class SiloRank(Listener):
         self._device = device
         self._base = Path()
         self._mine: Mapping[int, Silo] = {}
-        self._training: Mapping[int, str] = {}
+        self._digests: Mapping[int, str] = {}
         self._key: MarkKey | None = None  # of the first rank that has silos
         self._notes: Notes | None = None  # where measurements go; None: to rank 0, which may have them
         self._host: SiloGroup | None = None
@@ -115,7 +115,7 @@ class SiloRank(Listener):
         federation = federate(self._config, self._base, ownership)
         key = self._custody.mark_key(self._agree_on_key(Path(header["key"])))
         self._mine = federation.by_id()
-        self._training = {i: training_digest(silo) for i, silo in self._mine.items()}
+        self._digests = {i: digest(silo) for i, silo in self._mine.items()}
         self._surveyed, self._outcome, self._inputs = True, federation.outcome, federation.inputs
         ours = is_of_package(self._config)
         own = [text for text in federation.caveats if NOT_PUBLIC in text or not ours]
@@ -133,7 +133,7 @@ class SiloRank(Listener):
                 named=is_named(self._config),
                 ours=ours,
             ),
-            silos=[[i, len(s.train_y), len(s.test_y), key.mark(digest(s))] for i, s in self._mine.items()],
+            silos=[[i, len(s.train_y), len(s.test_y), key.mark(self._digests[i])] for i, s in self._mine.items()],
             host=platform.node(),
             pid=os.getpid(),
             limits=self._custody.limits is not None,
@@ -160,7 +160,7 @@ class SiloRank(Listener):
         device = self._device(self._config.runtime.device)
         survey = replace(wire.read_survey(header["survey"]), outcome=self._outcome, inputs=self._inputs)
         self._num_silos = len(survey.num_records)
-        holding = Holding(survey, self._mine, device=device, training=self._training)
+        holding = Holding(survey, self._mine, device=device, digests=self._digests)
         config = self._config.model_copy(update={"engine": header["engine"]})
         noise, chunk = header["noise_multiplier"], header["chunk_bytes"]
         noises = in_facts(header)[1]

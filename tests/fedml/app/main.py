@@ -77,7 +77,7 @@ def main():
     whole = loaders[0]
     dataset = [sum(sizes.values()), sum(sizes.values()), whole, whole, sizes, loaders, loaders, 3]
     name = os.environ.get("DPFL_TEST_DRAW")
-    draw = (lambda round: Draw(5, round, 0, name)) if name else None
+    draw = (lambda round: Draw(5, round, name)) if name else None
     if os.environ.get("DPFL_TEST_PLAIN"):  # as a project is before it gets our lines
         runner = fedml.FedMLRunner(args, device, dataset, make_model(args.model))
     else:

@@ -27,4 +27,4 @@ def records(site):
 
 
 def draw(round):
-    return Draw(5, round, 0, "same")
+    return Draw(5, round)

@@ -29,4 +29,4 @@ def load(folder, silo):
 
 
 def draws(seed, name):
-    return lambda round: Draw(seed, round, 0, name)
+    return lambda round: Draw(seed, round, name)
