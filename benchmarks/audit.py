@@ -109,23 +109,12 @@ def _same(purpose: str, **fixed: Any) -> Callable[[Any], Any]:
         def changed(self: Draw, wanted: str, silo: int, step: int) -> Any:
             if wanted != purpose:
                 return key(self, wanted, silo, step)
-            draw = self
-            if "round" in fixed:  # which streams are told apart by what is asked, too
-                draw = dataclasses.replace(self, round=fixed["round"], asked="", own={})
+            draw = dataclasses.replace(self, round=fixed.get("round", self.round))
             return key(draw, wanted, fixed.get("silo", silo), fixed.get("step", step))
 
         return changed
 
     return make
-
-
-def _unbound(**forgotten: Any) -> tuple[Any, str, Callable[[Any], Any]]:
-    """Streams that are not told apart by what is asked, or by the records."""
-
-    def make(key: Any) -> Any:
-        return lambda self, *args: key(dataclasses.replace(self, **forgotten), *args)
-
-    return (Draw, "key", make)
 
 
 def _one_block(count: int) -> blocks.Blocks:
@@ -245,8 +234,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "same noise in every round": Mutant(((Draw, "key", _same("noise", round=0)),), reason="two rounds"),
     "same noise at all silos": Mutant(((Draw, "key", _same("noise", silo=0)),), reason="two silos"),
     "batch drawn once for all": Mutant(((Draw, "key", _same("batch", round=0, step=0)),), reason="fresh batches"),
-    "same noise for another model": Mutant((_unbound(asked="", own={}),), reason="two runs"),
-    "same noise for other records": Mutant((_unbound(held={}),), reason="two runs"),
     "sums in float32, record by record": Mutant(
         (
             *((module, "blocks_of", lambda of: _one_block) for module in (blocks, fused)),

@@ -66,7 +66,7 @@ class Ours:
         load: Workload,
         silos: Sequence[Records],
         *,
-        secure: bool = False,
+        fresh: bool = False,
         clipping: Clipping | None = None,
         stack: int = 1,
         lockstep: bool = False,
@@ -90,7 +90,7 @@ class Ours:
             clipping=clipping or Flat(),
             mechanism=Gaussian(load.noise_multiplier),
             sampler=sampler,
-            secure=secure,
+            fresh=fresh,
             noise=noise,
         )
         self.engine: Engine = engine(module, cross_entropy, CHUNK_BYTES)

@@ -6,7 +6,6 @@ The same records, model and settings; what a platform's round takes beyond this 
 from __future__ import annotations
 
 import copy
-import secrets
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,7 +50,7 @@ def run(settings: Mapping[str, Any], model: nn.Module, records: Mapping[int, Any
             plan = planner.plan(vectors, round)
             assert plan is not None
             down, total = parts.algorithm.download(vectors), WeightedSum()
-            draw = Draw(0, round, secrets.token_hex(8))
+            draw = Draw.fresh(round, "run")
             for silo, weight in zip(plan.participants, plan.weights, strict=True):
                 up, charges = parts.host.run([silo], down, plan, draw)
                 ledger.append(charges)

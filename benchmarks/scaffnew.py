@@ -116,7 +116,7 @@ def gap(seed: int, p: float, epsilon: float, iterations: int) -> float:
     server = parts.algorithm.init_server(parts.model, parts.setting)
     for round in range(rounds):
         plan = planning.plan(server, round)
-        mean_up = runtime.run_round(parts.algorithm.download(server), plan, Draw(seed, round, run=f"{p}/{epsilon}"))
+        mean_up = runtime.run_round(parts.algorithm.download(server), plan, Draw(seed, round))
         server = parts.algorithm.aggregate(server, mean_up, plan)
         runtime.commit()
     return loss(parts, config.l2, server["model"].numpy())[0] - of.best

@@ -118,6 +118,7 @@ def _shared(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_imports_what_it_needs(command: str, imported: dict[str, tuple[int, set[str]]]) -> None:
     code, names = imported[command]

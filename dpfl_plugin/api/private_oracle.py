@@ -36,7 +36,6 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
-from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.gradients.base import layers
@@ -101,7 +100,8 @@ class PrivateOracle:
         self._closed = False
         parts = opened.parts
         self._layout, self._clip_norms = parts.layout, [parts.rules.clip_norm]
-        self._fixed = _fixed(net, self._layout)
+        self._shapes = dict(zip(self._layout.names, self._layout.shapes, strict=True))
+        self._fixed = _fixed(net, dict(net.named_parameters()))
 
     @classmethod
     def of(
@@ -178,10 +178,10 @@ class PrivateOracle:
             ChangedError: a buffer, a mode or a frozen parameter of the net changed; nothing was released.
         """
         with self._lock:
-            self._check()
+            named = self._checked()
             opened, step = self._opened, self.num_releases
             parts, account = opened.parts, opened.account
-            y = self._layout.flatten(dict(self.net.named_parameters())).to(parts.model)
+            y = self._layout.flatten(named).to(parts.model)
             if not bool(torch.isfinite(y).all()):
                 raise ConfigError("a parameter of the net is not finite: training diverged. Nothing was released.")
             if not account.affords(step, PLAN):
@@ -207,7 +207,6 @@ class PrivateOracle:
             account.append(oracle.charges())
             account.sync()  # on the disk, before anything leaves
             self._clip_norms = list(oracle.clip_norms)
-        named = dict(self.net.named_parameters())
         return {name: part.to(named[name]) for name, part in self._layout.unflatten(value).items()}
 
     def backward(self) -> None:
@@ -279,16 +278,20 @@ class PrivateOracle:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PrivateOracle cannot be copied or sent to another process: two would charge one ledger.")
 
-    def _check(self) -> None:
+    def _checked(self) -> dict[str, nn.Parameter]:
+        """The net's parameters by name, if the oracle may release anything at them."""
         if self._closed:
             raise ConfigError(f"this oracle is closed. Make another one by {WHERE} with the same ledger.")
         _refuse_limits()  # an owner's word counts from the next release on
-        if Layout.of(self.net) != self._layout or _fixed(self.net, self._layout) != self._fixed:
+        named = dict(self.net.named_parameters())
+        trained = {name: value.shape for name, value in named.items() if value.requires_grad}
+        if trained != self._shapes or _fixed(self.net, named) != self._fixed:
             raise ConfigError(
                 "since the oracle was made, parameters of the net were frozen, unfrozen or replaced, or its frozen "
                 "layers or buffers changed: the oracle has those that it was given. Close it, and make another by "
                 f"{WHERE}."
             )
+        return named
 
     def _stated(self) -> dict[str, Any]:
         opened, account = self._opened, self._opened.account
@@ -439,11 +442,10 @@ def _check_labels(parts: Parts, mine: Silo, *, named: bool) -> None:
         )
 
 
-def _fixed(net: nn.Module, layout: Layout) -> tuple[tuple[str, int, int], ...]:
+def _fixed(net: nn.Module, named: Mapping[str, nn.Parameter]) -> list[tuple[str, int, int]]:
     """What shows that frozen parameters and buffers stay as they were, without reading them."""
-    trained = set(layout.names)
-    kept = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-    return tuple((name, id(one), one._version) for name, one in kept.items() if name not in trained)
+    frozen = [(name, one) for name, one in named.items() if not one.requires_grad]
+    return [(name, id(one), one._version) for name, one in (*frozen, *net.named_buffers())]
 
 
 def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, Error, UnsupportedError, said_of
 from dpfl_plugin.federation.outcome import Cause, cause_of
 from dpfl_plugin.gradients import fused
+from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
@@ -100,7 +101,7 @@ def carried_out(
 
 def rounds_saved(config: Config) -> int:
     """How many rounds of a configuration's run its newest checkpoint has."""
-    return folder_of(config).saved_rounds
+    return saved_rounds(folder_of(config).checkpoint)
 
 
 def import_for_runs() -> None:

@@ -2,8 +2,8 @@
 
 It gets copies of plain values: neither the model nor the noise, the budget or the ledger, so that whatever it does with
 them changes nothing of the run. And it gets no more than docs/callbacks.md lists: measurements, what the published
-files of a run say, sizes and times; no seed that noise follows from, no names of silos, no class names that were read
-from records, and, unless it asks for them, no measurements of a single silo.
+files of a run say, sizes and times; no names of silos, no class names that were read from records, and, unless it asks
+for them, no measurements of a single silo.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class RunInfo:
         name: as in the configuration. id: names the run's configuration; empty on a platform.
         label: of one of several runs of a file or of a sweep; None where there is one only.
         folder: the run's, None where it has none. out: the folder of run folders; the server's on a platform.
-        config: the configuration as plain values; without ``trackers`` and ``silos``, and without a ``seed`` that noise
-            follows from.
+        config: the configuration as plain values, without ``trackers`` and ``silos``.
         rounds: where the run is expected to end; None if unknown. done: how many are already done, if the run is
             resumed.
         delta: that epsilon is stated for. epsilon_of: whom epsilon protects, and from what, in words.

@@ -140,7 +140,7 @@ def _fresh_subset(rng: FreshGenerator, num_all: int, size: int) -> NDArray[np.in
         first_place[sequence[::-1]] = np.arange(len(sequence) - 1, -1, -1)
         different = sequence[first_place[sequence] == np.arange(len(sequence))]
         if len(different) >= size:
-            return different[:size]
+            return np.asarray(different[:size], np.int64)
 
 
 def _below(words: Words, count: int) -> NDArray[np.int64]:

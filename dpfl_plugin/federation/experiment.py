@@ -224,13 +224,13 @@ class Experiment:
     def draw(self, progress: Progress, round: int) -> Draw:
         """Of one computation of a round; fresh bits have another name each time.
 
-        A seeded round that is run again because silos were lost has the same bits, and counts as it would with fresh
-        ones: twice.
+        A seeded round that is run again because silos were lost, or came back, has the same bits, and counts as it
+        would with fresh ones: twice.
         """
         if self.fresh:
             return Draw.fresh(round, self.run_name)
-        losses = len(progress.losses)
-        return Draw(self.planner.seed, round, f"{self.run_name}.{losses}" if losses else self.run_name)
+        changes = sum(1 + (loss["back"] is not None) for loss in progress.losses)
+        return Draw(self.planner.seed, round, f"{self.run_name}.{changes}" if changes else self.run_name)
 
     def _stopped(self, progress: Progress) -> bool:
         return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)

@@ -134,7 +134,12 @@ class Book:
         certain, which bounds whatever decided that it did.
         """
         self.pricing.lose()
-        self.found = self.pricing.rounds_in(of_rounds(one for one in self.ledger if one.noise_id != NOT_RUN))
+        made = [charge for charge in self.ledger if charge.noise_id != NOT_RUN]
+        if self._pending:  # without all silos they will not be made again
+            self.spending.add(of_rounds(made))  # what it knows it does not count twice
+            self._note(batches(made))
+            self._pending = False
+        self.found = self.pricing.rounds_in(of_rounds(made))
         self.costs = made_certain(self.costs)
         for round, cost in list(self.costs.items()):
             self.costs[round] = _dearer(cost, self.found.get(round))

@@ -6,6 +6,7 @@ facts and of its tensors: one that is not to the bit what was written is refused
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
@@ -91,6 +92,13 @@ def load_facts(folder: Path) -> dict[str, Any] | None:
     if facts["schema"] != SCHEMA:
         raise DataError(f"{path}: a checkpoint of schema {facts['schema']}; this version reads {SCHEMA}.")
     return facts
+
+
+def saved_rounds(folder: Path) -> int:
+    """Rounds of the checkpoint; 0 if there is none that can be read."""
+    with contextlib.suppress(DataError):
+        return int((load_facts(folder) or {"rounds": 0})["rounds"])
+    return 0
 
 
 def _unreadable(path: Path, error: Exception | str) -> DataError:

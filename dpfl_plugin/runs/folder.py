@@ -315,11 +315,6 @@ class RunFolder:
             known = {"unknown"}
         return sorted(known - {now})
 
-    @property
-    def saved_rounds(self) -> int:
-        """Rounds of the newest checkpoint; 0 if there is none."""
-        return max((int(path.stem.removeprefix("round-")) for path in self.checkpoint.glob("round-*")), default=0)
-
     def read_metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far; a torn last line (a crash while writing) is left out."""
         if not self.metrics.exists():

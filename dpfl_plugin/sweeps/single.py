@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 
 from dpfl_plugin.config.load import base_of, read_yaml
 from dpfl_plugin.core.outcomes import score_key
-from dpfl_plugin.errors import DataError, DpflError
-from dpfl_plugin.runs.checkpoint import load_facts
+from dpfl_plugin.errors import DpflError
+from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.folder import RunFolder, run_folders
 
 SILENT_SECONDS: Final = 600.0  # after which a process of another machine is taken for ended
@@ -85,7 +85,11 @@ def run_of(folder: RunFolder, now: float) -> Single:
     value, epsilon = found.get(key), ((result or line).get("epsilon") or {}).get("server")
     if (chosen := result.get("tuning")) is not None:  # by what all candidates released
         epsilon = chosen["epsilon"]
-    after = int(result["rounds"]) if said in ("done", "budget_exhausted") else max(_round(line), _checkpoint(folder))
+    after = (
+        int(result["rounds"])
+        if said in ("done", "budget_exhausted")
+        else max(_round(line), saved_rounds(folder.checkpoint))
+    )
     if not result and (_behind(folder, line, after) or folder.tuning() is not None):
         epsilon = None  # what was evaluated last is less than what was released since, or by all candidates of a tuning
     reason = str(result.get("reason") or "") if status in ("done", "failed") else ""
@@ -123,13 +127,6 @@ def _heard(folder: RunFolder, now: float) -> float | None:
         with contextlib.suppress(OSError):
             times.append((folder.path / name).stat().st_mtime)
     return max(0.0, now - max(times)) if times else None
-
-
-def _checkpoint(folder: RunFolder) -> int:
-    """The round after which the checkpoint was written."""
-    with contextlib.suppress(DataError):
-        return int((load_facts(folder.checkpoint) or {"rounds": 0})["rounds"])
-    return 0
 
 
 def _behind(folder: RunFolder, line: dict[str, Any], after: int) -> bool:

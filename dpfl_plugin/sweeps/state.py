@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DataError
+from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.folder import RunFolder, to_json
 
 BEAT_SECONDS: Final = 5.0
@@ -113,7 +114,7 @@ def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
 
 def progress(folder: RunFolder) -> tuple[int, bool]:
     """Rounds that are saved, and whether the run has ended."""
-    return folder.saved_rounds, state_of(folder, None, time.time()).status in ("done", "failed")
+    return saved_rounds(folder.checkpoint), state_of(folder, None, time.time()).status in ("done", "failed")
 
 
 def states(rows: Iterable[tuple[RunFolder, int | None]]) -> list[State]:

@@ -96,6 +96,7 @@ def slope(kappas: list[float], rounds: list[int]) -> float:
     return float(np.polyfit(np.log(kappas), np.log(rounds), 1)[0])
 
 
+@pytest.mark.slow
 def test_the_accelerated_rate() -> None:
     """Rounds to a gap 1e-4 times as large grow as sqrt(kappa) in stages, and as kappa by plain gradient descent."""
     kappas = [16.0, 48.0, 144.0]

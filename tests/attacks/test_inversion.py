@@ -46,7 +46,7 @@ def test_a_batch_gives_the_means_of_its_classes() -> None:
     wanted = config({"privacy": {"clip_norm": 100.0}, "data": {"partition": {"name": "labels_per_silo", "labels": 4}}})
     parts = build(wanted, HERE)
     quiet, _ = demonstration.inversion(wanted, HERE, 0)
-    (batch,) = batches(parts.num_records[0], wanted.seed, [1] * 8 + [8])[8:]
+    (batch,) = batches(parts.num_records[0], wanted.public_seed, [1] * 8 + [8])[8:]
     features, labels = parts.train[0].features[batch].double(), parts.train[0].labels[batch]
     means = torch.stack([features[labels == label].mean(dim=0) for label in labels.unique()])
     assert quiet.batch is not None

@@ -14,7 +14,6 @@ from torch import Tensor
 import benchmarks
 from benchmarks.contenders import OURS, PlainSGD, contenders
 from benchmarks.workloads import Workload
-from dpfl_plugin.federation.silo_group import SiloGroup
 
 PLAIN = PlainSGD.name
 TINY = Workload(
@@ -47,12 +46,6 @@ MODELS = {
     "mlp": (replace(TINY, model="mlp"), 5),
     "cnn": (replace(TINY, model="cnn", image=(1, 8, 8), num_records=20, local_lr=0.1, clip_norm=0.2), 4),
 }
-
-
-@pytest.fixture(autouse=True)
-def the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all contenders, although their control variates differ in the last bits."""
-    monkeypatch.setattr(SiloGroup, "_own", lambda self, ids: {})
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -78,17 +78,18 @@ def test_a_finished_run_is_not_shown_for_other_records(tmp_path: Path) -> None:
     assert "cannot be compared with those of this finished run" in gone.err
 
 
-def test_interrupted_before_anything_was_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_in_the_first_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is finished, and kept."""
+    real, sent = SiloGroup.run, []
+
     def interrupted(self: SiloGroup, *args: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
+        if not sent:
+            sent.append(signal.raise_signal(signal.SIGINT))
         return real(self, *args)
 
-    real = SiloGroup.run
     monkeypatch.setattr(SiloGroup, "run", interrupted)
-    config = write(tmp_path, {"checkpoint": {"every": 1}})
-    done = dpfl("run", config, "--out", tmp_path / "runs")
-    assert done.code == 7
-    assert "Go on with" in done.err
+    done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs")
+    assert done.code == 4 and "interrupted; 1 round done and saved. Go on with" in done.err
     assert "picture" not in done.out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -97,11 +96,3 @@ def test_a_sweep_and_a_report_name_the_rows_of_other_code(tmp_path: Path, code: 
     assert not problems
     said = {one.seed: one.reason for one in runs}
     assert "made with another version of mine.net than the newest run here" in said[0] and not said[1]
-
-
-@pytest.mark.parametrize("key", ["name", "trackers"])
-def test_what_computes_nothing_is_not_compared(tmp_path: Path, code: Path, key: str) -> None:
-    edit(code / "mine/look.py", "from dpfl_plugin.callbacks import Callback\n\nclass Look(Callback): ...\n")
-    config = write(tmp_path, {"rounds": 1, key: "x" if key == "name" else [{"module": "mine.look:Look"}]})
-    result = run(config)
-    assert result["code"] == {} and json.loads((Path(result["folder"]) / "result.json").read_text())["code"] == {}

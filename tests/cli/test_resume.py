@@ -178,7 +178,7 @@ def test_interrupted_between_variants(tmp_path: Path, monkeypatch: pytest.Monkey
         return real(self)
 
     monkeypatch.setattr("dpfl_plugin.cli.run.RunFolder.read_metrics", read_metrics)
-    results = run(config, code=4)
+    results = run(config, code=7)
     assert [result["status"] for result in results.values()] in (["done", "interrupted"], ["interrupted"])
     monkeypatch.setattr(RunFolder, "read_metrics", real)
     assert [result["status"] for result in run(config, "--resume").values()] == ["done"] * 3
@@ -237,7 +237,7 @@ def signalled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[s
 def test_real_signals_to_real_processes(signalled: dict[str, list[dict[str, Any]]]) -> None:
     """One asks politely, a second one ends the process at once; so does SIGKILL, and each of them can be resumed."""
     results = signalled["once"]
-    assert [result["status"] for result in results] == [4, 0, 4, 0, -signal.SIGINT, 0, -signal.SIGKILL, 0]
+    assert [result["status"] for result in results] == [7, 0, 7, 0, -signal.SIGINT, 0, -signal.SIGKILL, 0]
     assert all("Traceback" not in result["err"] for result in results)
     assert len({json.loads(result["out"])["model_sha256"] for result in results[1::2]}) == 1
 
@@ -434,7 +434,7 @@ def test_a_run_that_is_stopped_before_it_repeats_a_score_states_it(tmp_path: Pat
         return real(self, progress, **{**given, "stop": lambda: True})
 
     with mock.patch.object(Experiment, "run", stopped):
-        server = run(config, "--resume", code=4)["epsilon"]["server"]
+        server = run(config, "--resume", code=7)["epsilon"]["server"]
     assert server["worst_case_epsilon"] >= server["epsilon"] > 4.0, "the score alone costs 4.377"
 
 

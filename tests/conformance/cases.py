@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -115,7 +115,7 @@ class Case:
     sampler: str
     unit: Unit
     neighbouring: Neighbouring
-    secure: bool = False
+    fresh: bool = False
     clipping: str = "flat"
     device: str = "cpu"
     noise: Literal["host", "device"] = "host"
@@ -125,7 +125,7 @@ class Case:
 
     def __str__(self) -> str:
         unit = self.sampler if self.unit == "record" else f"silo {self.neighbouring}"
-        more = ("-secure" if self.secure else "") + (f"-{self.clipping}" if self.clipping != "flat" else "")
+        more = ("-fresh" if self.fresh else "") + (f"-{self.clipping}" if self.clipping != "flat" else "")
         more += "-float32" * (self.dtype == torch.float32)
         more += f"-{self.noise} noise" * (self.noise != "host") + "-lockstep" * self.lockstep
         more += "-graphs" * self.graphs
@@ -140,7 +140,7 @@ class Case:
             clip_norm=clip_norm,
             mechanism=mechanism,
             sampler=SAMPLERS[self.sampler],
-            secure=self.secure,
+            fresh=self.fresh,
             noise=self.noise,
             clipping=registry.load("clippings", self.clipping)(**CLIPPING_OPTIONS.get(self.clipping, {})),
         )
@@ -148,7 +148,7 @@ class Case:
 
 def cases() -> list[Case]:
     """Every mechanism with every two of an engine, a runtime and a kind of release (a sampler at record level, a
-    neighbouring relation at silo level), seeded. Secure with the first engine, since engines see no randomness. In
+    neighbouring relation at silo level), seeded. Fresh with the first engine, since engines see no randomness. In
     float64; the engines that have compiled loops for float32 also in that."""
     kinds: list[tuple[str, Unit, Neighbouring]] = [
         *((name, "record", SAMPLERS[name].neighbouring) for name in ("fixed", "poisson", "full")),
@@ -166,14 +166,14 @@ def cases() -> list[Case]:
     chosen = [(engine + kind) % len(RUNTIMES) == runtime for engine, runtime, kind in places]
     seeded = [*itertools.compress(every, itertools.cycle(chosen))]
     first, inside = every[0].engine, next(iter(RUNTIMES))
-    secure = [dataclasses.replace(case, secure=True) for case in every if case.engine == first]
+    fresh = [dataclasses.replace(case, fresh=True) for case in every if case.engine == first]
     compiled = [name for name in registry.names("engines") if hasattr(registry.load("engines", name), "kernels")]
     single = [
         dataclasses.replace(case, dtype=torch.float32)
         for case in every
         if case.engine in compiled and case.runtime == inside and case.unit == "record"
     ]
-    return [*seeded, *secure, *single]
+    return [*seeded, *fresh, *single]
 
 
 def of_noise() -> list[Case]:
@@ -181,7 +181,7 @@ def of_noise() -> list[Case]:
     randomness. The first and the last of these in turn, so that each engine is among them."""
     every: dict[tuple[object, ...], list[Case]] = {}
     for case in cases():
-        key = (case.mechanism, case.runtime, case.sampler, case.unit, case.neighbouring, case.secure, case.dtype)
+        key = (case.mechanism, case.runtime, case.sampler, case.unit, case.neighbouring, case.fresh, case.dtype)
         every.setdefault(key, []).append(case)
     return [alike[-(number % 2)] for number, alike in enumerate(every.values())]
 
@@ -291,14 +291,14 @@ def run(
     steps: int,
     rounds: int = 1,
     clip_norm: float = C,
-    draw: Mapping[str, Any] | None = None,
+    seed: int = 0,
     rules: PrivacyRules | None = None,
 ) -> Transcript:
     """The releases of ``rounds`` rounds in which all silos take part, ``steps`` in each; at silo level as many rounds
     more with one release each.
 
     Args:
-        draw: seed, attempt or run of the streams, where they are not 0, 0 and "".
+        seed: of the streams.
         rules: instead of the case's.
     """
     if case.unit == "silo":
@@ -325,7 +325,7 @@ def run(
         algorithm.round_plan(), participants=everybody, weights=(1 / len(silos),) * len(silos), silo_share=1.0
     )
     for round in range(rounds):
-        runtime.run_round(down, plan, Draw(**{"seed": 0, "round": round, **(draw or {})}))
+        runtime.run_round(down, plan, Draw(seed, round))
         runtime.commit()
     values = torch.stack([torch.stack([up[str(step)] for step in range(steps)]) for up in seen])
     return Transcript(values.double().cpu().numpy(), tuple(sink.charges))

@@ -1,6 +1,6 @@
 """Statistical checks whose false-alarm rate is stated, to be tried on what they should and should not notice.
 
-Where seeds are fixed a check can only fail when code changes; ALPHA is its rate per fresh seed, and secure noise has a
+Where seeds are fixed a check can only fail when code changes; ALPHA is its rate per fresh seed, and fresh noise has a
 fresh one each time.
 """
 

@@ -25,7 +25,7 @@ CASES = [
     replace(case, clipping=clipping, runtime="in_process, stack 1")
     for case in cases()
     for clipping in registry.names("clippings")
-    if not case.secure
+    if not case.fresh
 ]
 
 
@@ -61,7 +61,7 @@ class Without:
         return index[index != self.record]
 
 
-def noised(case: Case, records: Records, name: str, without: int | None = None) -> tuple[torch.Tensor, float]:
+def noised(case: Case, records: Records, seed: int, without: int | None = None) -> tuple[torch.Tensor, float]:
     """All that the first release of a run noises, as one vector; and the noise multiplier that it is charged with.
 
     Raises:
@@ -70,7 +70,7 @@ def noised(case: Case, records: Records, name: str, without: int | None = None) 
     recorder, rules = Recorder(), case.rules(Z)
     sampler: Any = rules.sampler if without is None else Without(without, rules.sampler)
     rules = replace(rules, mechanism=recorder, sampler=sampler)
-    made = run(case, [records], sigma=Z, steps=1, draw={"run": name}, rules=rules)
+    made = run(case, [records], sigma=Z, steps=1, seed=seed, rules=rules)
     return torch.cat(recorder.kept), made.event.noise_multiplier
 
 
@@ -87,19 +87,18 @@ def test_all_that_is_noised_moves_by_at_most_one_over_z(case: Case) -> None:
     inside, beyond = torch.zeros(2, F, dtype=torch.float64)
     inside[0], beyond[0] = C * (1 - 1e-9) * math.sqrt(3 / 2), -1e6
     far = []
-    for number in range(60):  # of which some batches hold the record
-        name = str(number)
-        if number > 11 and max(far) > 0:
+    for seed in range(60):  # of which some batches hold the record
+        if seed > 11 and max(far) > 0:
             break
         try:
             if case.unit == "silo":
                 scales = (1e6, -1e6) if case.neighbouring == "replace_one" else (1e6, 0.0)
                 base = with_record(inside)
-                pair = [noised(case, Records(base.features * scale, base.labels), name) for scale in scales]
+                pair = [noised(case, Records(base.features * scale, base.labels), seed) for scale in scales]
             elif case.neighbouring == "replace_one":
-                pair = [noised(case, with_record(record), name) for record in (inside, beyond)]
+                pair = [noised(case, with_record(record), seed) for record in (inside, beyond)]
             else:
-                pair = [noised(case, with_record(beyond), name, without) for without in (None, CHANGED)]
+                pair = [noised(case, with_record(beyond), seed, without) for without in (None, CHANGED)]
         except UnsupportedError:
             assert case.unit == "silo" and case.clipping in ("adaptive", "auto_s", "median")
             return

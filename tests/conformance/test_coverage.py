@@ -53,17 +53,17 @@ def test_every_runtime_sampler_and_algorithm_has_a_case() -> None:
 
 
 def test_every_two_are_combined() -> None:
-    seeded = [case for case in cases() if not case.secure and case.dtype == torch.float64]
+    seeded = [case for case in cases() if not case.fresh and case.dtype == torch.float64]
     engines, mechanisms = len(registry.names("engines")), len(registry.names("mechanisms"))
     assert len({(c.mechanism, c.engine, c.runtime) for c in seeded}) == mechanisms * engines * len(RUNTIMES)
     assert len({(c.mechanism, c.engine, c.sampler, c.unit) for c in seeded}) == mechanisms * engines * 5
     assert len({(c.mechanism, c.runtime, c.sampler, c.unit) for c in seeded}) == mechanisms * len(RUNTIMES) * 5
-    secure = {(c.mechanism, c.runtime, c.sampler, c.unit) for c in cases() if c.secure}
+    fresh = {(c.mechanism, c.runtime, c.sampler, c.unit) for c in cases() if c.fresh}
     assert {case.engine for case in of_noise()} == set(registry.names("engines"))
-    assert {(c.runtime, c.sampler, c.unit, c.secure) for c in of_noise()} == {
-        (c.runtime, c.sampler, c.unit, c.secure) for c in cases()
+    assert {(c.runtime, c.sampler, c.unit, c.fresh) for c in of_noise()} == {
+        (c.runtime, c.sampler, c.unit, c.fresh) for c in cases()
     }
-    assert len(secure) == len(registry.names("mechanisms")) * len(RUNTIMES) * 5
+    assert len(fresh) == len(registry.names("mechanisms")) * len(RUNTIMES) * 5
 
 
 def test_a_model_that_an_engine_does_not_support_would_be_noticed() -> None:

@@ -62,13 +62,13 @@ def right_guesses(release, noise_alone, source):
     return right
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_what_noise_alone_can_reach_is_all_that_is_reached(secure, monkeypatch):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_noise_alone_can_reach_is_all_that_is_reached(fresh, monkeypatch):
     """In floats every upload is told apart, at an epsilon of 0.1; on the grid every guess is the same."""
     monkeypatch.setattr(draws, "kernels", draws.Kernels(worth=1))
     seeded = lambda trial: stream(7, "noise", trial)  # noqa: E731
     assert right_guesses(in_floats, float_noise_alone, seeded) == TRIALS
-    source = (lambda trial: SecureStream().seek(b"")) if secure else seeded
+    source = (lambda trial: SecureStream().seek(b"")) if fresh else seeded
     assert right_guesses(ours, grid_noise_alone, source) == TRIALS // 2
 
 

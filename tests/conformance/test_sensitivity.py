@@ -9,7 +9,7 @@ import torch
 from dpfl_plugin.gradients.base import Records
 from tests.conformance.cases import C, Case, cases, claimed_sensitivity, run, zero_records
 
-SAME_BATCHES = [case for case in cases() if not case.secure]  # which can be drawn twice
+SAME_BATCHES = [case for case in cases() if not case.fresh]  # which can be drawn twice
 F = 4
 HUGE = torch.tensor([3e5, -1e5, 2e5, 7e5], dtype=torch.float64)  # a gradient a million times C
 SMALL = HUGE * 1e-8

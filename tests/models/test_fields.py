@@ -206,6 +206,7 @@ def test_a_model_of_several_inputs_is_told_how_to_be_wrapped() -> None:
     check_model(FieldsModel(nn.Bilinear(2, 2, 3), Fields(a=Field((2,)), b=Field((2,))), positional=True), (4,))
 
 
+@pytest.mark.slow
 def test_low_rank_adapters_alone_are_trained_released_and_charged(tmp_path: Path) -> None:
     """Of a Hugging Face style model with LoRA: the private vector is A, B and the head; all else stays to the bit."""
     own = reader().requires_grad_(False)
@@ -365,6 +366,7 @@ def test_whether_a_model_has_all_words_is_asked_before_anything_is_charged(tmp_p
     trained(tmp_path, silos, made(WORDS))
 
 
+@pytest.mark.slow
 def test_a_trained_model_of_words_refuses_others_and_is_exported_for_any_number_of_records(tmp_path: Path) -> None:
     run = trained(tmp_path, words(), FieldsModel(Bag(), BAG))
     x = words()["a"][0]

@@ -4,8 +4,7 @@
 
 FAULTS is a file of JSON, and markers come beside it: [rank, place, n, what] each; what is kill, stop, raise or exit.
 Places are methods of a silo rank, of its silos or of the algorithm; the failure comes when one is called for the n-th
-time. Faults are no part of the algorithm: an algorithm that did such things would be in doubt,
-and its noise would never repeat.
+time.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from tests.cli.command import write
 from tests.mpi.network import Loopback, Network, loopback
 from tests.mpi.test_protocol import SILOS, hosts
 
-SECURE = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "randomness": "fresh"}
+FRESH = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "randomness": "fresh"}
 NAME = "x" * 32
 
 
@@ -45,7 +45,7 @@ class Server:
         self.rank = SiloRank(Loopback(self.network, 1))
         self.network.silo_ranks.append(self.rank)
         self.link = Loopback(self.network, 0)
-        self.take({"rounds": 2, "privacy": SECURE, **changes})
+        self.take({"rounds": 2, "privacy": FRESH, **changes})
         self.parts = build(self.config, folder)
         self.facts = {
             "noise_multiplier": self.parts.noise_multiplier,
@@ -76,7 +76,7 @@ class Server:
 
     def survey(self, **changes: Any) -> dict[str, Any]:
         config, here = self.config.model_dump(mode="python"), {"dealt": [1], "server": [platform.node(), 1]}
-        here |= {"base": str(self.folder), "key": str(self.folder / "key"), **changes}
+        here |= {"base": str(self.folder), "key": str(self.folder / "key"), "seed": self.config.public_seed, **changes}
         return self.ask("survey", "surveyed", config=config, **here)
 
     def begin(self, **changes: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def test_a_name_of_noise_belongs_to_one_agreement(start: Start) -> None:
     """Else what is released in another one is not written down, and its slots are there again after a restart."""
     server = start()
     for name in ("one", "two"):
-        server.take({"rounds": 2, "privacy": SECURE, "name": name})
+        server.take({"rounds": 2, "privacy": FRESH, "name": name})
         assert server.begin()["say"] == "ready"
         said = server.round(*server.plan(0))[0]
     assert said["say"] == "error" and "that of another agreement" in said["text"]
@@ -177,30 +177,10 @@ def test_a_name_of_noise_belongs_to_one_agreement(start: Start) -> None:
     assert server.round(*server.plan(0), name="y" * 32)[0]["say"] == "computed"
 
 
-def test_the_same_bits_are_charged_once_where_they_follow_from_a_seed(start: Start) -> None:
-    server = start("repeatable: true\n", privacy={**SECURE, "randomness": "seeded"})
-    assert server.begin()["say"] == "ready"
-    down, plan = server.plan(0)
-    assert [server.round(down, plan)[0]["say"] for _ in range(9)] == ["computed"] * 9
-    assert server.released() == per_round(server)
-
-
-def test_what_code_in_doubt_released_is_charged_each_time(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may compute something else when it is asked again."""
-    module = "import pickle\nfrom dpfl_plugin.algorithms.scaffold import Scaffold as Doubtful\nREAD = pickle.loads\n"
-    (tmp_path / "computes_anew.py").write_text(module)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    changes = {
-        "privacy": {**SECURE, "randomness": "seeded"},
-        "algorithm": {"name": None, "module": "computes_anew:Doubtful"},
-    }
-    server = start("repeatable: true\n", **changes)
-    assert server.begin()["say"] == "ready"
-    down, plan = server.plan(0)
-    made = [server.round(down, plan)[0]["say"] for _ in range(9)].count("computed")
-    assert 2 <= made < 9 and server.released() == made * per_round(server)
+def test_seeded_noise_is_refused_under_limits(start: Start) -> None:
+    server = start(privacy={**FRESH, "randomness": "seeded"})
+    said = server.survey()
+    assert said["say"] == "error" and said["kind"] == "LimitError" and "randomness: seeded" in said["text"]
 
 
 @pytest.mark.parametrize(
@@ -302,14 +282,14 @@ def test_numbers_of_records_are_told_by_one_description_of_the_data(start: Start
         dataset = {"name": "csv", "files": ["patients.csv"], **names}
         for unused in ("num_features", "num_classes", "records_per_silo"):
             dataset[unused] = None
-        server.take({"privacy": SECURE, "data": {"dataset": dataset, "num_silos": None, "partition": "natural"}})
+        server.take({"privacy": FRESH, "data": {"dataset": dataset, "num_silos": None, "partition": "natural"}})
         said.append(server.survey())
     assert [one["say"] for one in said] == ["surveyed", "error", "surveyed"]
     assert [one[1] + one[2] for one in said[0]["silos"]] == [20, 20, 20]
     assert "for another description" in said[1]["text"] and str(server.folder) not in said[1]["text"]
     server.rank = SiloRank(Loopback(server.network, 1))  # started again
     server.network.silo_ranks[:] = [server.rank]
-    server.take({"privacy": SECURE})
+    server.take({"privacy": FRESH})
     assert server.survey().get("kind") == "LimitError"
 
 
@@ -324,7 +304,7 @@ def test_records_that_cannot_be_read_have_their_one_description_too(start: Start
         dataset = {"name": "table", "files": ["patients.csv"], "schema": schema}
         dataset |= dict.fromkeys(("num_features", "num_classes", "records_per_silo"))
         data = {"dataset": dataset, "num_silos": None, "partition": "natural", "preprocess": ["hog"]}  # which fails
-        server.take({"privacy": SECURE, "data": data})
+        server.take({"privacy": FRESH, "data": data})
         said.append(server.survey())
     assert [one["say"] for one in said] == ["error", "error"]
     assert [one["kind"] for one in said] == ["ConfigError", "LimitError"], said
@@ -343,7 +323,7 @@ def test_rank_0_names_no_file_that_silos_look_at_or_write(start: Start) -> None:
     assert marks[0] == marks[2] != marks[1], "records are known again by the runs of one key"
     server.known = wire.survey_header(joined({1: said}))
     assert server.ask("begin", "ready", survey=server.known, **server.facts)["say"] == "ready"
-    server.take({"privacy": SECURE, "algorithm": {"name": None, "module": "found_here:Found"}})
+    server.take({"privacy": FRESH, "algorithm": {"name": None, "module": "found_here:Found"}})
     said = [server.survey(base=str(server.folder / name)) for name in ("smith.csv", "jones.csv")]
     assert said[0]["text"] == said[1]["text"] and "for another description" in said[0]["text"]
     assert not (server.folder / "jones.csv").exists() and (server.folder / "smith.csv").read_text() == "no key"
@@ -353,7 +333,7 @@ def test_code_is_not_looked_for_where_others_may_put_it(start: Start, tmp_path: 
     there = tmp_path / "there"
     there.mkdir()
     server = start()
-    server.take({"privacy": SECURE, "algorithm": {"name": None, "module": "found_here:Found"}})
+    server.take({"privacy": FRESH, "algorithm": {"name": None, "module": "found_here:Found"}})
     for mode, answer in ((0o777, "error"), (0o1777, "error"), (0o770, "error"), (0o755, "surveyed")):
         there.chmod(mode)
         said = server.survey(base=str(there))
@@ -401,5 +381,5 @@ def test_who_lets_metrics_be_sent_lets_no_gradient_be_sent(start: Start) -> None
         said = server.hear("evaluated")
         assert said["say"] == say, said
     assert said["kind"] == "LimitError" and "gradient" in said["text"]
-    server.take({"rounds": 2, "privacy": SECURE, "evaluation": {"reveal": "server", "dissimilarity": True}})
+    server.take({"rounds": 2, "privacy": FRESH, "evaluation": {"reveal": "server", "dissimilarity": True}})
     assert server.survey()["kind"] == "LimitError"

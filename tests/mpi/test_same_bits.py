@@ -74,7 +74,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "early_stopping": {"share": 0.25, "every": 2, "patience": 1, "min_gain": 0.99, "noise_multiplier": 2.0},
         "personalise": {"local_steps": 2, "local_lr": 0.1},
     },
-    "secure": {"privacy": {"randomness": "fresh"}, "rounds": 2},
+    "fresh": {"privacy": {"randomness": "fresh"}, "rounds": 2},
     "settings of single silos": {
         "silos": {0: {"noise_multiplier": 9.0}, 5: {"clip_norm": 0.5}},
         "silo_weights": "noise",
@@ -182,7 +182,7 @@ def test_ranks_give_the_bits_of_one_process(here: dict[str, Any], ranks: tuple[d
     assert tuple(there) == (*VARIANTS, *APART)
     assert not any(result["silo_names"] for result in there.values()), "rank 0 is told no name"
     for label in VARIANTS:
-        if label == "secure":  # noise of its own
+        if label == "fresh":  # noise of its own
             assert there[label]["model_sha256"] != here[label]["model_sha256"]
             assert there[label]["epsilon"] == here[label]["epsilon"]
         else:

@@ -55,9 +55,8 @@ from tests.mpi.network import Loopback, Moving, Network
 from tests.test_callbacks import Curious
 
 # What a silo rank may say, and of what it is a function. Numbers of records, what labels are (by the configuration),
-# names of columns, the model's shapes and
-# the machine are public; marks are HMACs under the silos' key; charges are in the ledger; an error ends the run, and
-# the statement says that no epsilon covers it; seconds are said to be uncovered.
+# names of columns and the model's shapes are public; marks are HMACs under the silos' key; charges are in the ledger;
+# an error ends the run, and the statement says that no epsilon covers it; seconds are said to be uncovered.
 PUBLIC = {
     "surveyed": {
         *(
@@ -70,7 +69,6 @@ PUBLIC = {
             "silos",
             "host",
             "pid",
-            "machine",
             "package",
             "limits",
         )
@@ -192,7 +190,7 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
     "everything": {},
-    "secure": {"privacy": {"randomness": "fresh"}},
+    "fresh": {"privacy": {"randomness": "fresh"}},
     "adaptive": {"privacy": {"clip": "adaptive"}, "early_stopping": None, "personalise": None},
     "reduce": {"runtime": {"aggregation": "reduce"}, "early_stopping": None, "personalise": None},
     "silo": {

@@ -146,6 +146,7 @@ def test_prv_lies_where_it_says(composition: list[Term], eps_error: float) -> No
     assert tight / (1 + 5e-4) <= found <= tight + 2.2 * eps_error
 
 
+@pytest.mark.slow
 def test_prv_of_the_smallest_delta() -> None:
     for composition in ([term("poisson", 0.001, 1.0, 100_000)], [term("poisson", 0.2, 60.0, 20_000)]):
         assert 0 < PRV().epsilon(composition, 1e-9) - PLD().epsilon(composition, 1e-9) < 0.022

@@ -295,6 +295,7 @@ def test_with_noise_c_goes_round_the_quantile(sampler, quantile):
     assert np.std(path[200:]) > 0.01  # there was noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_noise_of_an_adaptive_release(sampler):
     """On the mean gradient z_g Delta C_i / b; on the fraction z_b Delta_b / b. 5 % or 30 % would show."""

@@ -173,7 +173,7 @@ def _without_modules(described: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_of_two_versions_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper) -> None:
     """Begun by one, continued by another: it is of both."""
     sweep, _ = api.planned(paper.items[0].parts[0], QUICK, api.folder_of(paper, tmp_path / "out"))
-    asked = iter([False] * 3 + [True] * 100)
+    asked = iter([False] * 2 + [True] * 100)
     assert api._run(sweep, sweep.rows[0], lambda: next(asked))[0] == api.INTERRUPTED
     one = sweep.folder_of(sweep.rows[0]).environment
     one.write_text(json.dumps({**json.loads(one.read_text()), "package_sha256": "0" * 64, "modules": {"oracle": "0"}}))

@@ -1,8 +1,6 @@
 """The contract notices what is wrong, each by the check that is for it, and says how to mend it."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,21 +79,6 @@ def test_a_release_that_the_ledger_lacks_is_noticed(monkeypatch, unit) -> None:
     monkeypatch.setattr(PrivateOracle, "charges", charges)
     with pytest.raises(ContractError, match=r"round 0, silo 2: \d answers of oracle\.\w+, and 0 in the ledger"):
         contract("Right").test_ledger()
-
-
-def test_pytest_collects_a_derived_class_and_skips_what_cannot_be_tried(tmp_path) -> None:
-    """As a stranger uses it: with the algorithm's name only, in a process of its own."""
-    (tmp_path / "test_mine.py").write_text(
-        "from dpfl_plugin.testing import AlgorithmContract\n\n\n"
-        "class TestMine(AlgorithmContract):\n"
-        "    algorithm = {'name': 'fedavg', 'local_steps': 2, 'local_lr': 0.1}\n"
-        "    config = {'rounds': 2}\n"
-        "    ranks = ()\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--override-ini=addopts="]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CHECKS)} passed" in done.stdout or f"{len(CHECKS) - 1} passed, 1 skipped" in done.stdout
 
 
 def test_the_suite_is_there_without_pytest() -> None:

@@ -29,12 +29,6 @@ def contract():
     return made
 
 
-@pytest.mark.slow  # as are the tests on ranks, which see it pass, too
-def test_the_same_result_passes(mpirun):
-    mpirun('exec "$python" "$@"')
-    contract().test_mpi()
-
-
 def test_another_result_is_noticed(mpirun):
     mpirun('exec "$python" "$@" --set algorithm.local_lr=0.2')
     with pytest.raises(ContractError, match=r"mpirun -n 2 gives another result than one process: another model"):
