@@ -51,7 +51,7 @@ class FreshGenerator(np.random.Generator):
 
     def _encrypted(self, count: int) -> Words:
         found = np.empty(count + 2, np.uint64)  # cryptography asks for room for a block more
-        self._encryptor.update_into(bytes(8 * count), memoryview(found).cast("B"))
+        self._encryptor.update_into(bytes(8 * count), found.data.cast("B"))
         return found[:count]
 
     def rounded(self, count: int, std: float) -> Integers:
