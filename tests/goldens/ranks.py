@@ -20,6 +20,10 @@ from dpfl_plugin.runtimes.mpi.wire import Header
 from tests.mpi.network import Loopback, Network
 
 
+class _OverError(BaseException):
+    """Ends a silo rank's thread, wherever it waits."""
+
+
 class _Turns:
     """A silo rank's thread, which works from `take` until the rank has done a step, or waits for another rank."""
 
@@ -40,7 +44,7 @@ class _Turns:
         self._others.release()
         self._mine.acquire()
         if self._over:
-            raise SystemExit
+            raise _OverError
 
     def end(self) -> None:
         self._over = True
@@ -49,14 +53,15 @@ class _Turns:
 
     def _work(self) -> None:
         self._mine.acquire()
-        while not self._over:
-            try:
-                self._rank.step()
-            except SystemExit:
-                break
-            except BaseException as error:
-                self._error = error
-            self.give()
+        with contextlib.suppress(_OverError):
+            while not self._over:
+                try:
+                    self._rank.step()
+                except _OverError:
+                    raise
+                except BaseException as error:
+                    self._error = error
+                self.give()
 
 
 class _Job(Network):
