@@ -1,6 +1,6 @@
 """What a round will do, known without any record: who takes part, with what weight, and what silos will send.
 
-Participants are never drawn from data: in a simulation from its seed, with `privacy.secure` from ``coins`` of the
+Participants are never drawn from data: in a seeded run from its seed, in a fresh one from ``coins`` of the
 operating system, which nobody has before the run. Who may claim what of the draw: `privacy.views.third_party_view`.
 """
 
