@@ -59,7 +59,7 @@ CONFIGURATIONS: Final[dict[str, dict[str, Any]]] = {
 }
 LEFT_OUT: Final = re.compile(
     r".*seconds.*|.*_us|.*_ms|time|finished|started|.*_at|since|.*sha256|.*hash|digest|fingerprint|key|id|run|code|package"
-    r"|.*version.*|from|.*folder.*|memory.*|reason|.*_reason|why|text|description|summary|command.*|page|cost|current"
+    r"|.*version.*|from|.*folder.*|memory.*|reason|.*_reason|why|text|description|summary|command.*|page|cost|current|changed"
 )
 PROSE: Final = "words"
 MOST_OF_A_NAME: Final = 40  # letters; what is longer is prose
