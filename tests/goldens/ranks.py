@@ -20,10 +20,6 @@ from dpfl_plugin.runtimes.mpi.wire import Header
 from tests.mpi.network import Loopback, Network
 
 
-class _OverError(BaseException):
-    """Ends a silo rank's thread, wherever it waits."""
-
-
 class _Turns:
     """A silo rank's thread, which works from `take` until the rank has done a step, or waits for another rank."""
 
@@ -44,7 +40,7 @@ class _Turns:
         self._others.release()
         self._mine.acquire()
         if self._over:
-            raise _OverError
+            raise SystemExit
 
     def end(self) -> None:
         self._over = True
@@ -53,13 +49,11 @@ class _Turns:
 
     def _work(self) -> None:
         self._mine.acquire()
-        with contextlib.suppress(_OverError):
+        with contextlib.suppress(SystemExit):
             while not self._over:
                 try:
                     self._rank.step()
-                except _OverError:
-                    raise
-                except BaseException as error:
+                except Exception as error:
                     self._error = error
                 self.give()
 

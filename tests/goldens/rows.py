@@ -11,6 +11,7 @@ from typing import Any, Final
 HERE: Final = Path(__file__).parent
 WRITE: Final = "python -m tests.goldens --write"
 MOST_SHOWN: Final = 3  # differences, of each part of a row
+MOST_LETTERS: Final = 120
 LEAST: Final = 1e-6  # numbers that are smaller are compared as if they were this long
 Row = dict[str, Any]
 
@@ -52,7 +53,12 @@ def _differences(expected: Any, actual: Any, path: tuple[str, ...]) -> Iterator[
             if not _close(*pair, _tolerance(path), scale):
                 yield from _differences(*pair, (*path, str(index)))
     elif not _close(expected, actual, _tolerance(path)):
-        yield f"{' > '.join(path)}: expected {json.dumps(expected)}, got {json.dumps(actual)}"
+        yield f"{' > '.join(path)}: expected {_short(expected)}, got {_short(actual)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
 
 def _tolerance(path: tuple[str, ...]) -> float:
