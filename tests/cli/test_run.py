@@ -323,6 +323,15 @@ def test_variants(tmp_path: Path) -> None:
     assert "on other test records" in other.out and "standard error" not in other.out
 
 
+def test_variants_without_a_seed_share_one_that_is_drawn(tmp_path: Path) -> None:
+    """Also one that begins later; another command draws another seed."""
+    path = write(tmp_path, {"seed": None, "rounds": 2, "variants": {"a": {}, "b": {"algorithm": {"name": "fedavg"}}}})
+    first, both = run(path, "--variant", "a"), run(path)
+    assert first["randomness"] == "fresh" and first["seed"] == both["a"]["seed"] == both["b"]["seed"]
+    apart = dpfl("run", path, "--out", tmp_path / "apart", "--json").json
+    assert apart["a"]["seed"] == apart["b"]["seed"] != first["seed"]
+
+
 def test_a_run_folder_tells_which_variant_it_is(tmp_path: Path) -> None:
     """Whatever goes on with it; and the id is that of the configuration, which others may write without variants."""
     path = write(tmp_path, {"variants": {"a": {}, "b, longer": {"rounds": 2}}})
