@@ -49,21 +49,19 @@ SAMPLERS: Final[dict[str, dict[str, Any]]] = {
 
 
 def charges(rounds: int, silos: int) -> Iterator[list[Charge]]:
-    """Round by round what silos with different numbers of records are charged, with names of noise as runs give them.
+    """Round by round what silos with different numbers of records are charged, with ids of fresh noise.
 
-    Each round has a name of its own, by what was asked in it; after a crash the attempt is another one.
+    A round that is run again after a crash has another id.
     """
     releases = [
         SampledGaussian(noise_multiplier=NOISE, sampler="fixed", rate=RATE * RECORDS / n, neighbouring="replace_one")
         for n in _sizes(silos)
     ]
-    name = f"{_digest('run')}-{_digest('records')[:12]}"
     for n in range(rounds):
         session = n * (CRASHES + 1) // rounds
         attempts = [session] if n == 0 or (n - 1) * (CRASHES + 1) // rounds == session else [session - 1, session]
         for attempt in attempts:
-            fresh = f"{1 << 127 | int(_digest(str(attempt)), 16):x}" if attempt else "0"
-            noise_id = f"{name}.{_digest(f'{n} {attempt}')}.{fresh}"
+            noise_id = f"{_digest('run')}.{_digest(f'{n} {attempt}')}"
             yield [
                 Charge(round=n, silo=silo, release=release, count=1, noise_id=noise_id)
                 for silo, release in enumerate(releases)

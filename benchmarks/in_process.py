@@ -16,7 +16,7 @@ from torch import nn
 from dpfl_plugin.adapters import agree
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.core.average import WeightedSum
-from dpfl_plugin.data.base import Holding, Survey, digest, training_digest
+from dpfl_plugin.data.base import Holding, Survey, digest
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
@@ -40,7 +40,7 @@ def run(settings: Mapping[str, Any], model: nn.Module, records: Mapping[int, Any
         num_test_records=(0,) * len(silos),
         digests=tuple(digest(silo) for silo in silos.values()),
     )
-    holding = Holding(survey, silos, training={i: training_digest(silo) for i, silo in silos.items()})
+    holding = Holding(survey, silos, digests=dict(zip(silos, survey.digests, strict=True)))
     parts = build(agreement.config, Path(), hold=lambda config, base: holding, module=copy.deepcopy(model))
     vectors = parts.algorithm.init_server(parts.model, parts.setting)
     planner = Planner(parts.algorithm, parts.setting, (1 / len(silos),) * len(silos), agreement.config.public_seed)

@@ -128,6 +128,10 @@ class LimitError(DpflError):
         self.public = message if public is None else public
 
 
+class EarlierNameWarning(FutureWarning):
+    """A key of an earlier version was read as what it is called now."""
+
+
 class DataError(DpflError, ValueError):
     """A data file is missing, damaged or unusable; the message names the file."""
 

@@ -15,7 +15,7 @@ from dpfl_plugin import own_folders
 from dpfl_plugin.api import pictures
 from dpfl_plugin.api.experiment_text import keys_text
 from dpfl_plugin.api.objects import plain
-from dpfl_plugin.api.running import in_file
+from dpfl_plugin.api.running import in_file, of_one_seed
 from dpfl_plugin.api.runs import Comparison, Run
 from dpfl_plugin.api.training import check_path, run_config
 from dpfl_plugin.config.load import NO_RUN, Plan, base_of
@@ -95,7 +95,7 @@ class Experiment(Printed):
         Arguments and errors are those of `dpfl.train`; ``out`` is by default the file's key.
         """
         check_path("out", out)
-        plan, done = (self if out is None else self.with_(out=str(out))).loaded(), {}
+        plan, done = of_one_seed((self if out is None else self.with_(out=str(out))).loaded()), {}
         for one in plan.variants:
             try:
                 done[one.label or one.config.name] = run_config(

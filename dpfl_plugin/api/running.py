@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dpfl_plugin import registry
 from dpfl_plugin.api import pictures
 from dpfl_plugin.callbacks.base import Callback
-from dpfl_plugin.config.load import Variant
+from dpfl_plugin.config.load import Plan, Variant
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, Error, UnsupportedError, said_of
 from dpfl_plugin.federation.outcome import Cause, cause_of
@@ -22,7 +23,7 @@ from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.result import Result, finished_result
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.session import run_session, seed_of_begun
 from dpfl_plugin.runs.shown_results import OtherCodeError
 from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
 from dpfl_plugin.runtimes.mpi import job
@@ -37,6 +38,7 @@ __all__ = [
     "cause_of",
     "import_for_runs",
     "in_file",
+    "of_one_seed",
     "place_here",
     "place_of",
     "rounds_saved",
@@ -102,6 +104,15 @@ def carried_out(
 def rounds_saved(config: Config) -> int:
     """How many rounds of a configuration's run its newest checkpoint has."""
     return saved_rounds(folder_of(config).checkpoint)
+
+
+def of_one_seed(plan: Plan) -> Plan:
+    """A file's runs with one public seed where they name none, so that they differ in what the variants differ in."""
+    begun = seed_of_begun(one.config for one in plan.variants)
+    seed = plan.variants[0].config.public_seed if begun is None else begun
+    return replace(
+        plan, variants=tuple(replace(one, config=one.config.with_public_seed(seed)) for one in plan.variants)
+    )
 
 
 def import_for_runs() -> None:

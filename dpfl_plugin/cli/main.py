@@ -7,8 +7,9 @@ import enum
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -16,7 +17,7 @@ import dpfl_plugin
 from dpfl_plugin import own_folders
 from dpfl_plugin.cli import folder_commands, papers_command, privacy_commands, project_commands, starting, tool_commands
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
-from dpfl_plugin.errors import ConfigError, DpflError, system_says
+from dpfl_plugin.errors import ConfigError, DpflError, EarlierNameWarning, system_says
 
 TRAIN, PRIVACY, TOOLS = "Train, and look at results", "Privacy: plan it, prove it, try it", tool_commands.TOOLS
 
@@ -376,12 +377,28 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    note = issubclass(category, EarlierNameWarning)
+    text = f"note: {message}\n" if note else warnings.formatwarning(message, category, filename, lineno, line)
+    sys.stderr.write(text)
+
+
 def _code() -> int:
     with contextlib.suppress(OSError):  # it is gone
         own_folders.look_in_working_folder()
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting warns of orders that it leaves out, soundly
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.simplefilter("once", EarlierNameWarning)
+            warnings.showwarning = _show
+            app()
     except SystemExit as end:  # typer exits by itself
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except DpflError as error:

@@ -26,6 +26,7 @@ from dpfl_plugin.api.running import (
     carried_out,
     cause_of,
     in_file,
+    of_one_seed,
     place_of,
     rounds_saved,
 )
@@ -88,7 +89,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
         return 0
     given = settings if options.out is None else [*settings, f"out={json.dumps(str(options.out))}"]
     experiment = Experiment(path, tuple(given), options.variant)
-    plan, results, told = experiment.loaded(), dict[str, Result](), set[str]()
+    plan, results, told = of_one_seed(experiment.loaded()), dict[str, Result](), set[str]()
     before = [rounds_saved(variant.config) for variant in plan.variants]
     console = Console(stderr=True)
     with stopping() as stop:

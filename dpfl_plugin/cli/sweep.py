@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import math
 import os
 import shlex
@@ -19,7 +18,6 @@ from dpfl_plugin import own_folders
 from dpfl_plugin.cli import sweep_scores
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
-from dpfl_plugin.runs.named_files import changed, file_digests
 from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
@@ -132,9 +130,7 @@ def _say_other_code(sweep: Sweep, done: Sequence[Row]) -> None:
     """Name each finished run that was made with another file of users' code than there is now."""
     own_folders.look_in(sweep.source.parent)
     for row in done:
-        result = json.loads(sweep.folder_of(row).result.read_text())
-        others = changed(file_digests(config_of(sweep.base, row, sweep.runs)), result.get("code") or {})
-        if others:
+        if others := state.other_code(sweep.folder_of(row), config_of(sweep.base, row, sweep.runs)):
             _say(f"{row.index}: made with another version of {', '.join(others)} than there is now  {row.label}")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict
+from dpfl_plugin.errors import EarlierNameWarning
 
 OF_PERSONS: Final[tuple[str, ...]] = ("max_records_per_person", "shared_persons")
 OF_CYCLES: Final = ("bands",)
@@ -91,7 +92,7 @@ class PrivacyConfig(Strict):
         randomness = "fresh" if values["secure"] else "seeded"
         warnings.warn(
             f"privacy.secure: {str(values['secure']).lower()} is read as privacy.randomness: {randomness}.",
-            FutureWarning,
+            EarlierNameWarning,
             stacklevel=2,
         )
         return {**{key: value for key, value in values.items() if key != "secure"}, "randomness": randomness}

@@ -138,9 +138,9 @@ def _fresh_subset(rng: FreshGenerator, num_all: int, size: int) -> NDArray[np.in
         sequence = np.concatenate([sequence, _below(rng.words(size + size // 4 + MORE_WORDS), num_all)])
         first_place = np.empty(num_all, np.int64)  # only places of what is in the sequence are written, and read
         first_place[sequence[::-1]] = np.arange(len(sequence) - 1, -1, -1)
-        different = sequence[first_place[sequence] == np.arange(len(sequence))]
+        different: NDArray[np.int64] = sequence[first_place[sequence] == np.arange(len(sequence))]
         if len(different) >= size:
-            return different[:size]
+            return np.asarray(different[:size], np.int64)
 
 
 def _below(words: Words, count: int) -> NDArray[np.int64]:

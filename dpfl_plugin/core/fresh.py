@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -35,7 +35,7 @@ class FreshGenerator(np.random.Generator):
     def __init__(self, sums: int = 1) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-        super().__init__(np.random.SFC64(_SystemSeed()))
+        super().__init__(np.random.SFC64(cast(Any, _SystemSeed())))
         self._encryptor = Cipher(algorithms.AES(os.urandom(16)), modes.CTR(bytes(16))).encryptor()
         self._left, self._sums = np.empty(0, np.uint64), sums
         self._ahead: tuple[tuple[int, float] | None, list[Integers]] = None, []
@@ -51,7 +51,7 @@ class FreshGenerator(np.random.Generator):
 
     def _encrypted(self, count: int) -> Words:
         found = np.empty(count + 2, np.uint64)  # cryptography asks for room for a block more
-        self._encryptor.update_into(bytes(8 * count), found.view(np.uint8))
+        self._encryptor.update_into(bytes(8 * count), found.data.cast("B"))
         return found[:count]
 
     def rounded(self, count: int, std: float) -> Integers:

@@ -205,7 +205,7 @@ class Experiment:
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
         plan, down = self.planner.of_all("score", lost=progress.lost), {"model": progress.server["model"]}
-        draw = self.draw(progress, progress.rounds)
+        draw = self.draw(progress, progress.rounds, "score")
         if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
             return
         mean = self._sent(progress, down, plan, draw)
@@ -221,8 +221,8 @@ class Experiment:
         progress.bytes_up += len(plan.participants) * _size(mean_up)
         return mean_up
 
-    def draw(self, progress: Progress, round: int) -> Draw:
-        """Of one computation of a round; fresh bits have another name each time.
+    def draw(self, progress: Progress, round: int, kind: str = "") -> Draw:
+        """Of one computation of a round, or of what is released beside it; fresh bits have another name each time.
 
         A seeded round that is run again because silos were lost, or came back, has the same bits, and counts as it
         would with fresh ones: twice.
@@ -230,7 +230,8 @@ class Experiment:
         if self.fresh:
             return Draw.fresh(round, self.run_name)
         changes = sum(1 + (loss["back"] is not None) for loss in progress.losses)
-        return Draw(self.planner.seed, round, f"{self.run_name}.{changes}" if changes else self.run_name)
+        name = ".".join([self.run_name, *([str(changes)] if changes else []), *([kind] if kind else [])])
+        return Draw(self.planner.seed, round, name)
 
     def _stopped(self, progress: Progress) -> bool:
         return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
@@ -270,7 +271,7 @@ class Experiment:
             notes.append(f"validation scores: {left_out} {WERE_LOST}")
         if self.personalise is not None:
             own = self.personalise
-            draw = self.draw(progress, self.rounds)
+            draw = self.draw(progress, self.rounds, "personalise")
             if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
                 made = self._own_models(progress, own)
                 self.survivors.retry(progress, lambda: made(draw), save=save, note=note)

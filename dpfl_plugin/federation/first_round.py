@@ -37,7 +37,7 @@ class FirstRound:
         self,
         progress: Progress,
         *,
-        draw: Callable[[Progress, int], Draw],
+        draw: Callable[[Progress, int, str], Draw],
         send: Callable[[Progress, Vectors, RoundPlan, Draw], Vectors],
         save: Callable[[], None],
     ) -> bool:
@@ -52,7 +52,7 @@ class FirstRound:
             down = {"model": progress.server["model"]}
             plan = self.planner.of_all("statistics", lost=progress.lost)
             plan = replace(plan, weights=(1.0,) * len(plan.participants))  # a sum, and no mean
-            named = draw(progress, 0)
+            named = draw(progress, 0, "statistics")
             if not self.account.affords_beside("statistics", 0, named.noise_id):
                 return False
             sums = send(progress, down, plan, named)["sums"]
@@ -60,6 +60,6 @@ class FirstRound:
             progress.statistics = torch.cat([torch.tensor(of, dtype=sums.dtype, device=sums.device), sums])
             save()
         plan, down = self.planner.of_all("scale", lost=progress.lost), {"sums": progress.statistics}
-        send(progress, down, plan, draw(progress, 0))
+        send(progress, down, plan, draw(progress, 0, "statistics"))
         self.done = True
         return True

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import json
 import pickle
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -103,19 +103,20 @@ def structure(model: nn.Module) -> str:
 
 
 def attributes(model: nn.Module) -> tuple[bytes, tuple[type, ...]] | None:
-    """What a model computes with besides its tensors: the attributes of its layers, pickled, and their classes.
+    """What a model computes with besides its tensors: a digest of its layers' attributes, and their classes.
 
     In one process, models with equal attributes and tensors of one kind are built alike. None if something cannot be
     pickled. Modes are left out.
     """
-    layers, pickled = dict(model.named_modules()), io.BytesIO()
+    layers, pickled = dict(model.named_modules()), hashlib.sha256()
+    file = SimpleNamespace(write=pickled.update)
     try:
         for path, layer in layers.items():
             state = dict(layer.__getstate__())
-            _WithoutTensors(pickled).dump([path, {k: v for k, v in state.items() if k not in _NOT_ATTRIBUTES}])
+            _WithoutTensors(file).dump([path, {k: v for k, v in state.items() if k not in _NOT_ATTRIBUTES}])
     except Exception:  # users' objects may fail in any way
         return None
-    return pickled.getvalue(), tuple(map(type, layers.values()))
+    return pickled.digest(), tuple(map(type, layers.values()))
 
 
 class _WithoutTensors(pickle.Pickler):

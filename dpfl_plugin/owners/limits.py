@@ -26,7 +26,7 @@ from typing import Final, Literal, NoReturn
 from dpfl_plugin.config.load import mapping_in
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.preprocess import fitted_on_files, fitted_on_records
-from dpfl_plugin.errors import ConfigError, LimitError, nearest
+from dpfl_plugin.errors import ConfigError, EarlierNameWarning, LimitError, nearest
 from dpfl_plugin.given import is_given
 from dpfl_plugin.privacy.events import Unit
 from dpfl_plugin.runs.public_facts import FILES, is_named, is_of_package
@@ -209,7 +209,7 @@ def read_limits(path: Path) -> Limits:
     if "repeatable" in values:  # of earlier versions
         if values.pop("repeatable") is not False:
             raise ConfigError(f"{path}: repeatable: noise of owners' data is always fresh. Remove the line.")
-        warnings.warn(f"{path}: repeatable: false is no longer needed. Remove the line.", FutureWarning, stacklevel=2)
+        warnings.warn(f"{path}: repeatable: false is no longer needed. Remove it.", EarlierNameWarning, stacklevel=2)
     known = [field.name for field in fields(Limits) if field.name != "source"]
     for key in values:
         if key not in known:

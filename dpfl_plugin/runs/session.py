@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,6 +137,12 @@ def run_session(
             check_marks(folder, job.parts, key_of(config, folder, ledger))
             place.begin()
             return _run_told(job, place, Hooks(reporter, folder, callbacks), stop)
+
+
+def seed_of_begun(configs: Iterable[Config]) -> int | None:
+    """The public seed that the first of these runs drew when it began; None if none of them has begun."""
+    begun = (checkpoints.load_facts(folder_of(config).checkpoint) for config in configs)
+    return next((int(facts["seed"]) for facts in begun if facts is not None), None)
 
 
 def _with_seed_of(config: Config, folder: RunFolder) -> Config:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.named_files import changed, file_digests
 
 BEAT_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 60.0  # file servers and their clients may hold a time back for half of it
@@ -86,6 +88,11 @@ def finished(folder: RunFolder) -> bool:
     """Whether a run ended for good, so that it is never run again."""
     result = _read(folder.result) or {}
     return result.get("status") in ("done", "budget_exhausted") and _done(folder, result, None).status == "done"
+
+
+def other_code(folder: RunFolder, config: Config) -> list[str]:
+    """Modules of users' code that a finished run was made with in another version than there is now."""
+    return changed(file_digests(config), json.loads(folder.result.read_text()).get("code") or {})
 
 
 def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:

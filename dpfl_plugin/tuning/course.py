@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from dpfl_plugin.runs.ledgers import Wait, read_shared
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.place import Place as Where
 from dpfl_plugin.runs.plugins import make_accountant
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.session import run_session, seed_of_begun
 from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.tuning import decisions, told
 from dpfl_plugin.tuning.decisions import Decision, Standing
@@ -138,6 +138,9 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
             )
         return Tuning(file=file, base=base, out=out, price=price(file, base, out))
     noise = float(known["noise_multiplier"]), float(known["score_noise"])
+    begun = seed_of_begun(configured(file, one, noise, out) for one in file.candidates)
+    if begun is not None:
+        file = replace(file, config=file.config.with_public_seed(begun))
     tuning = Tuning(file=file, base=base, out=out, price=price(file, base, out, noise))
     _check_runs(known, tuning)
     return tuning

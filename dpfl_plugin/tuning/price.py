@@ -136,7 +136,7 @@ def configured(file: TuneFile, candidate: Candidate, noise: tuple[float, float] 
     if noise is not None:
         change["privacy"] = {"noise_multiplier": noise[0]}
         scored["noise_multiplier"] = noise[1]
-    return file.configured(candidate, change)
+    return file.configured(candidate, change).with_public_seed(file.config.public_seed)
 
 
 def price(

@@ -323,6 +323,25 @@ def test_variants(tmp_path: Path) -> None:
     assert "on other test records" in other.out and "standard error" not in other.out
 
 
+@pytest.mark.parametrize(("secure", "randomness"), [(True, "fresh"), (False, "seeded")])
+def test_the_key_of_earlier_versions_is_read_with_one_note(tmp_path: Path, secure: bool, randomness: str) -> None:
+    changes = {"seed": None, "rounds": 1, "privacy": {"secure": secure}, "variants": {"a": {}, "b": {"l2": 0.1}}}
+    done = dpfl("run", write(tmp_path, changes), "--out", tmp_path / "runs", "--json")
+    assert done.code == 0 and done.json["a"]["randomness"] == done.json["b"]["randomness"] == randomness
+    note = f"note: privacy.secure: {str(secure).lower()} is read as privacy.randomness: {randomness}.\n"
+    assert done.err.startswith(note) and done.err.count("note: privacy.secure") == 1
+    assert secure or done.json["a"]["seed"] == 0
+
+
+def test_variants_without_a_seed_share_one_that_is_drawn(tmp_path: Path) -> None:
+    """Also one that begins later; another command draws another seed."""
+    path = write(tmp_path, {"seed": None, "rounds": 2, "variants": {"a": {}, "b": {"algorithm": {"name": "fedavg"}}}})
+    first, both = run(path, "--variant", "a"), run(path)
+    assert first["randomness"] == "fresh" and first["seed"] == both["a"]["seed"] == both["b"]["seed"]
+    apart = dpfl("run", path, "--out", tmp_path / "apart", "--json").json
+    assert apart["a"]["seed"] == apart["b"]["seed"] != first["seed"]
+
+
 def test_a_run_folder_tells_which_variant_it_is(tmp_path: Path) -> None:
     """Whatever goes on with it; and the id is that of the configuration, which others may write without variants."""
     path = write(tmp_path, {"variants": {"a": {}, "b, longer": {"rounds": 2}}})

@@ -60,6 +60,13 @@ def held(path: Path) -> set[Charge]:
     return set(Ledger.open(path, append=False))
 
 
+def test_candidates_without_a_seed_share_one_that_is_drawn(tmp_path: Path) -> None:
+    tune(config_of(tmp_path, seed=None))
+    results = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("result.json")]
+    seeds = {result["seed"] for result in results if "seed" in result}
+    assert len(results) >= 4 and len(seeds) == 1
+
+
 def named(path: Path) -> set[Charge]:
     """`held`, without the marks of records in the names of noise: each ledger has a key of its own."""
     return {replace(one, noise_id=re.sub(r"-[0-9a-f]{12}\.", ".", one.noise_id)) for one in held(path)}

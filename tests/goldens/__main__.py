@@ -23,16 +23,18 @@ def main() -> int:
         before = rows.read(file)
         after = {name: row for name, row in before.items() if name in module.NAMES}
         names = [name for name in module.NAMES if not asked.names or {name, file} & {*asked.names}]
-        for name, row in made(file, names):
-            difference = rows.difference(file, name, before.get(name), row)
-            if difference is not None:
-                changed += 1
-                print(f"{file}: new: {name}" if name not in before else difference.partition("\nIf")[0], flush=True)
-                after[name] = row
-        for name in before.keys() - after.keys():
-            print(f"{file}: gone: {name}")
-        if asked.write:
-            rows.write(file, {name: after[name] for name in module.NAMES if name in after})
+        try:
+            for name, row in made(file, names):
+                difference = rows.difference(file, name, before.get(name), row)
+                if difference is not None:
+                    changed += 1
+                    print(f"{file}: new: {name}" if name not in before else difference.partition("\nIf")[0], flush=True)
+                    after[name] = row
+            for name in before.keys() - after.keys():
+                print(f"{file}: gone: {name}")
+        finally:  # what was made is kept, whatever the next one fails by
+            if asked.write:
+                rows.write(file, {name: after[name] for name in module.NAMES if name in after})
     print(f"{changed} rows {'written' if asked.write else 'changed'}, in {time.process_time():.0f} s")
     return int(bool(changed) and not asked.write)
 

@@ -49,14 +49,13 @@ class _Turns:
 
     def _work(self) -> None:
         self._mine.acquire()
-        while not self._over:
-            try:
-                self._rank.step()
-            except SystemExit:
-                break
-            except BaseException as error:
-                self._error = error
-            self.give()
+        with contextlib.suppress(SystemExit):
+            while not self._over:
+                try:
+                    self._rank.step()
+                except Exception as error:
+                    self._error = error
+                self.give()
 
 
 class _Job(Network):

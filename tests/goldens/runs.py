@@ -147,7 +147,7 @@ CONFIGURATIONS: Final[dict[str, dict[str, Any]]] = {
     "as long as the budget lasts": {
         "rounds": None,
         "silo_rate": 0.5,
-        "privacy": {"epsilon": 1.3, "budget_view": "third_party", "accountant": "rdp"},
+        "privacy": {"epsilon": 2.5, "budget_view": "third_party", "accountant": "rdp"},
     },
     "stopped, own models": {
         "rounds": 6,
@@ -232,10 +232,10 @@ def row(name: str, stage: Stage) -> Row:
     result = done.json
     model = load_file(Path(result["folder"]) / "model.safetensors")
     return {
+        **seen.plain(),
         "result": {key: result[key] for key in OF_RESULT} | {"epsilon": _epsilons(result)},
         "model": {key: [_digits(value) for value in model[key].ravel().tolist()] for key in sorted(model)},
         "measured": _each(_digits, {key: result[key] for key in MEASURED if result.get(key) is not None}),
-        **seen.plain(),
     }
 
 

@@ -82,18 +82,17 @@ def test_noise_is_that_of_the_stream_on_any_device(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_run_gives_the_same_bits_for_every_stack_or_says_that_its_noise_is_fresh(tmp_path: Path, device: str) -> None:
-    """What a GPU computes may round differently each time, so that no run there draws the noise of another."""
+def test_a_run_gives_the_same_model_for_every_stack(tmp_path: Path, device: str) -> None:
+    """To the bit on a CPU; what a GPU computes may round differently each time."""
     found = {}
     for stack in (1, 3):
         (tmp_path / str(stack)).mkdir()
         changes = {"runtime": {"device": device, "stack": stack, "dtype": "float64", "lockstep": False}}
         found[stack] = run(write(tmp_path / str(stack), changes))
-        model = load_file(Path(found[stack]["folder"]) / "model.safetensors")
-        assert all(torch.isfinite(value).all() for value in model.values())
-        environment = json.loads((Path(found[stack]["folder"]) / "environment.json").read_text())
-        assert environment["arithmetic"]["repeats"] == (device == "cpu")
-    assert (found[1]["model_sha256"] == found[3]["model_sha256"]) == (device == "cpu")
+    one, other = (load_file(Path(found[stack]["folder"]) / "model.safetensors") for stack in (1, 3))
+    close = {"rtol": 0.0, "atol": 0.0} if device == "cpu" else {"rtol": 1e-4, "atol": 1e-6}
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], **close)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -109,7 +108,7 @@ def test_a_run_in_lockstep_with_noise_of_the_device(tmp_path: Path, device: str,
         changes = {"runtime": runtime, "privacy": {"clip": clip}, "model": {"name": "mlp", "hidden": [3]}}
         made = run(write(tmp_path / name, changes))
         environment = json.loads((Path(made["folder"]) / "environment.json").read_text())
-        assert bool(environment["arithmetic"]["lockstep"]) == (name == "lockstep")
+        assert bool(environment["lockstep"]) == (name == "lockstep")
         model = load_file(Path(made["folder"]) / "model.safetensors")
         assert all(torch.isfinite(value).all() for value in model.values())
         found = [(charge.round, charge.silo, charge.release, charge.count) for charge in charges(made["folder"])]

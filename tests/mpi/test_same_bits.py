@@ -99,7 +99,6 @@ APART: dict[str, dict[str, Any]] = {
     "lockstep": {
         "engine": "closed_form",
         "runtime": {"lockstep": True, "dtype": "float64", "noise": "device"},
-        "privacy": {"noise_multiplier": 0, "sampler": "full", "record_rate": None},
     },
 }
 BACKBONE = "from torch import nn\ndef make(shape):\n    return nn.Flatten()\n"
@@ -257,8 +256,7 @@ def test_what_silo_ranks_measure_is_the_same_and_stays_with_them(
 def test_in_lockstep_ranks_give_the_model_of_one_process_up_to_rounding(
     here: dict[str, Any], ranks: tuple[dict[str, Any], str]
 ) -> None:
-    """Stacks differ, and sums round by them; what is charged does not. Noise and batches are bound to these very sums,
-    so that none are drawn here."""
+    """Stacks differ, and sums round by them; batches, noise and charges do not."""
     found = (here["lockstep"], ranks[0]["lockstep"])
     models = [load_file(Path(result["folder"]) / "model.safetensors") for result in found]
     for name, value in models[0].items():

@@ -152,7 +152,7 @@ def test_a_raw_loss_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypat
 def test_a_candidate_that_the_budget_stops_before_the_choice_is_not_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after crashes with secure noise: no record that nothing was charged for decides, or is shown, before."""
+    """As after crashes with fresh noise: no record that nothing was charged for decides, or is shown, before."""
     affords, seen = PrivacyAccount.affords, list[str]()
     monkeypatch.setattr(PrivacyAccount, "affords", lambda self, round, *given: not round and affords(self, 0, *given))
     for name, real in (("evaluate", InProcess.evaluate), ("measures", InProcess.measures)):
