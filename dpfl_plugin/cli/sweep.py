@@ -51,7 +51,7 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     Args:
         ledger: that all runs share.
     """
-    expansion = expand(path, settings, Foresight().check)
+    expansion = expand(path, settings, Foresight(shared=ledger is not None).check)
     name = expansion.rows[0].name
     sweep = manifest.plan(expansion, path, out or Path("sweeps") / name, ledger)
     manifest.check_ledger(sweep)

@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ArgumentError, ChangedError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
@@ -64,7 +64,7 @@ from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.result import Ended, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
-from dpfl_plugin.runs.rules import cycle_facts, weak_claims
+from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded, weak_claims
 from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_cycles, refuse_silos, told, unequal
 from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.runs.void_statement import void_statement
@@ -160,11 +160,8 @@ def _refuse_shared(config: Config, *, alone: bool) -> None:
     check_in_shared(config)
     refuse_silos(config, SHARED_LEDGER)
     refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
-    if alone and not config.fresh:
-        raise ArgumentError(
-            "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows from "
-            "a seed protects nothing. Leave out {ledger}, or set privacy.randomness: fresh."
-        )
+    if alone:
+        refuse_seeded(config)
 
 
 def _say_untold(config: Config, callbacks: Sequence[Callback], reporter: Reporter) -> None:

@@ -16,15 +16,20 @@ from dpfl_plugin.data.preprocess import check_steps
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
-from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.rules import privacy_rules, refuse_seeded
 from dpfl_plugin.runs.setting import steps_of
 
 
 class Foresight:
-    """Checks the configurations of a sweep, what they have in common once."""
+    """Checks the configurations of a sweep, what they have in common once.
 
-    def __init__(self) -> None:
+    Args:
+        shared: whether its runs share a ledger.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
         self._seen: set[str] = set()
+        self._shared = shared
 
     def check(self, config: Config) -> None:
         """
@@ -33,6 +38,8 @@ class Foresight:
             PluginError: a plugin cannot be made.
         """
         privacy = config.privacy
+        if self._shared:
+            refuse_seeded(config)
         if config.algorithm.name is not None:
             self._once("algorithm", config.algorithm.model_dump(mode="json"), lambda: make_algorithm(config))
         if privacy.accountant.name is not None:

@@ -57,6 +57,12 @@ def test_the_command_refuses_before_it_writes(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_seeded_runs_of_one_ledger_are_refused_before_the_first(tmp_path: Path) -> None:
+    path = write(tmp_path, {}, "seed", [0, 1])
+    one_message(dpfl("sweep", path, "--out", tmp_path / "out", "--ledger", tmp_path / "all.jsonl"), "randomness: fresh")
+    assert not (tmp_path / "out").exists()
+
+
 def test_users_own_modules_are_left_to_the_runs(tmp_path: Path) -> None:
     path = write(tmp_path, {"algorithm": {}}, "algorithm.module", ["that_is_nowhere:make"])
     assert len(expand(path, (), Foresight().check).rows) == 1
