@@ -80,8 +80,10 @@ def in_short(said: dict[str, Any]) -> str:
         ("silo", "replace_one"): "replacing all the records of any one silo",
         ("silo", "add_or_remove"): "counting the update of any one silo, or counting it as zero,",
     }[said["protects"]["unit"], said["protects"]["neighbouring"]]
+    seeded = said["mechanism"].get("randomness") == "seeded"
     return (
-        f"In short: {what} changes the probability of whatever the server may see by a factor of at most "
+        f"In short{', with fresh randomness' * seeded}: {what} changes the probability of whatever the server may see "
+        "by a factor of at most "
         f"{factor(server['epsilon'])}, up to an additional {number(server['delta'])} (delta). For somebody who sees "
         f"the models only, the factor is {factor(third_party['epsilon'])}. Epsilons here are rounded up."
         + _with_others(said)

@@ -430,6 +430,7 @@ def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
     winner, decided = ranked[0], _decided(tuning)
     return {
         **_plan(tuning),
+        "randomness": tuning.file.config.privacy.randomness,
         "guarantee": {**guarantee(tuning), "in_ledger": in_ledger(tuning)},
         "winner": {
             "label": winner.candidate.label,

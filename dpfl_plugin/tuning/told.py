@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, odds
+from dpfl_plugin.runs.statement import SIMULATION
 
 MOST: Final = 0.5  # of a score's variance: more of one silo is said
 RETRIED: Final = (
@@ -81,6 +82,7 @@ def statement(told: Mapping[str, Any], name: str) -> str:
     most = digits(epsilon, 6)
     parts = [
         f"# Tuning: {name}",
+        f"**{SIMULATION.format(epsilon=most)}**" if told.get("randomness") == "seeded" else "",
         f"In short: one record changes the probability of whatever the server may see, of all {told['num_candidates']} "
         f"candidates and of the winner's whole training, by a factor of at most e^{most} ({odds(epsilon)}), up to an "
         f"additional {digits(delta, 6)} (delta). **This is the guarantee of the winner, too**: it was chosen by what "
