@@ -18,7 +18,7 @@ from benchmarks.pages import put
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS
 from dpfl_plugin.core import draws
-from dpfl_plugin.core.streams import SecureStream, Stream
+from dpfl_plugin.core.streams import FreshStream, Stream
 from dpfl_plugin.gradients.closed_form import ClosedForm
 
 NUMBERS: Final = 200_000
@@ -33,7 +33,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def normals() -> list[list[str]]:
     """Nanoseconds of a number on the grid with its noise: of the run's streams, and of AES; with and without numba."""
-    generators = {"seeded": Stream().seek(bytes(32)), "fresh": SecureStream().seek(b"")}
+    generators = {"seeded": Stream().seek(bytes(32)), "fresh": FreshStream().seek(b"")}
     ways = {"": draws.Kernels(worth=1), ", without numba": draws.Kernels(worth=2**62)}
     if ways[""].of(NUMBERS) is None:
         raise SystemExit("this compares with numba's loops, which are not to be had: pip install 'dpfl-plugin[fast]'")

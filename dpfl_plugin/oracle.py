@@ -23,7 +23,7 @@ from dpfl_plugin.core.balls import Normalised
 from dpfl_plugin.core.grid import has_room
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
-from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream_key, words
+from dpfl_plugin.core.streams import FreshStream, Source, Stream, Words, stream_key, words
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import UnplannedError, UnsupportedError
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
@@ -128,7 +128,7 @@ class PrivateOracle:
         self.clip_norms = list(clip_norms or [own.clip_norm for own in self._rules_of])
         alike = len(set(self._factors)) == 1 and not rules.clipping.adapts
         sums = self.num_silos * len(self._factors) if alike else 1  # of the same noise
-        self._stream: Source = SecureStream(sums) if rules.fresh else Stream()
+        self._stream: Source = FreshStream(sums) if rules.fresh else Stream()
         self._ahead = max(1, min(STEPS_AHEAD, int(RECORDS_AHEAD // max(1.0, sum(self._divisors)))))
         self._batches: list[list[NDArray[np.int64] | None]] = []
         steps, chains = len(self._factors), () if cycles is None else cycles.chains

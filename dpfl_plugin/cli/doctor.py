@@ -35,7 +35,6 @@ EXTRAS = {
     "mlflow": ("mlflow", "a tracker"),
     "wandb": ("wandb", "a tracker"),
     "mpi": ("mpi4py", "silos on MPI ranks"),
-    "folder": ("cryptography", "federations over a shared folder"),
     "slurm": ("submitit", "dpfl sweep --on submitit"),
 }
 APART = {"flower": "flwr", "fedml": "fedml", "nvflare": "nvflare"}  # in environments of their own

@@ -70,7 +70,7 @@ def words(keys: Sequence[bytes]) -> list[Words]:
 
 
 class Source(Protocol):
-    """Where random bits come from: `Stream`, which repeats itself, or `SecureStream`, which nobody can repeat."""
+    """Where random bits come from: `Stream`, which repeats itself, or `FreshStream`, which nobody can repeat."""
 
     def seek(self, key: bytes | Words) -> np.random.Generator:
         """The generator for the stream named by ``key``."""
@@ -96,7 +96,7 @@ def stream(seed: int, purpose: str, round: int = 0, silo: int = 0, step: int = 0
     return Stream().seek(stream_key(seed, purpose, round, silo, step))
 
 
-class SecureStream:
+class FreshStream:
     """Random bits of a `FreshGenerator`, which has a key of its own from the operating system.
 
     The key is drawn when the object is made, is never shown, and is gone with the object: the bits cannot be had
@@ -117,4 +117,4 @@ class SecureStream:
         return self._generator
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a SecureStream cannot be copied: two of one key would draw the same noise. Make another one.")
+        raise TypeError("a FreshStream cannot be copied: two of one key would draw the same noise. Make another one.")

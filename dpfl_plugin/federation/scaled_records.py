@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfl_plugin.core.scaling import Scaling
-from dpfl_plugin.core.streams import SecureStream, Source, Stream
+from dpfl_plugin.core.streams import FreshStream, Source, Stream
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.persons import has_label
 from dpfl_plugin.gradients.shares import part_of
@@ -30,7 +30,7 @@ def noisy_sums(
     draw: Draw,
 ) -> Tensor:
     """(m, D) over a share of each silo's records, as `dpfl_plugin.privacy.statistics.Statistics.noisy`."""
-    source: Source = SecureStream() if rules.fresh else Stream()
+    source: Source = FreshStream() if rules.fresh else Stream()
     sums = []
     for silo in ids:
         part, rng = part_of(silos[silo], share, silo), source.seek(draw.key("statistics", silo, 0))

@@ -18,7 +18,7 @@ from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
-from dpfl_plugin.core.streams import SecureStream, Source, Stream
+from dpfl_plugin.core.streams import FreshStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError, TrainingError
 from dpfl_plugin.federation.measuring import Said, labels_of, measures, of_each
@@ -244,7 +244,7 @@ class SiloGroup:
         """
         assert self._scores is not None
         share, evaluator = self._scores.share, self._at(model)
-        source: Source = SecureStream() if self._rules.fresh else Stream()
+        source: Source = FreshStream() if self._rules.fresh else Stream()
         values, persons = [], self._rules.unit == "person"
         for silo in ids:
             records, rng = part_of(self._train[silo], share, silo), source.seek(draw.key("score", silo, 0))

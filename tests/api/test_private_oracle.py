@@ -161,7 +161,7 @@ def test_what_cannot_be_charged_is_not_handed_out(tmp_path, monkeypatch):
 def test_a_release_is_the_in_process_runs_to_the_bit(tmp_path, monkeypatch):
     draw = Draw(7, 0, "same")
     monkeypatch.setattr(Draw, "fresh", lambda step, name: draw)
-    monkeypatch.setattr("dpfl_plugin.oracle.SecureStream", lambda sums: Stream())
+    monkeypatch.setattr("dpfl_plugin.oracle.FreshStream", lambda sums: Stream())
     with made(tmp_path / "silo.jsonl") as oracle:
         found, host = oracle.gradient(), oracle._opened.parts.host
         assert isinstance(oracle._opened.parts.algorithm, FedSGD)

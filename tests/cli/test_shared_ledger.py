@@ -24,6 +24,7 @@ from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, one_message, run
 from tests.cli.command import write as written
 
+FIXTURES = Path(__file__).parent / "fixtures"
 BUDGET: dict[str, Any] = {"rounds": None, "privacy": {"epsilon": 2.0, "noise_multiplier": 8.0}}
 SILO = {
     "algorithm": {"name": "fedavg"},
@@ -266,7 +267,7 @@ def test_noise_is_solved_for_what_is_left(tmp_path: Path, view: str) -> None:
     assert first["noise_multiplier"] == 4.0
 
 
-def test_secure_runs_of_one_configuration_are_two_runs(tmp_path: Path) -> None:
+def test_runs_of_one_configuration_are_two_runs(tmp_path: Path) -> None:
     """Nothing of the first comes again in the second, not even who takes part."""
     config, ledger = (
         write(tmp_path, {"privacy": {"randomness": "fresh"}, "checkpoint": {"every": 2}}),
@@ -566,6 +567,24 @@ def test_account_of_a_shared_ledger(tmp_path: Path) -> None:
     shown = dpfl("account", ledger)
     assert shown.code == 0 and shown.out.count("server") >= 4 and "total" in shown.out
     one_message(dpfl("account", ledger, "--set", "rounds=3"), "--set")
+
+
+def total_of(ledger: Path) -> float:
+    """Epsilon of all runs, as the command says."""
+    rows = dpfl("account", ledger, "--json").json["total at delta 0.001"]
+    return next(float(row["epsilon"]) for row in rows if row["accountant"] == "PLD")
+
+
+def test_what_an_earlier_version_wrote_counts(tmp_path: Path) -> None:
+    """A shared ledger of a seeded run and a fresh one, which named noise in other ways; and the latter's own."""
+    ledger = Path(shutil.copy(FIXTURES / "earlier_shared.jsonl", tmp_path / "all.jsonl"))
+    before = held(ledger)
+    assert len(before) == 16 and held(FIXTURES / "earlier_run.jsonl") < before
+    assert total_of(ledger) == pytest.approx(0.9651008269524368, rel=1e-9)  # what that version said
+    config = write(tmp_path, {"rounds": 2, "privacy": {"epsilon": 6.0, "delta": 1e-3}})
+    result = run(config, "--ledger", ledger)
+    assert before < held(ledger) and len(held(ledger)) == 24
+    assert 0.966 < totals(result)[1] == total_of(ledger)
 
 
 def test_people_are_told_the_total(tmp_path: Path) -> None:

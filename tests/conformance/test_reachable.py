@@ -11,7 +11,7 @@ import torch
 
 from dpfl_plugin.core import draws
 from dpfl_plugin.core.grid import Grid
-from dpfl_plugin.core.streams import SecureStream, stream
+from dpfl_plugin.core.streams import FreshStream, stream
 from dpfl_plugin.privacy.mechanisms import Gaussian
 
 SIGMA, SENSITIVITY, DIVISOR, DIMENSION, TRIALS = 40.0, 2.0, 60, 400, 40
@@ -68,7 +68,7 @@ def test_what_noise_alone_can_reach_is_all_that_is_reached(fresh, monkeypatch):
     monkeypatch.setattr(draws, "kernels", draws.Kernels(worth=1))
     seeded = lambda trial: stream(7, "noise", trial)  # noqa: E731
     assert right_guesses(in_floats, float_noise_alone, seeded) == TRIALS
-    source = (lambda trial: SecureStream().seek(b"")) if fresh else seeded
+    source = (lambda trial: FreshStream().seek(b"")) if fresh else seeded
     assert right_guesses(ours, grid_noise_alone, source) == TRIALS // 2
 
 

@@ -17,7 +17,7 @@ from dpfl_plugin.core import draws, rounded_normals, sfc64_state, ziggurat
 from dpfl_plugin.core.device_noise import Normals, normals
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.sfc64_state import OpenSFC64
-from dpfl_plugin.core.streams import SecureStream, Stream
+from dpfl_plugin.core.streams import FreshStream, Stream
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize
 
@@ -216,7 +216,7 @@ def test_a_batch_is_the_subset_that_numpy_draws(way):
 
 def test_kernels_move_no_other_generator_on(way):
     """From another generator's state a kernel would draw rubbish: it is given the words that numpy draws."""
-    secure = SecureStream().seek(b"")
+    secure = FreshStream().seek(b"")
     assert not draws._is_ours(secure) and not draws._is_ours(np.random.Generator(secure.bit_generator))
     for bits in (np.random.PCG64, np.random.SFC64, np.random.Philox):
         one, other = (np.random.Generator(bits(1)) for _ in range(2))

@@ -11,7 +11,7 @@ from scipy.stats import chi2
 
 from dpfl_plugin.core import draws, ziggurat
 from dpfl_plugin.core import rounded_normals as rounded
-from dpfl_plugin.core.streams import SecureStream, Stream, stream_key
+from dpfl_plugin.core.streams import FreshStream, Stream, stream_key
 
 ALPHA = 1e-6  # false alarm
 
@@ -219,7 +219,7 @@ def test_standard_deviations_that_are_refused(std):
     with pytest.raises(ValueError, match="at most 2\\^45"):
         rounded.by_numpy(1, std, words())
     with pytest.raises(ValueError, match="at most 2\\^45"):
-        draws.add_rounded(torch.zeros(1, dtype=torch.float64), 1.0, std, SecureStream().seek(b""), torch.zeros(1))
+        draws.add_rounded(torch.zeros(1, dtype=torch.float64), 1.0, std, FreshStream().seek(b""), torch.zeros(1))
 
 
 def test_sums_are_rounded_to_the_grid_before_the_noise_is_added():

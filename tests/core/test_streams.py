@@ -12,7 +12,7 @@ from scipy import stats
 
 from dpfl_plugin.core import draws
 from dpfl_plugin.core.fresh import BLOCK, FreshGenerator
-from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, stream, stream_key, words
+from dpfl_plugin.core.streams import PURPOSES, FreshStream, Stream, stream, stream_key, words
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
 
@@ -86,7 +86,7 @@ def test_fresh_words_are_the_key_stream_of_aes_in_counter_mode(monkeypatch):
 
     assert blocks(counter, 3) == bytes.fromhex(output)
     monkeypatch.setattr("os.urandom", lambda size: key[:size] * (size // 16 or 1))
-    generator, counts = SecureStream().seek(b"any name"), [1, 4, 0, 2000, 2090, BLOCK, 2 * BLOCK + 1, 7]
+    generator, counts = FreshStream().seek(b"any name"), [1, 4, 0, 2000, 2090, BLOCK, 2 * BLOCK + 1, 7]
     found = b"".join(generator.words(count).tobytes() for count in counts)
     expected = blocks(0, 5 * BLOCK)
     # In order and each once; of what is encrypted at a time the rest may be left out.
@@ -126,10 +126,10 @@ def test_fresh_uniform_numbers_are_uniform():
 
 
 def test_secure_streams_never_repeat_themselves_or_each_other():
-    source = SecureStream()
+    source = FreshStream()
     first = source.seek(stream_key(1, "noise")).standard_normal(4)
     again = source.seek(stream_key(1, "noise")).standard_normal(4)
-    other = SecureStream().seek(stream_key(1, "noise")).standard_normal(4)
+    other = FreshStream().seek(stream_key(1, "noise")).standard_normal(4)
     assert len({*first, *again, *other}) == 12
 
 
@@ -149,7 +149,7 @@ def test_noise_that_is_drawn_for_several_sums_at_once_is_used_once():
 
 
 def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
-    source = SecureStream(8)
+    source = FreshStream(8)
     source.seek(b"").rounded(10, 1e6)  # and seven more, which are there to be handed out
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         for holder in (source, source.seek(b"")):

@@ -447,7 +447,7 @@ FAULTS = [
     fault(
         "fresh noise follows from a seed",
         holds.fresh_noise_does_not_follow_from_names,
-        (oracle, "SecureStream", to(lambda sums: streams.Stream())),
+        (oracle, "FreshStream", to(lambda sums: streams.Stream())),
     ),
     fault(
         "batches and noise come from one stream",

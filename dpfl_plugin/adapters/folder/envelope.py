@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import dpfl_plugin
-from dpfl_plugin.adapters.folder.keys import EXTRA, Members, PublicKey, SecretKey
+from dpfl_plugin.adapters.folder.keys import Members, PublicKey, SecretKey
 from dpfl_plugin.adapters.message import Message, parsed, value_of
 from dpfl_plugin.errors import ConfigError, MessageError, UnsupportedError
 
@@ -213,7 +213,7 @@ def _suite() -> Any:
         from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
     except ImportError as error:
         raise UnsupportedError(
-            f"encrypt: true: this version of cryptography has no HPKE. Install a newer one: {EXTRA}."
+            "encrypt: true: this version of cryptography has no HPKE. Install a newer one: pip install -U cryptography."
         ) from error
     return Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 

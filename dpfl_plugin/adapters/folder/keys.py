@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 SERVER: Final = "server"  # the name of the member that is no silo
-EXTRA: Final = "pip install 'dpfl-plugin[folder]'"
 _PUBLIC: Final = "dpfl-public-1:"
 _SECRET: Final = "dpfl-secret-1:"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")  # of a folder, too: no dots, no slashes, the same in any case
@@ -77,7 +75,6 @@ class SecretKey:
         Raises:
             ConfigError: it is missing, no such key, or others may read it.
         """
-        check_installed()
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -105,7 +102,6 @@ class SecretKey:
 
 def new_key() -> SecretKey:
     """From the operating system's random bits."""
-    check_installed()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -135,7 +131,6 @@ class Members:
         Raises:
             ConfigError: it is missing, or anything in it is wrong.
         """
-        check_installed()
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -190,12 +185,6 @@ def is_name(name: object) -> bool:
 def check_name(name: object, source: str) -> None:
     """Raise ConfigError unless a site may be called so."""
     require(is_name(name), f"{source}: name", name, "be of a-z, 0-9, '-' and '_', at most 40 of them, and not 'server'")
-
-
-def check_installed() -> None:
-    """Raise ConfigError unless what signs is installed."""
-    if importlib.util.find_spec("cryptography") is None:
-        raise ConfigError(f"messages in a folder are signed by cryptography, which is not installed: {EXTRA}.")
 
 
 def _encoded(data: bytes, prefix: str) -> str:
