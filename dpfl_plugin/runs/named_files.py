@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpfl_plugin import own_folders
 from dpfl_plugin.config.schema import Config
 
 
@@ -19,12 +20,11 @@ def named_modules(config: Config) -> list[str]:
 
 
 def file_digests(config: Config) -> dict[str, str]:
-    """{module: sha256 of its file}, of the modules that have one; objects that a program gave have none.
-
-    The folder of the configuration has to be on the import path (`own_folders.look_in`).
-    """
-    found = {}
-    for module in named_modules(config):
+    """{module: sha256 of its file}, of the modules that have one; objects that a program gave have none."""
+    found, names = {}, named_modules(config)
+    if names:
+        own_folders.search()
+    for module in names:
         try:
             spec = importlib.util.find_spec(module)
         except (ImportError, ValueError, AttributeError):  # told when the plugin is loaded

@@ -29,17 +29,17 @@ def make(feature_shape, num_classes):
 
 
 @pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of modules that `run` of this file loads anew each time, as another process would."""
-    folder = tmp_path / "code"
-    edit(folder / "mine/net.py", NET)
-    edit(folder / "helper.py", "FACTOR = 1.0\n")
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
+def code(tmp_path: Path) -> Iterator[Path]:
+    """Modules beside the configuration, which `run` of this file finds and loads anew each time."""
+    edit(tmp_path / "mine/net.py", NET)
+    edit(tmp_path / "helper.py", "FACTOR = 1.0\n")
+    yield tmp_path
     forget()
 
 
 def forget() -> None:
+    """Know of the modules and of their folder what another process does: nothing."""
+    sys.path[:] = [path for path in sys.path if not Path(path, "helper.py").exists()]
     for name in list(sys.modules):
         if name.partition(".")[0] in ("mine", "helper"):
             del sys.modules[name]
