@@ -67,7 +67,7 @@ def test_no_digest_no_name_of_noise_and_no_other_run_is_published(tmp_path: Path
     assert facts(second)["coins"] not in text
     details = json.loads(folder.details.read_text())
     assert details["not_to_be_published"] and details["shared"]["runs"][0]["name"] == "earlier-run"
-    assert folder.details.stat().st_mode & 0o777 == 0o600
+    assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
 def test_no_class_that_was_read_from_records_and_no_loss_is_published(tmp_path: Path) -> None:
