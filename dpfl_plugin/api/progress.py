@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WARNING: Final = "warning: "
 FINISHED: Final = "finished before"
 # How notes begin that are shown without a terminal, too.
-ALWAYS: Final = (WARNING, "noise is fresh", "folder: ", FINISHED, "interrupted", "records: ", "silos have ")
+ALWAYS: Final = (WARNING, "randomness seeded", "folder: ", FINISHED, "interrupted", "records: ", "silos have ")
 LONGEST: Final = 800  # letters of a note that are shown
 
 

@@ -36,9 +36,9 @@ def test_the_notebook_runs_and_shows_what_it_promises(tmp_path):
     executed = json.loads((tmp_path / "executed.ipynb").read_text())
     outputs = [one for cell in executed["cells"] for one in cell.get("outputs", ())]
     logs = [path.read_text() for path in tmp_path.glob("runs/run/*/log.txt")]
-    assert len(logs) == 2 and all("noise is fresh" in log and "__main__ has no file" in log for log in logs), logs
+    assert len(logs) == 2 and all("randomness fresh" in log for log in logs), logs
     said = json.dumps(outputs)
-    for part in ("noise_multiplier ", "noise is fresh", "Privacy statement", "epsilon_server", "(0): Linear"):
+    for part in ("noise_multiplier ", "randomness fresh", "Privacy statement", "epsilon_server", "(0): Linear"):
         assert part in said, part
     pages = ["".join(one["data"]["text/html"]) for one in outputs if "text/html" in one.get("data", {})]
     assert sum("data:image/png;base64" in page for page in pages) == 2
