@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 WARNING: Final = "warning: "
 FINISHED: Final = "finished before"
+SEEDED: Final = "randomness seeded"
 # How notes begin that are shown without a terminal, too.
-ALWAYS: Final = (WARNING, "randomness seeded", "folder: ", FINISHED, "interrupted", "records: ", "silos have ")
+ALWAYS: Final = (WARNING, SEEDED, "folder: ", FINISHED, "interrupted", "records: ", "silos have ")
 LONGEST: Final = 800  # letters of a note that are shown
 
 
@@ -59,14 +60,14 @@ class Teller:
 
     Args:
         bar: whether to show a bar and all notes; None: where a person looks on, in a terminal or in Jupyter.
-        finished: whether to tell of a run that it finished before.
+        each: whether to tell of each run that it is seeded, or finished before.
 
     Attributes:
         notes: what was said, in order.
     """
 
-    def __init__(self, bar: bool | None = None, *, finished: bool = True) -> None:
-        self._always = ALWAYS if finished else tuple(word for word in ALWAYS if word != FINISHED)
+    def __init__(self, bar: bool | None = None, *, each: bool = True) -> None:
+        self._always = tuple(word for word in ALWAYS if each or word not in (SEEDED, FINISHED))
         self._console = Console(stderr=True)
         self._shown = (self._console.is_terminal or self._console.is_jupyter) if bar is None else bar
         self._bar: Progress | None = None

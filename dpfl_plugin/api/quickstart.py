@@ -179,7 +179,7 @@ def measured(
 
 
 def _run(one: Variant, base: Path, stop: Callable[[], bool], shape: Shape) -> Run:
-    teller = Teller(False, finished=False)
+    teller = Teller(False, each=False)
     config = one.config
     # Without a picture of its own, which takes longer than the run.
     result = carried_out(

@@ -10,6 +10,7 @@ from tests.cli.command import merged
 
 # 3 silos of 60 images, of which 30 are for training: fewer than a model of 650 parameters can remember.
 DIGITS: dict[str, Any] = {
+    "seed": 0,
     "rounds": 8,
     "data": {"num_silos": 3, "max_records_per_silo": 60, "test_fraction": 0.5, "preprocess": ["unit_norm"]},
     "algorithm": {"name": "scaffold", "local_steps": 4, "local_lr": 1.0},
