@@ -36,6 +36,12 @@ def charges(folder, silo):
     ]
 
 
+def back(made):
+    """Whether the server that was started last knows all sites: a job is of those that are there when it begins."""
+    since = made.said("localhost").rpartition("Server started")[2]
+    return all(f"client: {site} " in since or f"client {site}@" in since for site in SITES)
+
+
 def deployed(folder, epsilons=(100, 100, 100), records=("project:records",) * 3):
     """Kits as provisioned, with what administrators and owners add to them, but for the logs that stay at sites."""
     made = Deployment(folder)
@@ -98,6 +104,7 @@ def test_a_deployment_whose_job_is_aborted_and_whose_processes_are_killed(tmp_pa
         made.kill("localhost", whole=True)
         third.kill()
         third.wait()
+        made.wait_for(lambda: back(made))
         ended_or(submit("fourth"), lambda: False)
         made.stop("localhost", *SITES)
     finally:
