@@ -31,7 +31,12 @@ class Mechanism(Protocol):
         ...
 
     def __call__(
-        self, total: Tensor, sensitivity: float, rng: np.random.Generator, out: Tensor, factor: float = 1.0
+        self,
+        total: Tensor,
+        sensitivity: float,
+        rng: np.random.Generator,
+        out: Tensor,
+        factor: float = 1.0,  # pragma: no mutate
     ) -> None:
         """Write ``total`` (d,) to ``out`` (d,) with noise of a standard deviation in proportion to ``sensitivity``.
 
