@@ -1,11 +1,12 @@
 """CPU time of a `PrivateOracle` step against Opacus' hooks: `python -m benchmarks.private_oracle`.
 
-A user's own MLP (30-128-128-5), batches of 32, one thread; beside it none, 64 thousand or 100 million frozen
-parameters. Steps of both take turns. Compiled loops (numba) are loaded before.
+An MLP (30-128-128-5), batches of 32, one thread: as an `nn.Sequential`, and as a class of the user's own, with none, 64
+thousand or 100 million frozen parameters. Steps of both take turns. Compiled loops (numba) are loaded before.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
@@ -28,8 +29,13 @@ STEPS: Final = 150
 FROZEN: Final = (0, 64_000, 100_000_000)
 
 
-class Net(nn.Module):
-    """An MLP beside ``frozen`` parameters that do not train."""
+def sequential() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(30, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 5))
+
+
+class Own(nn.Module):
+    """The same beside ``frozen`` parameters that do not train."""
 
     def __init__(self, frozen: int) -> None:
         super().__init__()
@@ -49,9 +55,9 @@ def records() -> TensorDataset:
     )
 
 
-def ours(frozen: int, folder: Path) -> Callable[[], object]:
-    net, privacy = Net(frozen), {"noise_multiplier": 1.0, "delta": 1e-5, "batch_size": BATCH}
-    oracle = PrivateOracle.of(net, records(), privacy=privacy, ledger=folder / f"{frozen}.jsonl", steps=10 * STEPS)
+def ours(net: nn.Module, ledger: Path) -> Callable[[], object]:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "batch_size": BATCH}
+    oracle = PrivateOracle.of(net, records(), privacy=privacy, ledger=ledger, steps=10 * STEPS)
     optimizer = torch.optim.SGD((p for p in net.parameters() if p.requires_grad), lr=0.01)
 
     def step() -> None:
@@ -61,8 +67,7 @@ def ours(frozen: int, folder: Path) -> Callable[[], object]:
     return step
 
 
-def hooks(frozen: int) -> Callable[[], object]:
-    net = Net(frozen)
+def hooks(net: nn.Module) -> Callable[[], object]:
     optimizer = torch.optim.SGD((p for p in net.parameters() if p.requires_grad), lr=0.01)
     made = PrivacyEngine().make_private(
         module=net,
@@ -83,17 +88,17 @@ def hooks(frozen: int) -> Callable[[], object]:
     return step
 
 
-def measure(frozen: int, folder: Path) -> list[str]:
-    steps = ours(frozen, folder), hooks(frozen)
-    found: tuple[list[float], list[float]] = ([], [])
+def measure(make: Callable[[], nn.Module], ledger: Path) -> list[str]:
+    steps = ours(make(), ledger), hooks(make())
+    taken: tuple[list[float], list[float]] = ([], [])
     for turn in range(STEPS + 10):
-        for step, times in zip(steps, found, strict=True):
+        for step, times in zip(steps, taken, strict=True):
             began = time.thread_time()
             step()
             if turn >= 10:
                 times.append(time.thread_time() - began)
-    medians = [f"{statistics.median(times) * 1e3:.2f} ms" for times in found]
-    return [f"{frozen:,}", *medians, f"{statistics.median(a / b for a, b in zip(*found, strict=True)):.2f}"]
+    medians = [f"{statistics.median(times) * 1e3:.2f} ms" for times in taken]
+    return [*medians, f"{statistics.median(a / b for a, b in zip(*taken, strict=True)):.2f}"]
 
 
 def main() -> None:
@@ -101,9 +106,11 @@ def main() -> None:
     torch.set_num_threads(1)
     draws.kernels = draws.Kernels(worth=1)
     draws.kernels.of(draws.FEW)
+    nets: dict[str, Callable[[], nn.Module]] = {"nn.Sequential": sequential}
+    nets |= {f"own class, {frozen:,} frozen parameters": functools.partial(Own, frozen) for frozen in FROZEN}
     with tempfile.TemporaryDirectory() as folder:
-        rows = [measure(frozen, Path(folder)) for frozen in FROZEN]
-    print(table(["frozen parameters", "PrivateOracle", "Opacus' hooks", "times"], rows))
+        rows = [[name, *measure(make, Path(folder) / f"{name}.jsonl")] for name, make in nets.items()]
+    print(table(["network", "PrivateOracle", "Opacus' hooks", "times"], rows))
 
 
 if __name__ == "__main__":
