@@ -200,12 +200,12 @@ class ThirdParty(Claims):
             return self.mixture(dict(enumerate(counted.elements())), (), prior).epsilon
         mixtures = []
         for silo in book.silos:
-            terms = prior.terms(silo, third_party=True)
-            for cost, rounds in counted.items():
-                for planned in book.pricing.planned(silo, cost):
-                    made = Term(release=planned.release, count=planned.count, rounds=rounds)
-                    terms.append(replace(made, participation=cost.probability))
-            mixtures.append(normalise(terms))
+            made = [
+                Term(release=one.release, count=one.count, rounds=rounds, participation=cost.probability)
+                for cost, rounds in counted.items()
+                for one in book.pricing.planned(silo, cost)
+            ]
+            mixtures += [normalise([*made, *terms]) for terms in prior.terms(silo, third_party=True)]
         return worst_epsilon(self.accountant, mixtures, book.spec.delta)
 
     def _as_counted(self, rounds: Counter[RoundCost]) -> Counter[RoundCost]:
