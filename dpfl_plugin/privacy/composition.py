@@ -8,9 +8,9 @@ multiplication by n and rounding are monotone, r_0 <= r_1 <= ..., and the ranks 
 
 **Claim.** A record of rank t in [r_k, r_k+1) is read by those shares alone that cover [e_k, e_k+1).
 
-**Proof.** Let it be read by [a, b), so that round(a n) <= t < round(b n). The ends a and b are among the e_j. If a > e_k
-then a >= e_k+1 and round(a n) >= r_k+1 > t, a contradiction; likewise b < e_k+1 means b <= e_k and round(b n) <= r_k <=
-t. So a <= e_k and b >= e_k+1. []
+**Proof.** Let it be read by [a, b), so that round(a n) <= t < round(b n). The ends a and b are among the e_j. If
+a > e_k then a >= e_k+1 and round(a n) >= r_k+1 > t, a contradiction; likewise b < e_k+1 means b <= e_k and
+round(b n) <= r_k <= t. So a <= e_k and b >= e_k+1. []
 
 So replacing one record, or letting it count as zero, changes the releases of one elementary interval's shares and no
 others, and the worst of these compositions holds for all records (parallel composition, McSherry 2009, Thm 4). Of
@@ -61,7 +61,6 @@ class Spending:
 
     def __init__(self, charges: Iterable[Charge] = ()) -> None:
         self._counts: dict[int, dict[int, int]] = {}  # silo -> {kind: releases}, by the numbers of `Names`
-        self._totals: dict[int, int] = {}
         self._seen = charges if isinstance(charges, Tally) else Tally()
         for (silo, kind), count in self._seen.totals().items():
             self._count(silo, kind, count)
@@ -84,19 +83,9 @@ class Spending:
     def _count(self, silo: int, kind: int, more: int) -> None:
         counts = self._counts.setdefault(silo, {})
         counts[kind] = counts.get(kind, 0) + more
-        self._totals[silo] = self._totals.get(silo, 0) + more
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._counts)
-
-    def kind(self, planned: Planned) -> int:
-        """The number of a kind of release, for `made`."""
-        return self._seen.names.kind(planned.share, planned.release)
-
-    def made(self, silo: int, kind: int) -> tuple[int, int]:
-        """(how many releases of one kind, how many in all) the silo made."""
-        counts = self._counts.get(silo)
-        return (0, 0) if counts is None else (counts.get(kind, 0), self._totals[silo])
 
     def compositions(self, silo: int, planned: Iterable[Planned] = ()) -> tuple[Terms, ...]:
         """The silo's compositions, one for each elementary interval, were ``planned`` released too.

@@ -308,7 +308,7 @@ def whole_phases(stages: Any) -> Any:
     return lambda self, facts: [replace(one, share=(0.0, one.share[1])) for one in stages(self, facts)]
 
 
-def begin_in_it(of: Make) -> Make:
+def begin_in_it(of: Any) -> Any:
     """Shares that begin in an elementary interval, without those that go on in it."""
     return lambda shares, unit: [
         frozenset(share for share in covering if share[0] == max(first for first, _ in covering))
