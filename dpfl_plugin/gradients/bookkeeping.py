@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
@@ -71,19 +72,33 @@ class BookKeeping:
     persons = True
     precisions = ("bf16", "tf32")
 
-    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
-        self._layout, self._precision = Layout.of(model), precision
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        chunk_bytes: int,
+        precision: Precision = "float32",
+        *,
+        in_place: bool = False,
+    ) -> None:
+        """
+        Args:
+            in_place: whether to call ``model`` itself, at its own parameters; else a copy of it is called.
+        """
+        self._layout, self._precision, self._in_place = Layout.of(model), precision, in_place
         self._loss, self._chunk_bytes = loss, chunk_bytes
-        self.runs = self._model = copy.deepcopy(model)  # its own: hooks, and parameters that are views of y
+        # A copy has hooks, and parameters that are views of y.
+        self.runs = self._model = model if in_place else copy.deepcopy(model)
         named, owners = dict(self._model.named_modules()), _owners(self._model)
         # Of each parameter, in the order of the flat vector: the part of the vector that is clipped together, the layer
         # that computes with it, and its name there.
         self._places = [(name.rpartition(".")[0], *owners[name][0]) for name in self._layout.names]
         self._layers = {path: named[path] for _, path, _ in self._places}
-        for path, layer in self._layers.items():
-            layer.register_forward_hook(self._keeper(path))
-        for parameter in self._model.parameters():
-            parameter.requires_grad_(False)  # derivatives by outputs are all that backward has to compute
+        self._keepers = [(layer, self._keeper(path)) for path, layer in self._layers.items()]
+        if not in_place:
+            self._attach()
+            for parameter in self._model.parameters():
+                parameter.requires_grad_(False)  # derivatives by outputs are all that backward has to compute
         self._kept: dict[str, list[Call]] = {}
         self._bytes: dict[torch.Size, int] = {}
         self._of_persons = isinstance(model, Persons)
@@ -91,11 +106,12 @@ class BookKeeping:
     @staticmethod
     def unsupported(model: nn.Module, loss: Loss) -> str | None:
         """Layers that are called twice, or other than as modules, show only when the model runs: see `clipped_sum`."""
-        for name, found in _owners(model).items():
+        places = _owners(model)
+        for name, found in places.items():
             if len(found) > 1:
                 paths = " and ".join(path or "the model" for path, _ in found)
                 return f"{paths} share the parameter {name}, of whose gradient each sees a part"
-        owners = {path for found in _owners(model).values() for path, _ in found}
+        owners = {path for found in places.values() for path, _ in found}
         for path, layer in model.named_modules():
             place = f"{path or 'the model'}: {type(layer).__name__}"
             if path in owners and (reason := _unsupported_layer(layer)):
@@ -103,6 +119,10 @@ class BookKeeping:
             if getattr(layer, "inplace", False):
                 return f"{place} overwrites its input, which may be another layer's output"
         return mixing(model)
+
+    def on(self, model: nn.Module) -> BookKeeping:
+        """See `Engine`."""
+        return BookKeeping(model, self._loss, self._chunk_bytes, self._precision, in_place=True)
 
     def prepare(self, records: Records) -> Records:
         return records
@@ -178,22 +198,34 @@ class BookKeeping:
             gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
         finally:
             for parameter in parameters:
-                parameter.requires_grad_(False)
+                parameter.requires_grad_(self._in_place)
             self._kept = {}
         for place, gradient in zip(out.split(self._layout.sizes), gradients, strict=True):
             place += gradient.flatten()
 
     def _losses(self, y: Tensor, batch: Records) -> Tensor:
         """The sum of the losses, of which derivatives can be taken; ``_kept`` is what layers were given and put out."""
-        # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
-        values = self._layout.unflatten(y.clone()).values()
-        for (_, path, name), value in zip(self._places, values, strict=True):
-            getattr(self._layers[path], name).data = value
         self._kept = {}
-        with torch.enable_grad():
-            with passes(self._precision, y.device):
-                outputs = self._model(batch.features)
-            return self._loss(outputs.to(y.dtype), batch.labels).sum()
+        if self._in_place:
+            hooks = self._attach()
+        else:
+            # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
+            values = self._layout.unflatten(y.clone()).values()
+            for (_, path, name), value in zip(self._places, values, strict=True):
+                getattr(self._layers[path], name).data = value
+            hooks = []
+        try:
+            with torch.enable_grad():
+                with passes(self._precision, y.device):
+                    outputs = self._model(batch.features)
+                return self._loss(outputs.to(y.dtype), batch.labels).sum()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _attach(self) -> list[RemovableHandle]:
+        """Have layers keep what they are given and put out, before other hooks change that."""
+        return [layer.register_forward_hook(keeper, prepend=True) for layer, keeper in self._keepers]
 
     def _forward_backward(self, y: Tensor, batch: Records) -> None:
         """Leaves each layer's input, and the derivative of the losses by its output, in ``_kept``."""
@@ -231,6 +263,8 @@ class BookKeeping:
                     f"engine: bookkeeping: the model calls its layer {path or 'itself'} with keywords. "
                     "Use engine: vmap."
                 )
+            if self._in_place and (reason := _unsupported_layer(layer)):  # it may have been changed since the last call
+                raise UnsupportedError(f"engine: bookkeeping: the model's layer {path or 'itself'} {reason} any more.")
             if not output.requires_grad:
                 output.requires_grad_()
             self._kept.setdefault(path, []).append(Call(inputs[0].detach(), output, output._version))
@@ -252,12 +286,14 @@ def _owners(model: nn.Module) -> dict[str, list[tuple[str, str]]]:
     """
     named = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     found: dict[str, list[tuple[str, str]]] = {name: [] for name in named.values()}
-    for path, layer in model.named_modules():
-        for own, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+    modules = dict(model.named_modules())
+    for path, layer in modules.items():
+        for own, parameter in layer._parameters.items():
             if id(parameter) in named:
                 found[named[id(parameter)]].append((path, own))
-    modules = dict(model.named_modules())
     for name, places in found.items():
+        if len(places) == 1:
+            continue
         known = [place for place in places if _unsupported_layer(modules[place[0]]) is None]
         by_parts = [place for place in places if place not in known and list(modules[place[0]].children())]
         if known and len(known) + len(by_parts) == len(places):
