@@ -15,6 +15,7 @@ only.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -180,10 +181,14 @@ class BookKeeping:
         """The gradients of every parameter, by layer, in the order of the flat vector."""
         self._forward_backward(y, batch)
         joined = {path: _joined(self._kept[path]) for path in self._layers}
+        squares = {
+            path: functools.cache(functools.partial(squared_norms, g.flatten(1))) for path, (_, g) in joined.items()
+        }
         count = len(batch) if self._of_persons else None
         found: dict[str, list[Part]] = {}
         for group, path, name in self._places:
-            found.setdefault(group, []).append(_part(self._layers[path], name, *joined[path], count))
+            parts = found.setdefault(group, [])
+            parts.append(_part(self._layers[path], name, *joined[path], squares[path], count))
         self._kept = {}
         return list(found.values())
 
@@ -327,8 +332,10 @@ def _unsupported_layer(layer: nn.Module) -> str | None:
     return "has parameters of its own and is not supported"
 
 
-def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor, count: int | None) -> Part:
+def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor, squares: Callable[[], Tensor], count: int | None) -> Part:
     """The gradients of parameter ``name`` of a layer with inputs ``a`` and derivatives by its outputs ``g``.
+
+    squares: (b,) squared norms of ``g``, worked out once for weight and bias.
 
     count: of persons, where these are the examples: the layer has seen k records of each, one after another, and a
     person has k times as many positions as a record.
@@ -337,6 +344,8 @@ def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor, count: int | None) 
         return _embedding(layer, a if count is None else a.reshape(count, -1), g)
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         return _normalisation(layer, name, a, g, count)
+    if isinstance(layer, nn.Linear) and g.dim() == 2 and count is None:
+        return _outer(a.unsqueeze(1), g.unsqueeze(1), squares) if name == "weight" else _bias(g, squares)
     if isinstance(layer, nn.Linear):
         g = _positions(g)  # (b, T, o)
         if name == "bias":
@@ -375,23 +384,33 @@ def _instantiated(gradients: Tensor) -> Part:
     return Part(squares=lambda: squared_norms(gradients), add=add)
 
 
+def _bias(g: Tensor, squares: Callable[[], Tensor]) -> Part:
+    """Gradients ``g`` (b, o) of a Linear layer's bias, with their squared norms."""
+
+    def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
+        add_rows(factors, g if bad is None else g.masked_fill(bad.unsqueeze(1), 0.0), place)
+
+    return Part(squares=squares, add=add)
+
+
 def _products(a: Tensor, g: Tensor) -> Part:
     """Gradients sum_t g_t a_t^T of a matrix for each of G groups: ``a`` (b, G, T, i), ``g`` (b, G, T, o)."""
     T, i, o = a.shape[2], a.shape[3], g.shape[3]
     if T == 1:
-        return _outer(a.squeeze(2), g.squeeze(2))
+        a, g = a.squeeze(2), g.squeeze(2)
+        return _outer(a, g, lambda: squared_norms(g.reshape(-1, o)))
     if ghost(T, i, o, a.element_size()):
         return _ghost(a, g)
     return _instantiated((g.transpose(2, 3) @ a).flatten(1))
 
 
-def _outer(a: Tensor, g: Tensor) -> Part:
-    """Gradients g a^T for each of G groups: ``a`` (b, G, i), ``g`` (b, G, o)."""
+def _outer(a: Tensor, g: Tensor, of_outputs: Callable[[], Tensor]) -> Part:
+    """Gradients g a^T for each of G groups: ``a`` (b, G, i), ``g`` (b, G, o) with its squared norms (b G,)."""
     count, groups, i = a.shape
 
     def squares() -> Tensor:
         of_inputs = squared_inputs(a.reshape(-1, i)).double()
-        return (of_inputs * squared_norms(g.reshape(-1, g.shape[2]))).view(count, groups).sum(dim=1)
+        return (of_inputs * of_outputs()).view(count, groups).sum(dim=1)
 
     def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
         scaled = g if factors is None else g * factors.view(-1, 1, 1)
