@@ -165,7 +165,7 @@ def test_what_is_not_sound_or_has_no_meaning_is_refused():
     for gamma in (least, most):
         assert replace(RULES, clip_norm=4.0, clipping=AutoS(gamma=gamma)).clipping.whole(4.0).gamma == gamma
     for gamma in (0.9 * least, 1.1 * most):
-        with pytest.raises(ConfigError, match="privacy.clip.gamma"):
+        with pytest.raises(ConfigError, match=r"privacy\.clip\.gamma"):
             replace(RULES, clip_norm=4.0, clipping=AutoS(gamma=gamma))
 
 
