@@ -107,7 +107,8 @@ class Engine(Protocol):
 
         Returns:
             The norms before clipping, (b,) or (b, L) for L layers, inf for examples whose gradient does not count
-            as finite and for those that are not usable. None where ``clip_norm`` is inf, or from an engine that does not tell.
+            as finite and for those that are not usable. None where ``clip_norm`` is inf, or from an engine that does
+            not tell.
         """
         ...
 

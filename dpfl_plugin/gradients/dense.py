@@ -21,9 +21,9 @@ from dpfl_plugin.gradients.base import (
     Loss,
     Records,
     bad_among,
-    prepared,
     clip_factors,
     in_chunks,
+    prepared,
     squared_inputs,
     squared_norms,
 )
