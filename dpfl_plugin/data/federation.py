@@ -34,7 +34,7 @@ from dpfl_plugin.data.names import called, tidy, told_apart
 from dpfl_plugin.data.partition import iid, natural, quantity_skew
 from dpfl_plugin.data.preprocess import Step, pooled
 from dpfl_plugin.data.preprocess import preprocess as apply_steps
-from dpfl_plugin.data.record_order import ALL_SILOS, Order, OrderKeys, order_of
+from dpfl_plugin.data.record_order import ALL_SILOS, Order, OrderKeys
 from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, require
 
 FEWER = "Use fewer silos, a larger alpha, or a larger min_records."
@@ -102,7 +102,7 @@ class FederationSpec:
     def order(self, silo: int, data: Dataset, rows: Integers) -> Order:
         """The order of these rows of a data set, as the records of a silo."""
         keys, schema = self.keys or OrderKeys(self.seed), self.dataset_options.get("schema")
-        return order_of(keys.of(silo), data, rows, json.dumps(schema, sort_keys=True, default=str))
+        return keys.order(silo, data, rows, json.dumps(schema, sort_keys=True, default=str))
 
     @property
     def reads_own_files(self) -> bool:

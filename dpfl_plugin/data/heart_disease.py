@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.exact import floor_share
-from dpfl_plugin.core.streams import stream_key
 from dpfl_plugin.data.base import Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.record_order import by_content, key_of
+from dpfl_plugin.data.record_order import OrderKeys
 from dpfl_plugin.errors import ConfigError, DataError, require
 
 # Files, their rows, and what the hospitals are called; in the order of their ids.
@@ -81,8 +80,8 @@ def heart_disease(
         return replace(_joined(whole), silo_names=tuple(names))
     train, test = [], []
     for name, data in zip(names, whole, strict=True):
-        key = key_of(stream_key(source.seed, "split"), list(HOSPITALS).index(name))
-        rows, num_test = by_content(key, data, np.arange(len(data.labels))), -floor_share(-held_out, len(data.labels))
+        rows = OrderKeys(source.seed).order(list(HOSPITALS).index(name), data, np.arange(len(data.labels))).rows
+        num_test = -floor_share(-held_out, len(rows))
         test.append(_some(data, rows[:num_test]))
         train.append(_some(data, rows[num_test:]))
     return replace(_joined(train), test=_joined(test), silo_names=tuple(names))

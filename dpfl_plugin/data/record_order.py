@@ -40,10 +40,10 @@ are all on one side of a cut, so that all records between may change side. With 
 between which rows were edited ranks agree under D' and are independent under D, so that all shares between them move.
 Strata by label have ends that depend on labels.
 
-**If the key is known** the cut key of D' is another one than that of D, and nothing is claimed. An order by u under a
-public key is therefore made without the mark (`by_content`): u = F(k, r, j). Then nothing is secret, a record is at the
-same hash in all exports, and the first m of an order differ in one record between D and D' (the m least of two sets
-that differ in one element do). That is enough for one cut into two parts, and for no more.
+**If the key is known** the cut key of D' is another one than that of D, and nothing is claimed. So where a key is
+public (it follows from a seed) the order is made without the mark: u = F(H(k, "content"), r, j). Nothing is secret
+then, and the first m of an order differ in one record between D and D' (the m least of two sets that differ in one
+element do), without any coupling. That is enough for one cut into two parts, and for no more.
 
 **Not covered**: where n itself is secret.
 """
@@ -53,14 +53,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.streams import stream_key
-from dpfl_plugin.data.base import Dataset, Integers
+from dpfl_plugin.data.base import Cut, Dataset, Integers, Silo
 
 Digests = NDArray[np.uint64]
 """(n, 2), of 128 bits each."""
@@ -84,10 +84,11 @@ class OrderKeys:
     secret: bytes | None = None
     own: bytes | None = None
 
-    def of(self, silo: int) -> bytes:
-        """The key of a silo, or of the order from which records are dealt (`ALL_SILOS`)."""
+    def order(self, silo: int, data: Dataset, rows: Integers, encoding: str = "") -> Order:
+        """The order of these rows as the records of a silo, or as what is dealt to silos (`ALL_SILOS`)."""
         secret = self.secret if silo == ALL_SILOS else self.own or self.secret
-        return key_of(stream_key(self.seed, "split") if secret is None else secret, silo)
+        key = key_of(stream_key(self.seed, "split") if secret is None else secret, silo)
+        return order_of(key, data, rows, encoding, public=secret is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +114,29 @@ def derived(key: bytes, label: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, text, "sha256")
 
 
-def order_of(key: bytes, data: Dataset, rows: Integers, encoding: str = "") -> Order:
-    """The order of the records at ``rows`` of a data set; of persons, one person after another."""
+def order_of(key: bytes, data: Dataset, rows: Integers, encoding: str = "", *, public: bool = False) -> Order:
+    """The order of the records at ``rows`` of a data set; of persons, one person after another.
+
+    Args:
+        public: whether the key may be known to others, who then know the order: enough for one cut into two parts.
+    """
     digests = row_digests(derived(key, b"rows"), data, rows)
     ascending, number = _numbered(digests)
     mark = derived(key, b"mark", encoding_of(data, encoding).encode(), digests[ascending].tobytes())
-    u = _hashed(derived(key, b"cut", mark), digests, number)
+    cut = derived(key, b"content") if public else derived(key, b"cut", mark)
+    u = _uniform(cut, np.concatenate([_as_bytes(digests.astype(">u8")), _as_bytes(number.astype(">i8"))], axis=1))
     if data.persons is None:
         return Order(rows[_ascending(u)], mark.hex())
     return Order(rows[_by_person(derived(key, b"id"), data.persons[rows], u)], mark.hex())
 
 
-def by_content(key: bytes, data: Dataset, rows: Integers) -> Integers:
-    """As `order_of` under a key that is public, without the mark: for one cut into two parts, and for no more."""
-    digests = row_digests(derived(key, b"rows"), data, rows)
-    _, number = _numbered(digests)
-    return rows[_ascending(_hashed(derived(key, b"content"), digests, number))]
+def ordered(silo: Silo, key: bytes) -> tuple[Silo, Integers]:
+    """(a silo that has training records only, in their order; where these were)."""
+    data = Dataset(silo.train_x, silo.train_y, 0, usable=silo.usable)
+    order = order_of(key, data, np.arange(len(silo.train_y)))
+    rows, size = order.rows, len(order.rows)
+    x, y, usable = silo.train_x[rows], silo.train_y[rows], None if silo.usable is None else silo.usable[rows]
+    return replace(silo, train_x=x, train_y=y, usable=usable, cut=Cut(order.mark, size, 0, size)), rows
 
 
 def encoding_of(data: Dataset, schema: str) -> str:
@@ -191,11 +199,6 @@ def _numbered(digests: Digests) -> tuple[Integers, Integers]:
     number = np.empty(len(digests), dtype=np.int64)
     number[ascending] = places - np.maximum.accumulate(np.where(new, places, 0))
     return ascending, number
-
-
-def _hashed(key: bytes, digests: Digests, number: Integers) -> Digests:
-    rows = np.concatenate([_as_bytes(digests.astype(">u8")), _as_bytes(number.astype(">i8"))], axis=1)
-    return _uniform(key, rows)
 
 
 def _uniform(key: bytes, labels: NDArray[np.uint8]) -> Digests:

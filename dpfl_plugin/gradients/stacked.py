@@ -117,7 +117,7 @@ class Pool:
         good = torch.isfinite(self._features).flatten(1).all(dim=1)
         if usable is not None:
             good &= usable
-        self._gathered = torch.arange(len(self._labels), device=self.device).masked_fill_(~good, self._zeros)
+        self._usable = torch.arange(len(self._labels), device=self.device).masked_fill_(~good, self._zeros)
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +133,7 @@ class Pool:
 
     def take(self, index: Tensor) -> Stack:
         """The batches at an `index` (m, b)."""
-        flat = self._gathered.index_select(0, index.flatten())
+        flat = self._usable.index_select(0, index.flatten())
 
         def taken(values: Tensor) -> Tensor:
             return values.index_select(0, flat).view(*index.shape, *values.shape[1:])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.data.base import Dataset
-from dpfl_plugin.data.record_order import OrderKeys, by_content, key_of, order_of
+from dpfl_plugin.data.record_order import ALL_SILOS, OrderKeys, key_of, order_of
 from tests.data.coupling import coupled
 
 KEY = bytes(range(32))
@@ -73,10 +73,10 @@ def test_identical_records_are_on_both_sides_of_a_cut() -> None:
     assert 5 < sum(row[0] == 1 for row in first) < 45  # P(else) < 1e-15
 
 
-@pytest.mark.parametrize("order", [by_content, lambda *args: order_of(*args).rows])
-def test_an_order_is_a_permutation(order: Any) -> None:
-    rows = np.array([4, 9, 2, 30])
-    assert sorted(order(KEY, of([(number % 3, 0) for number in range(31)]), rows)) == sorted(rows)
+@pytest.mark.parametrize("public", [False, True])
+def test_an_order_is_a_permutation(public: bool) -> None:
+    rows, data = np.array([4, 9, 2, 30]), of([(number % 3, 0) for number in range(31)])
+    assert sorted(order_of(KEY, data, rows, public=public).rows) == sorted(rows)
 
 
 @settings(max_examples=60, deadline=None)
@@ -85,7 +85,7 @@ def test_under_a_public_key_a_part_changes_by_one_record(rows: Any, other: Any, 
     """Without any coupling."""
     parts = []
     for some in (rows, [other, *rows[1:]]):
-        first = by_content(KEY, of(some), np.arange(len(some)))[:count]
+        first = order_of(KEY, of(some), np.arange(len(some)), public=True).rows[:count]
         parts.append([some[row] for row in first])
     left = list(parts[1])
     for row in parts[0]:
@@ -106,6 +106,7 @@ def test_persons_are_together_and_in_an_order_that_records_do_not_change() -> No
 
 def test_each_silo_and_seed_has_a_key_of_its_own() -> None:
     keys = [OrderKeys(0), OrderKeys(1), OrderKeys(0, KEY), OrderKeys(0, KEY, bytes(32))]
-    found = [key.of(silo) for key in keys for silo in (-1, 0, 1)]
+    data, rows = of([(number, 0) for number in range(9)]), np.arange(9)
+    found = [key.order(silo, data, rows).mark for key in keys for silo in (ALL_SILOS, 0, 1)]
     assert found[6] == found[9], "records are dealt to silos by the key that all have"
     assert len(set(found)) == 11
