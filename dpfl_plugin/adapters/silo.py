@@ -152,6 +152,7 @@ class Silo:
             "noise_multiplier": parts.noise_multiplier,
             "num_records": list(parts.num_records),
             "records_sha256": sha256,
+            "cut": self._hashed.records.cut,
             **plan_facts(plan),
         }
         if not holds(self._files.config, config_text):

@@ -184,6 +184,8 @@ class Survey:
             nothing of them where they are not (`dpfl_plugin.runs.record_marks`).
         inputs: records before preprocessing, where that is known; without names of classes where these were read from
             records that are elsewhere.
+        cuts: of the silos, with marks that tell nothing where `digests` do not; empty where nothing was cut. key: the
+            id of the key that made those marks: marks of different keys cannot be compared.
     """
 
     num_classes: int
@@ -194,6 +196,13 @@ class Survey:
     digests: tuple[str, ...]
     inputs: Inputs | None = None
     outcome: Outcome = CLASSES
+    cuts: tuple[Cut, ...] = ()
+    key: str = ""
+
+    @property
+    def cut_facts(self) -> dict[str, Any]:
+        """What a ledger says of the cuts: two runs with equal marks have the same records at the same ranks."""
+        return {"cuts": {"key": self.key, "silos": [list(cut) for cut in self.cuts]}} if self.cuts else {}
 
     @property
     def data_sha256(self) -> str:
@@ -241,6 +250,7 @@ def survey(federation: Federation) -> Survey:
         digests=tuple(digest(silo) for silo in silos),
         inputs=federation.inputs,
         outcome=federation.outcome,
+        cuts=tuple(silo.cut for silo in silos if silo.cut is not None),
     )
 
 

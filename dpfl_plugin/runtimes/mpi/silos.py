@@ -135,7 +135,11 @@ class SiloRank(Listener):
                 named=is_named(self._config),
                 ours=ours,
             ),
-            silos=[[i, len(s.train_y), len(s.test_y), key.mark(self._digests[i])] for i, s in self._mine.items()],
+            silos=[
+                [i, len(s.train_y), len(s.test_y), key.mark(self._digests[i]), s.cut and key.marked_cut(s.cut)]
+                for i, s in self._mine.items()
+            ],
+            key=key.id,
             host=platform.node(),
             pid=os.getpid(),
             limits=self._custody.limits is not None,
