@@ -70,7 +70,7 @@ def test_models_are_measured_on_the_test_records_of_all_silos(tmp_path, monkeypa
     path.write_text(CONFIG)
     monkeypatch.setattr(quickstart.Run, "model", property(lambda run: _Ranks(1.0)))
     part = measured(path, [3, 4], [f"out={tmp_path / 'runs'}"], tell=lambda text: None)
-    assert part.counts == (4, 486, 254) and set(part.rows) == {"together", "Cleveland"}
+    assert part.counts == (4, 606, 314) and set(part.rows) == {"together", "Cleveland"}
     for place, seed in enumerate((3, 4)):
         silos = federate(load(path, [f"seed={seed}"]).variants[0].config, tmp_path).silos
         x, y = (np.concatenate([getattr(silo, name) for silo in silos]) for name in ("test_x", "test_y"))
@@ -88,7 +88,7 @@ def test_models_are_measured_on_the_test_records_of_all_silos(tmp_path, monkeypa
 
 def test_a_part_as_a_table_and_as_a_picture():
     private, none = Row([0.7, 0.9], [0.8, 0.9], [], 1.0, 1e-4), Row([0.5, 0.5], [0.6, 0.6], [(0.6, 0.8)], None, 1e-4)
-    part = Part("hospitals", "title", {"private": private, "open": none}, (("private", "open"),), (4, 486, 254))
+    part = Part("hospitals", "title", {"private": private, "open": none}, (("private", "open"),), (4, 606, 314))
     header, first, second, *published = rows(part)
     assert header == ("run", "AUC", "own (shared)", "accuracy", "epsilon")
     assert first == ("private", "0.850 ± 0.071", "", "0.800 ± 0.141", "1.00")
