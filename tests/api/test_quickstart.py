@@ -73,14 +73,15 @@ def test_models_are_measured_on_the_test_records_of_all_silos(tmp_path, monkeypa
     assert part.counts == (4, 606, 314) and set(part.rows) == {"together", "Cleveland"}
     for place, seed in enumerate((3, 4)):
         silos = federate(load(path, [f"seed={seed}"]).variants[0].config, tmp_path).silos
-        x, y = (np.concatenate([getattr(silo, name) for silo in silos]) for name in ("test_x", "test_y"))
+        x, y = (np.concatenate([silo.usable_test[part] for silo in silos]) for part in (0, 1))
         order = x[:, 0][y == 1][:, None] - x[:, 0][y == 0][None]
         expected = ((order > 0) + 0.5 * (order == 0)).mean()
         for row in part.rows.values():
             assert row.auc[place] == pytest.approx(expected)
             assert row.accuracy[place] == pytest.approx(((x[:, 0] > 0) == y).mean())
     assert not part.rows["together"].own
-    own = [auc(np.stack([0 * s.test_x[:, 0], s.test_x[:, 0]], axis=1), s.test_y) for s in silos[:1]]
+    first, labels = silos[0].usable_test
+    own = [auc(np.stack([0 * first[:, 0], first[:, 0]], axis=1), labels)]
     assert part.rows["Cleveland"].own[1] == pytest.approx((own[0], own[0]))
     assert part.rows["together"].epsilon == pytest.approx(part.rows["Cleveland"].epsilon)
     assert part.differences() == ["together against Cleveland: +0.0 ± 0.0 points, not told apart"]
