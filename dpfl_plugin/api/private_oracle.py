@@ -41,6 +41,7 @@ from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
 from dpfl_plugin.data.outcome_option import parse
+from dpfl_plugin.data.record_order import key_of, ordered
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, layers
 from dpfl_plugin.gradients.live import LiveModel
@@ -170,6 +171,9 @@ class PrivateOracle:
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked_shared(path))
             key = None if path is None else MarkKey.at(shared_key(path))
+            if config.fresh:  # a seeded oracle repeats with records as they are given
+                secret = secrets.token_bytes(32) if key is None else key.value
+                records.silos[0], _ = ordered(records.silos[0], key_of(secret, 0))
             parts = _parts(config, module, records, of_loss, key, path)
             _check_labels(parts, records.silos[0], named=isinstance(loss, str))
             account = _account(config, parts, path)
@@ -541,6 +545,7 @@ def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, 
         "noise": token,
         "name": config.name,
         "data_sha256": parts.data_sha256,
+        **parts.holding.survey.cut_facts,
         "num_silos": 1,
         "delta": privacy.delta,
         "drawn": False,
