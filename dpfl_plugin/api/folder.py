@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -192,19 +193,20 @@ def work(
     silo, where = listed.silos.index(name), _surroundings(simulation)
     if own is None and simulation:
         own = Path(f"{config.name}-{name}")
-    refused = None
+    at = functools.partial(FolderSilo, folder, listed, secret)
     try:
         limits = silo_limits(where, own=silo if simulation else None)
         if limits is not None:
-            limits.check(config)  # that of all of it, the data included; at each request it is looked at anew
+            # All of it, the data included, before records are read; at each request it is looked at anew.
+            limits.check_settings(config, listed.num_records)
     except LimitError as error:
-        refused = error
         say(f"{name}: {error} The server is told when it asks.")
-    project, train = for_silo(config, experiment.base, listed, silo, file)
-    for note in project.notes:
-        say(f"records: {note}")
-    agreement, model = project.agreement, project.model
-    it = FolderSilo(folder, listed, secret, agreement, model, train, own, surroundings=where, refused=refused)
+        it = at(None, None, None, own, surroundings=where, refused=error)
+    else:
+        project, train = for_silo(config, experiment.base, listed, silo, file)
+        for note in project.notes:
+            say(f"records: {note}")
+        it = at(project.agreement, project.model, train, own, surroundings=where)
 
     def look() -> Waiting | Outcome:
         found = it.step()

@@ -6,6 +6,7 @@
     unit: record             # what is protected: each record, or the silo's data as a whole: silo
     data: patients           # a name for the data; all agreements on data of this name add up
     send: []                 # what may be sent besides private releases
+    code: []                 # callables that settings may name (module:), as package.module:callable
 
 Whatever a server proposes is checked against it. It is read from a place that no server can name: an argument of this
 machine's own code or settings, the environment variable DPFL_LIMITS, or a default place.
@@ -28,6 +29,8 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.preprocess import fitted_on_files, fitted_on_records
 from dpfl_plugin.errors import ConfigError, EarlierNameWarning, LimitError, nearest
 from dpfl_plugin.given import is_given
+from dpfl_plugin.owners.named_code import KEY as CODE
+from dpfl_plugin.owners.named_code import NOT_WITHIN, check_code, listed_code
 from dpfl_plugin.privacy.events import Unit
 from dpfl_plugin.runs.public_facts import FILES, is_named, is_of_package
 
@@ -62,6 +65,7 @@ class Limits:
         data: the name of the data. All that is released of data of this name adds up, whatever the records are: they
             may grow, be sorted anew or be encoded in another way.
         send: what may be sent besides private releases, of `SEND`.
+        code: what settings may name by ``module:``; see `check_code`.
         source: the file, for messages.
     """
 
@@ -71,6 +75,7 @@ class Limits:
     unit: Unit = "record"
     data: str = "data"
     send: frozenset[str] = frozenset()
+    code: frozenset[str] = frozenset()
     source: str = "limits"
 
     def __post_init__(self) -> None:
@@ -91,6 +96,14 @@ class Limits:
     def of_silo(self, silo: int) -> Limits:
         """Those of one of several silos in a simulation, each of which stands for an owner of its own."""
         return replace(self, folder=self.folder / f"silo-{silo}")
+
+    def check_settings(self, config: Config, num_records: int | None = None) -> None:
+        """`check` what comes to a silo of a platform, before anything that it names is imported.
+
+        Args:
+            num_records: what the settings say that every silo has at least; None where they do not.
+        """
+        self.check(config)
 
     def check(self, config: Config) -> None:
         """Check what a server proposes, as far as its settings tell; before anything is computed from records.
@@ -119,19 +132,13 @@ class Limits:
             )
 
     def _check_code(self, config: Config) -> None:
-        """What makes releases private, and what says what they cost, must not be code that a server names."""
-        privacy = config.privacy
-        for key in ("mechanism", "clip", "schedule", "accountant"):
-            block = getattr(privacy, key)
-            if block.name is None:
-                self.refuse(
-                    f"privacy.{key} names code (module: {block.module}), where a registered plugin is needed",
-                    "install it on this machine as a plugin, and name that",
-                )
-        if privacy.accountant.name not in ACCOUNTANTS:
+        """Code that runs is the owner's choice, and what says what releases cost is of this package."""
+        check_code(config, self.code, self.source)
+        accountant = config.privacy.accountant
+        if accountant.name not in ACCOUNTANTS:
             self.refuse(
-                f"privacy.accountant {privacy.accountant.name!r} is not one of {', '.join(ACCOUNTANTS)}, by which the "
-                "owner of the data counts",
+                f"privacy.accountant {accountant.name or accountant.module!r} is not one of {', '.join(ACCOUNTANTS)}, "
+                "by which the owner of the data counts",
                 "use one of them",
             )
 
@@ -159,7 +166,7 @@ class Limits:
         """
         if seeded:
             why = "privacy.randomness: seeded: the noise would come from a seed, and whoever knows that can compute it"
-            raise LimitError(f"{self.source}: {why}. Nothing was released. Use privacy.randomness: fresh.", why)
+            raise LimitError(f"{self.source}: {why}. Nothing was released. Use privacy.randomness: fresh.", NOT_WITHIN)
 
     def allow(self, extra: Extra, what: str) -> None:
         """Check that something besides private releases may be sent.
@@ -171,8 +178,8 @@ class Limits:
             self.refuse(f"the owner of the data does not let {what} be sent ({extra})", f"add {extra} to send:")
 
     def refuse(self, why: str, mend: str = "change the limit there, if you are the owner of the data") -> NoReturn:
-        """Raise LimitError."""
-        raise LimitError(f"{self.source}: {why}. Nothing was released. To allow it, {mend}.", why)
+        """Raise LimitError: why is for the owner's log."""
+        raise LimitError(f"{self.source}: {why}. Nothing was released. To allow it, {mend}.", NOT_WITHIN)
 
 
 def find_limits(named: object = None, by: str = "", environment: Mapping[str, str] = os.environ) -> Limits | None:
@@ -220,7 +227,8 @@ def read_limits(path: Path) -> Limits:
     send = values.get("send") or []
     if not isinstance(send, list) or not all(isinstance(one, str) for one in send) or len(set(send)) != len(send):
         raise ConfigError(f"{path}: send={send!r} must be a list, each once. {_sendable()}")
-    given = {**values, "send": frozenset(send), "folder": Path(str(values["folder"])).expanduser()}
+    code = listed_code(values.get(CODE) or [], str(path))
+    given = {**values, "send": frozenset(send), CODE: code, "folder": Path(str(values["folder"])).expanduser()}
     return Limits(**given, source=str(path))
 
 

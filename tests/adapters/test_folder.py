@@ -479,7 +479,7 @@ def test_a_refusal_is_said_at_both_ends_and_nothing_is_charged(two, tmp_path):
     said = two.server.server.summary()
     assert not list((tmp_path / "owner").rglob("ledger.jsonl"))
     status = json.loads((two.shared / "north" / "status.json").read_text())
-    assert status["doing"] == "refused" and "the owner allows" in status["why"] and str(tmp_path) not in status["why"]
+    assert status["doing"] == "refused" and status["why"] == "not within this owner's limits"
     assert said["status"] == "running" and said["rounds"] == 1
 
 

@@ -24,6 +24,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from dpfl_plugin import oracle
+from dpfl_plugin.adapters import agree
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.isrl import Facts
@@ -38,7 +39,7 @@ from dpfl_plugin.core.streams import PURPOSES, stream
 from dpfl_plugin.data import persons
 from dpfl_plugin.data.base import Federation, Inputs, Silo
 from dpfl_plugin.data.memmap_store import Scratch
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DataError, DpflError, LedgerError, LimitError, UnsupportedError
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.federation.validation import counted
 from dpfl_plugin.gradients import blocks
@@ -692,6 +693,15 @@ def what_passes_an_owners_limits_is_refused() -> None:
     for wrong in ({"epsilon": 9.0}, {"delta": 1e-3}, {"noise_multiplier": 0, "epsilon": None}, {"unit": "silo"}):
         with pytest.raises(LimitError):
             limits.check(configure(block(privacy={**noisy, **wrong}), source="test"))
+
+
+def code_that_settings_name_is_not_imported_within_limits() -> None:
+    limits = Limits(folder=Path("/srv/silo"), epsilon=8, delta=1e-4)
+    for key in ("mechanism", "clip", "schedule"):
+        values = block(privacy={**NOISY, "epsilon": 8.0, key: {"module": "no_such_module:made"}})
+        with pytest.raises(DpflError) as refused:  # to import it would be a PluginError
+            agree(values, num_silos=1, model=torch.nn.Linear(4, 3), permit=limits.check_settings)
+        assert isinstance(refused.value, LimitError)
 
 
 # Persons, and what rank 0 sees
