@@ -30,7 +30,7 @@ from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
 from dpfl_plugin.gradients.blocks import filled
 from dpfl_plugin.gradients.precision import check_products, unreduced
 from dpfl_plugin.gradients.replay import Replayed
-from dpfl_plugin.gradients.shares import Cuts, share_of
+from dpfl_plugin.gradients.shares import Part
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
 from dpfl_plugin.gradients.views import several
@@ -70,10 +70,6 @@ class Draw:
         """Of a seeded stream of this round."""
         return stream_key(self.seed, purpose, self.round, silo, step)
 
-    def key_of_all_rounds(self, purpose: str, silo: int) -> bytes:
-        """Of a seeded stream that is the same in all rounds."""
-        return stream_key(self.seed, purpose, 0, silo)
-
 
 class PrivateOracle:
     """Answers one round of m silos, and keeps the charges of what it answered.
@@ -85,7 +81,6 @@ class PrivateOracle:
         share: the part of each silo's records that this round may read.
         layers: the model's, {name: number of parameters}, for clipping by layer.
         clip_norms: C_i of each silo, where the clipping adapts it; in the end, what it was adapted to.
-        cuts: which records are in the share, where that is known from an earlier round.
         pool: has the records of these silos by id, for answering them together where the engine and the rules allow it.
         replayed: `sums_of` this engine, this pool and these rules, in place of our own.
         clock: takes the time of each part.
@@ -104,7 +99,6 @@ class PrivateOracle:
         share: tuple[float, float] = (0.0, 1.0),
         layers: Mapping[str, int] | None = None,
         clip_norms: Sequence[float] | None = None,
-        cuts: Cuts | None = None,
         pool: Pool | None = None,
         replayed: Replayed | None = None,
         clock: Stopwatch = STOPPED,
@@ -113,8 +107,7 @@ class PrivateOracle:
         check_products(*(one.features.device for one in silos))  # again: a caller may have told it otherwise
         self.num_silos, self._cycles = len(silos), cycles
         self._rules, self._engine, self._draw, self._clock = rules, engine, draw, clock
-        cuts = cuts or Cuts()
-        self._silos = [share_of(records, share, silo, cuts) for records, silo in zip(silos, ids, strict=True)]
+        self._silos = [Part(records, share) for records in silos]
         self._rules_of = [rules.of(silo) for silo in ids]
         self._divisors = [
             own.sampler.divisor(len(records)) for own, records in zip(self._rules_of, self._silos, strict=True)
@@ -221,15 +214,18 @@ class PrivateOracle:
             self._engine.rng = self._stream.seek(self._draw.key("algorithm", self._ids[row], step))
         total = self._total_like(y)
         if rules.unit == "silo":  # protected by `release`, not here
-            self._engine.clipped_sum(y, batch, math.inf, total)
+            self._engine.clipped_sum(y, batch.only_usable(), math.inf, total)
             out.copy_(total)
         elif rules.clipping.adapts:
             self._adaptive_sum(y, batch, row, step, total, out)
         else:
             clip_norm, bounds = rules.clip_norm, self._bounds_of[row]
             if rules.clipping.measures:  # which voids the guarantee, and is charged so
+                batch = batch.only_usable()
                 norms = clipped_sum_and_norms(self._engine, y, batch, 1.0, total)
                 clip_norm = bounds = rules.clipping.measured(norms)
+            elif math.isinf(clip_norm):
+                batch = batch.only_usable()
             self._engine.clipped_sum(y, batch, bounds, total)
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
@@ -256,10 +252,10 @@ class PrivateOracle:
         within = int((norms <= clip_norm).sum())
         of_sum, of_count = sum_and_count(self._rules, self._divisors[row], clip_norm, self._factors[step])
         self._noise.add_of(row, step, total, of_sum, out)
-        self._adapt(row, step, within, len(batch), of_count)
+        self._adapt(row, step, within, batch.num_usable, of_count)
 
     def _adapt(self, row: int, step: int, within: int, num_drawn: int, of_count: Scale) -> None:
-        """Release how many of ``num_drawn`` gradients are ``within`` C_i, and renew C_i."""
+        """Release how many of ``num_drawn`` gradients, of usable records, are ``within`` C_i, and renew C_i."""
         rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
         size, clip_norm = self._divisors[row], self.clip_norms[row]
         count = torch.tensor([within - num_drawn / 2], dtype=torch.float64)
@@ -301,8 +297,7 @@ class PrivateOracle:
         pairs = [sum_and_count(self._rules, size, clip_norm, factor) for size, clip_norm in each]
         self._noise.add(totals, [of_sum for of_sum, _ in pairs], 0, step, out)
         for row, (_, of_count) in enumerate(pairs):
-            batch = self._batches[row][step % self._ahead]
-            num_drawn = len(self._silos[row]) if batch is None else len(batch)
+            num_drawn = self._silos[row].num_usable(self._batches[row][step % self._ahead])
             self._adapt(row, step, int(within[row]), num_drawn, of_count)
 
     @torch.no_grad()

@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.base import Silo, digest
+from dpfl_plugin.data.base import Integers, Silo, digest
+from dpfl_plugin.data.record_order import ordered
 from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.gradients.choice import PassedTrials
@@ -46,24 +47,31 @@ AT_ONCE: Final = 2**20  # values that are compared at a time
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """A silo's records, which nothing changes, and what they are known by.
+    """A silo's records, in their order, which nothing changes, and what they are known by.
 
     Attributes:
-        digest: see `data.base.digest`.
+        digest: see `data.base.digest`. rows: where they were, of those that were given; None for the same order.
     """
 
     records: Silo
     digest: str
+    rows: Integers | None
 
     def same(self, others: Silo) -> bool:
-        """Whether those are these, to the byte."""
-        mine = self.records
-        return _same(mine.train_x, others.train_x) and _same(mine.train_y, others.train_y)
+        """Whether those are these, to the byte, in the order in which these were given."""
+        mine, rows = self.records, slice(None) if self.rows is None else self.rows
+        if len(mine.train_y) != len(others.train_y):
+            return False
+        return _same(mine.train_x, others.train_x[rows]) and _same(mine.train_y, others.train_y[rows])
 
 
-def hashed(records: Silo) -> Hashed:
-    """Of records that this process has for itself."""
-    return Hashed(records, digest(records))
+def hashed(records: Silo, key: bytes | None = None) -> Hashed:
+    """Of records that this process has for itself, in the order by ``key``; None: as they are, for who repeats a
+    simulation."""
+    if key is None:
+        return Hashed(records, digest(records), None)
+    mine, rows = ordered(records, key)
+    return Hashed(mine, digest(mine), rows)
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:

@@ -25,7 +25,7 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
     Args:
         data: a ``DataLoader`` (the records that its sampler gives, in the order of the data set: batches are drawn
             here), a data set of pairs (features, label), a pair of arrays or tensors, or an iterable of batches of such
-            pairs, of which nothing may be random: shares of the records are cut from their order.
+            pairs, of which nothing may be random; or a `Silo` as a data set of this package has it.
 
     Raises:
         DataError: it holds no records, one of them twice, they are not alike, or the model has no such word.
@@ -37,7 +37,8 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
 
 def silo_for(data: Any, model: Callable[[], nn.Module]) -> Silo:
     """As `silo_of`; the model is asked for only where it decides what becomes of integers."""
-    features, labels = all_records(data)
+    usable = data.usable if isinstance(data, Silo) else None
+    features, labels = all_records((data.train_x, data.train_y) if isinstance(data, Silo) else data)
     if len(features) == 0:
         raise DataError("the silo has no training records.")
     if labels.is_floating_point() or labels.is_complex():
@@ -59,7 +60,7 @@ def silo_for(data: Any, model: Callable[[], nn.Module]) -> Silo:
     x = np.ascontiguousarray(_numbers(x, model))
     if not np.isfinite(x).all():
         raise DataError("a feature is not finite. Remove the record, or fill the value in.")
-    return Silo(x, y, x[:0], y[:0])
+    return Silo(x, y, x[:0], y[:0], usable=usable)
 
 
 def _numbers(x: NDArray[Any], model_of: Callable[[], nn.Module]) -> NDArray[Any]:

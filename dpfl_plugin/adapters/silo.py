@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -25,7 +25,7 @@ from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.beginning import begun, holds, own, parts_of
 from dpfl_plugin.adapters.frozen import FILE as FROZEN
 from dpfl_plugin.adapters.frozen import Frozen
-from dpfl_plugin.adapters.kept import Decided, Kept, Made, hashed
+from dpfl_plugin.adapters.kept import Decided, Hashed, Kept, Made, hashed
 from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, say_once, silo_limits
 from dpfl_plugin.adapters.records import silo_for
@@ -36,13 +36,14 @@ from dpfl_plugin.adapters.stated import stated
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.base import digest
+from dpfl_plugin.data.base import Silo as SiloRecords
+from dpfl_plugin.data.record_order import key_of
 from dpfl_plugin.errors import DataError, LimitError, MessageError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners import lifetime as lifetimes
 from dpfl_plugin.owners.grant import Grant
-from dpfl_plugin.owners.lifetime import Lifetime
+from dpfl_plugin.owners.lifetime import Lifetime, order_secret_of
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge
@@ -50,7 +51,11 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder, locked
+from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.void_statement import void_statement
+
+KEY: Final = "key"
+"""In a silo's folder: the secret of its records' order, where no owner has set limits."""
 
 
 class Silo:
@@ -147,6 +152,7 @@ class Silo:
             "noise_multiplier": parts.noise_multiplier,
             "num_records": list(parts.num_records),
             "records_sha256": sha256,
+            "cut": self._hashed.records.cut,
             **plan_facts(plan),
         }
         if not holds(self._files.config, config_text):
@@ -184,11 +190,23 @@ class Silo:
             agreement.setting.num_records,
             f"be that of the smallest silo; silo {self.id} has {len(mine.train_y)}",
         )
-        self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
+        key = self._order_key()
+        self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine, key)
         ledger = begun(self._files, self.id, agreement.run, self._hashed.digest)
         if ledger is None and hasattr(records, "__len__"):
-            _check_again(records, self._frozen, self._hashed.digest, self.id)
+            _check_again(self._hashed, silo_for(records, lambda: self._frozen.seen), self.id)
         return ledger
+
+    def _order_key(self) -> bytes | None:
+        """The key of the records' order, which is this silo's secret; None in a seeded simulation, which takes records
+        in the order in which they are given, as a run in one process has them."""
+        if self._draw is not _fresh_draw:
+            return None
+        if self.limits is not None:
+            return order_secret_of(self.limits)
+        secret = MarkKey.at(self._files.path / KEY)
+        secret.keep()
+        return key_of(secret.value, self.id)
 
     def _prepare(self, kept: Made | None, known: Mapping[str, Any] | None) -> tuple[Parts, str]:
         """(the parts of this silo, its configuration as text), made anew or kept; ``known``: its ledger's facts."""
@@ -368,9 +386,9 @@ def spent(
     return f"{lack}: {more}" if more else str(lack)
 
 
-def _check_again(records: Any, frozen: Frozen, sha256: str, id: int) -> None:
+def _check_again(known: Hashed, again: SiloRecords, id: int) -> None:
     """Raise DataError where the same data give other records when they are read once more."""
-    if digest(silo_for(records, lambda: frozen.seen)) != sha256:
+    if not known.same(again):
         raise DataError(
             f"silo {id}: its data give other records when they are read again: loaders must not change records at "
             "random (augmentation). Leave that out; nothing was released."

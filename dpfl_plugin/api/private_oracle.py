@@ -37,6 +37,7 @@ from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
+from dpfl_plugin.data.record_order import key_of, ordered
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.gradients.base import layers
 from dpfl_plugin.models.build import check_layers
@@ -151,6 +152,7 @@ class PrivateOracle:
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked_shared(path))
             key = MarkKey.at(shared_key(path))
+            mine, _ = ordered(mine, key_of(key.value, 0))
             parts = _parts(config, module, mine, of_loss, key, path)
             _check_labels(parts, mine, named=isinstance(loss, str))
             account = _account(config, parts, path)
@@ -456,6 +458,7 @@ def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, 
         "noise": token,
         "name": config.name,
         "data_sha256": parts.data_sha256,
+        **parts.holding.survey.cut_facts,
         "num_silos": 1,
         "delta": privacy.delta,
         "drawn": False,

@@ -26,19 +26,16 @@ PURPOSES: Final[dict[str, int]] = {
     "participants": 3,  # which silos take part in a round
     "plan": 4,  # the server's own coins (e.g. the number of local steps)
     "partition": 5,  # which record goes to which silo
-    "split": 6,  # training and test records of a silo
+    "split": 6,  # the order of a silo's records, of which cuts are intervals
     "data": 7,  # synthetic data
     "model": 8,  # initial parameters
     "algorithm": 9,  # an algorithm's own coins at a silo; never privacy noise
     "bits": 10,  # privacy noise of a silo's count of gradients within its clipping norm
     "audit": 11,  # an audit's secret bits, and where its canaries are
     "attack": 12,  # what a demonstration of an attack draws: which records it shows, resamples of its scores
-    "share": 13,  # the order of a silo's records from which shares are cut
     "score": 14,  # privacy noise of a silo's validation score
     "trial": 15,  # parameters at which models and losses are tried on made-up records
-    "person": 16,  # which records of a person are kept, where there are more than a person may have
     "statistics": 17,  # privacy noise of a silo's statistics of columns
-    "deal": 18,  # which record of a silo is in which batch of a cycle
     "views": 20,  # how the views of a batch's images differ from these
 }
 

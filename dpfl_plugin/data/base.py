@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,10 @@ class Dataset:
     look at before training, which may tell of single records; class_names: of the labels 0, 1, ..., if they have any;
     persons: [n], whose record each is, or None where that is not known: equal numbers are one person, in ``test``, too
     (`dpfl_plugin.data.persons.numbers`); measured: columns that are to be scaled or filled in by noisy statistics;
-    label_type: what labels were that are called by class_names, where a program gave them.
+    label_type: what labels were that are called by class_names, where a program gave them; usable: [n], False where
+    a record cannot be used (a value is missing, say), or None where all can. Such a record has a placeholder for its
+    features (zeros, say) and label, the same for each, and is a record like any other but that it adds nothing to what
+    is computed: whether it can be used is a matter of that record and the public schema alone.
     """
 
     features: Features
@@ -59,6 +62,7 @@ class Dataset:
     outcome: Outcome = CLASSES
     measured: tuple[Measured, ...] = ()
     label_type: LabelType = "text"
+    usable: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +101,29 @@ class Ownership:
     agree: Callable[[Any], list[Any]]
 
 
+class Cut(NamedTuple):
+    """Which of a silo's records are its training records: an interval of ranks (`dpfl_plugin.data.record_order`).
+
+    mark: of all records of the silo; size: how many records, or persons, there are; [first, last): the ranks.
+    """
+
+    mark: str
+    size: int
+    first: int
+    last: int
+
+
 @dataclass(slots=True)
 class Silo:
     """The records of one silo: train_x [n, *shape], train_y [n], test_x [t, *shape], test_y [t].
 
     Features are floats; int64 where a platform's project has a model that takes them so (an Embedding). persons [n],
-    test_persons [t]: whose records they are, or None where that is not known.
+    test_persons [t]: whose records they are, or None where that is not known. usable [n], test_usable [t]: False for
+    records that add nothing to anything, as those of `Dataset`. cut: None where nothing was cut.
 
-    Where persons are protected, `dpfl_plugin.data.persons.grouped` makes of each person one row: train_x is
-    [p, k, *shape], train_y [p, k] with -1 where a person has no further record, and persons [p].
+    Training records are in their order (`dpfl_plugin.data.record_order`), whatever the file's was: every cut of them is
+    an interval of places. Where persons are protected, `dpfl_plugin.data.persons.grouped` makes of each person one row:
+    train_x is [p, k, *shape], train_y [p, k] with -1 where a person has no further record, and persons [p].
     """
 
     train_x: Features
@@ -114,6 +132,14 @@ class Silo:
     test_y: Labels
     persons: Integers | None = None
     test_persons: Integers | None = None
+    usable: NDArray[np.bool_] | None = None
+    test_usable: NDArray[np.bool_] | None = None
+    cut: Cut | None = None
+
+    @property
+    def fitted_x(self) -> Features:
+        """Features of the training records that can be used."""
+        return self.train_x if self.usable is None else self.train_x[self.usable]
 
 
 @dataclass(slots=True)
@@ -158,6 +184,8 @@ class Survey:
             nothing of them where they are not (`dpfl_plugin.runs.record_marks`).
         inputs: records before preprocessing, where that is known; without names of classes where these were read from
             records that are elsewhere.
+        cuts: of the silos, with marks that tell nothing where `digests` do not; empty where nothing was cut. key: the
+            id of the key that made those marks: marks of different keys cannot be compared.
     """
 
     num_classes: int
@@ -168,6 +196,13 @@ class Survey:
     digests: tuple[str, ...]
     inputs: Inputs | None = None
     outcome: Outcome = CLASSES
+    cuts: tuple[Cut, ...] = ()
+    key: str = ""
+
+    @property
+    def cut_facts(self) -> dict[str, Any]:
+        """What a ledger says of the cuts: two runs with equal marks have the same records at the same ranks."""
+        return {"cuts": {"key": self.key, "silos": [list(cut) for cut in self.cuts]}} if self.cuts else {}
 
     @property
     def data_sha256(self) -> str:
@@ -215,6 +250,7 @@ def survey(federation: Federation) -> Survey:
         digests=tuple(digest(silo) for silo in silos),
         inputs=federation.inputs,
         outcome=federation.outcome,
+        cuts=tuple(silo.cut for silo in silos if silo.cut is not None),
     )
 
 
@@ -222,7 +258,8 @@ def digest(silo: Silo) -> str:
     """sha256 over a silo's records, in order; whoever guesses them can confirm the guess."""
     both, unknown = (silo.persons, silo.test_persons), np.zeros(0, np.int64)
     of_persons = [] if all(part is None for part in both) else [unknown if part is None else part for part in both]
-    return _sha256(silo.train_x, silo.train_y, silo.test_x, silo.test_y, *of_persons)
+    usable = [part for part in (silo.usable, silo.test_usable) if part is not None]
+    return _sha256(silo.train_x, silo.train_y, silo.test_x, silo.test_y, *of_persons, *usable)
 
 
 def _sha256(*arrays: NDArray[Any]) -> str:
@@ -255,6 +292,8 @@ def validate(dataset: Dataset, source: str) -> None:
         raise DataError(
             f"{source}: persons must be int64, one for each of {len(x)} records; got {persons.dtype} {persons.shape}."
         )
+    if dataset.usable is not None and (dataset.usable.dtype != np.bool_ or dataset.usable.shape != (len(x),)):
+        raise DataError(f"{source}: usable must be bool, one for each of {len(x)} records.")
     if dataset.outcome.has_classes and dataset.num_classes < 2:
         raise DataError(f"{source} has {dataset.num_classes} class; a classifier needs at least 2.")
     _check_finite(x, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,18 @@ from dpfl_plugin import registry
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.data import persons as whose
-from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integers, Labels, Ownership, Silo, validate
+from dpfl_plugin.data.base import (
+    Cut,
+    Dataset,
+    Features,
+    Federation,
+    Inputs,
+    Integers,
+    Labels,
+    Ownership,
+    Silo,
+    validate,
+)
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import SHOWN
 from dpfl_plugin.data.memmap_store import Scratch
@@ -22,6 +34,7 @@ from dpfl_plugin.data.names import called, tidy, told_apart
 from dpfl_plugin.data.partition import iid, natural, quantity_skew
 from dpfl_plugin.data.preprocess import Step, pooled
 from dpfl_plugin.data.preprocess import preprocess as apply_steps
+from dpfl_plugin.data.record_order import ALL_SILOS, Order, OrderKeys
 from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, require
 
 FEWER = "Use fewer silos, a larger alpha, or a larger min_records."
@@ -31,16 +44,16 @@ KEPT_TOGETHER = (
     "the data say whose record each is, and a person's records are all to train on, or all to test on. What is hidden "
     "of a single record is what it says, not whose it is: privacy.unit: person hides all that a person contributes"
 )
-WHOLE_TEST_PART = -1  # the place, beyond all silos, of the stream that deals out a data set's own test part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FederationSpec:
     """What an experiment's silos are made of; the same values give the same silos.
 
-    test: "split" makes ceil(test_fraction * n) of a silo's n records test records, at random, and leaves the data
-    set's own test part unused; "own" takes that part, by natural silo where silos are natural ones, else dealt out
-    at random in equal shares. max_records_per_silo: keep that many of a silo's records, at random, before the split.
+    test: "split" makes the first ceil(test_fraction * n) of a silo's n records, in their order
+    (`dpfl_plugin.data.record_order`), test records, and leaves the data set's own test part unused; "own" takes that
+    part, by natural silo where silos are natural ones, else dealt out at random in equal shares. max_records_per_silo:
+    keep the first so many of a silo's records, before the split.
     folder: of data files; base: the configuration file's folder, where relative paths start. preprocess: see
     `dpfl_plugin.data.preprocess`; more_steps: of other rooms. ownership: keep only the silos of this process; where
     every silo has a file of its own and no step is fitted on all silos together, the others' files are not even opened.
@@ -48,7 +61,8 @@ class FederationSpec:
 
     Where the data say whose records they are, partitions deal out persons with all that they have, by the label of
     their first record, and a share of the persons is held out. max_records_per_person: make each person one row, see
-    `dpfl_plugin.data.persons.grouped`; shared_persons: whether one may be at several silos.
+    `dpfl_plugin.data.persons.grouped`; shared_persons: whether one may be at several silos. keys: of the silos' orders;
+    None for those of the seed.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -72,6 +86,7 @@ class FederationSpec:
     memory_map: Path | None = None
     max_records_per_person: int | None = None
     shared_persons: Literal["refuse", "per_silo"] = "refuse"
+    keys: OrderKeys | None = None
 
     def __post_init__(self) -> None:
         require(self.test in ("split", "own"), "data.test", self.test, "be 'split' or 'own'")
@@ -83,6 +98,11 @@ class FederationSpec:
     @property
     def called(self) -> str:
         return self.name or getattr(self.dataset, "__name__", "data set")
+
+    def order(self, silo: int, data: Dataset, rows: Integers) -> Order:
+        """The order of these rows of a data set, as the records of a silo."""
+        keys, schema = self.keys or OrderKeys(self.seed), self.dataset_options.get("schema")
+        return keys.order(silo, data, rows, json.dumps(schema, sort_keys=True, default=str))
 
     @property
     def reads_own_files(self) -> bool:
@@ -125,7 +145,7 @@ def build_federation(spec: FederationSpec) -> Federation:
     )
     apply_steps(federation, spec.preprocess, spec.base, spec.more_steps)
     if spec.max_records_per_person is not None:
-        _protect_persons(federation, spec.max_records_per_person, spec.shared_persons, spec.seed, scratch)
+        _protect_persons(federation, spec.max_records_per_person, spec.shared_persons, scratch)
     return federation if spec.ownership is None else _only(federation, spec.ownership)
 
 
@@ -163,12 +183,18 @@ def _dealt(spec: FederationSpec, data: Dataset) -> tuple[dict[int, Integers], di
 
 
 def _parts(spec: FederationSpec, data: Dataset) -> list[Integers]:
-    """The rows of each silo; persons, where they are known, are dealt out with all that they have."""
+    """The rows of each silo; persons, where they are known, are dealt out with all that they have.
+
+    Records are dealt out by their places in their order, not in the file.
+    """
     _check_partitioner(spec, data)
-    rng = stream(spec.seed, "partition")
+    rng, rows = stream(spec.seed, "partition"), np.arange(len(data.labels))
+    if spec.partitioner is not natural:  # which goes by what a record says of itself
+        rows = spec.order(ALL_SILOS, data, rows).rows
     if data.persons is None:
-        return _partitioned(spec, data, data.labels, rng, data.groups)
-    units = whose.units(data, by_silo=spec.partitioner is natural)
+        groups = None if data.groups is None else data.groups[rows]
+        return [rows[part] for part in _partitioned(spec, data, data.labels[rows], rng, groups)]
+    units = whose.units(data, rows, by_silo=spec.partitioner is natural)
     first = np.array([rows[0] for rows in units])
     groups = None if data.groups is None else data.groups[first]
     dealt = _partitioned(spec, data, data.labels[first], rng, groups)
@@ -238,7 +264,7 @@ def _check_persons(spec: FederationSpec, data: Dataset) -> None:
         whose.check_own_test(data)
 
 
-def _protect_persons(federation: Federation, most: int, shared: str, seed: int, scratch: Scratch) -> None:
+def _protect_persons(federation: Federation, most: int, shared: str, scratch: Scratch) -> None:
     """Make each person one row of its silo's training records, and say what is protected of one at several silos."""
     if shared == "refuse":
         if len(federation.silos) < federation.num_silos:
@@ -248,7 +274,7 @@ def _protect_persons(federation: Federation, most: int, shared: str, seed: int, 
                 "silo by itself and says so, or run in one process."
             )
         whose.check_apart(federation)
-    whose.grouped(federation, most, seed, scratch)
+    whose.grouped(federation, most, scratch)
 
 
 def _only(federation: Federation, ownership: Ownership) -> Federation:
@@ -325,36 +351,40 @@ def _mend(silo: int, names: Mapping[int, str]) -> str:
 def _split(
     spec: FederationSpec, data: Dataset, rows: Mapping[int, Integers], names: Mapping[int, str], scratch: Scratch
 ) -> list[Silo]:
-    seed, test_fraction, limit = spec.seed, spec.test_fraction, spec.max_records_per_silo
-    silos = []
+    test_fraction, silos = spec.test_fraction, []
     for i, silo in rows.items():
-        if data.persons is not None:
-            train, held_out = whose.apart(data.persons[silo], test_fraction, stream(seed, "split", silo=i))
-            if not len(train):
-                raise DataError(
-                    f"{called(i, names)}: test_fraction={test_fraction} of its persons leaves none to train on. "
-                    f"{_mend(i, names)}"
-                )
-            silos.append(_silo(data, np.sort(silo[train]), data, np.sort(silo[held_out]), scratch))
-            continue
-        kept = silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit]
-        num_test = -floor_share(-test_fraction, len(kept))  # the ceiling, so that training gets floor((1 - f) n)
-        if num_test >= len(kept):
+        order = spec.order(i, data, silo)
+        if data.persons is None:
+            kept = order.rows[: spec.max_records_per_silo]
+            size, units, held_out = len(order.rows), len(kept), _share(test_fraction, len(kept))
+            num_test = held_out
+        else:  # whose persons are kept together, one after another
+            kept, each = order.rows, whose.first_seen(data.persons[order.rows])[1]
+            size = units = int(each[-1]) + 1
+            held_out = _share(test_fraction, units)
+            num_test = int(np.searchsorted(each, held_out))
+        if held_out >= units:
+            what = f"{units} records" if data.persons is None else "persons"
             raise DataError(
-                f"{called(i, names)}: test_fraction={test_fraction} of its {len(kept)} records leaves none to train "
-                f"on. {_mend(i, names)}"
+                f"{called(i, names)}: test_fraction={test_fraction} of its {what} leaves none to train on. "
+                f"{_mend(i, names)}"
             )
-        # Sorted: neighbours in memory stay neighbours, and gathering is faster.
-        held_out, train = np.sort(kept[:num_test]), np.sort(kept[num_test:])
-        silos.append(_silo(data, train, data, held_out, scratch))
+        cut = Cut(order.mark, size, held_out, units)
+        silos.append(_silo(data, kept[num_test:], data, kept[:num_test], scratch, cut))
     return silos
 
 
-def _silo(data: Dataset, train: Integers, test: Dataset, held_out: Integers, scratch: Scratch) -> Silo:
-    of_train, of_test = (
-        None if part.persons is None else part.persons[rows] for part, rows in ((data, train), (test, held_out))
-    )
-    return Silo(*_take(data, train, scratch), *_take(test, held_out, scratch), of_train, of_test)
+def _share(fraction: float, count: int) -> int:
+    """How many are held out: the ceiling, so that training gets floor((1 - f) n)."""
+    return -floor_share(-fraction, count)
+
+
+def _silo(data: Dataset, train: Integers, test: Dataset, held_out: Integers, scratch: Scratch, cut: Cut) -> Silo:
+    parts = (data, train), (test, held_out)
+    of_train, of_test = (None if part.persons is None else part.persons[rows] for part, rows in parts)
+    usable, test_usable = (None if part.usable is None else part.usable[rows] for part, rows in parts)
+    train_x, train_y = _take(data, train, scratch)
+    return Silo(train_x, train_y, *_take(test, held_out, scratch), of_train, of_test, usable, test_usable, cut)
 
 
 def _take(data: Dataset, rows: Integers, scratch: Scratch) -> tuple[Features, Labels]:
@@ -365,25 +395,26 @@ def _take(data: Dataset, rows: Integers, scratch: Scratch) -> tuple[Features, La
 def _own_test(
     spec: FederationSpec, data: Dataset, rows: Mapping[int, Integers], names: Mapping[int, str], scratch: Scratch
 ) -> list[Silo]:
-    seed, limit = spec.seed, spec.max_records_per_silo
     if data.test is None:
         raise ConfigError("data.test='own': this data set has no test part of its own. Use test: split.")
-    test_rows = _deal_out_test(data, data.test, list(rows.values()), seed)
+    test_rows = _deal_out_test(spec, data, data.test, list(rows.values()))
     silos = []
     for (i, silo), held_out in zip(rows.items(), test_rows, strict=True):
         if not len(held_out):
             raise DataError(
                 f"{called(i, names)} has no record in the data set's own test part. Use test: split, or fewer silos."
             )
-        train = np.sort(silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit])
-        silos.append(_silo(data, train, data.test, held_out, scratch))
+        order = spec.order(i, data, silo)
+        train = order.rows[: spec.max_records_per_silo]
+        persons = None if data.persons is None else data.persons[train]
+        size, units = (len(order.rows), len(train)) if persons is None else (len(np.unique(persons)),) * 2
+        silos.append(_silo(data, train, data.test, held_out, scratch, Cut(order.mark, size, 0, units)))
     return silos
 
 
-def _deal_out_test(data: Dataset, test: Dataset, rows: Sequence[Integers], seed: int) -> list[Integers]:
+def _deal_out_test(spec: FederationSpec, data: Dataset, test: Dataset, rows: Sequence[Integers]) -> list[Integers]:
     if data.groups is not None and test.groups is not None:
         natural = [np.unique(data.groups[silo]) for silo in rows]
         if all(len(groups) == 1 for groups in natural):
             return [np.flatnonzero(test.groups == groups[0]) for groups in natural]
-    order = stream(seed, "split", silo=WHOLE_TEST_PART).permutation(len(test.labels))
-    return [np.sort(part) for part in np.array_split(order, len(rows))]
+    return np.array_split(spec.order(ALL_SILOS, test, np.arange(len(test.labels))).rows, len(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import resources
 from typing import Final, Literal
 
@@ -10,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.exact import floor_share
-from dpfl_plugin.core.streams import stream
 from dpfl_plugin.data.base import Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.record_order import OrderKeys
 from dpfl_plugin.errors import ConfigError, DataError, require
 
 # Files, their rows, and what the hospitals are called; in the order of their ids.
 HOSPITALS: Final = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
 NUM_COLUMNS: Final = 14  # the last is the diagnosis
 MISSING: Final = ("NaN", "?", "")
+CLASSES: Final = ("healthy", "ill")
 
 # Ranges and categories are those of the published description (heart-disease.names) and of medicine, not read from the
 # records: encoding costs no privacy. A number outside is brought to the nearest end.
@@ -41,10 +43,6 @@ ZERO_IS_MISSING: Final = ("trestbps", "chol")  # nobody's blood pressure or chol
 SELDOM: Final = ("slope", "ca", "thal")  # hardly ever measured outside Cleveland
 
 
-Part = tuple[Features, Integers, Integers]
-"""Features [n, d], labels [n] and silos [n]."""
-
-
 def heart_disease(
     source: DataSource,
     *,
@@ -59,10 +57,10 @@ def heart_disease(
 
     hospitals: some of cleveland (303 patients), hungarian (294), switzerland (123) and va (200), by default all.
     missing: "indicator" keeps all patients, a value that is missing is 0 and has a feature that says so: [920, 36];
-    "drop" leaves out slope, ca and thal, takes a cholesterol of 0 as it is, and leaves out patients with another
-    missing value: [740, 15], the patients of FLamby's Fed-Heart-Disease (du Terrail et al., NeurIPS 2022).
-    held_out: a test part of the data's own (`data.test: own`): that share of each hospital's patients, drawn by the
-    seed and the same whichever other hospitals are chosen.
+    "drop" leaves out slope, ca and thal, takes a cholesterol of 0 as it is, and uses no patient with another missing
+    value: 740 of [920, 15], the patients of FLamby's Fed-Heart-Disease (du Terrail et al., NeurIPS 2022), can be used.
+    held_out: a test part of the data's own (`data.test: own`): that share of each hospital's patients, by a hash of
+    their values and the seed, and the same whichever other hospitals are chosen.
 
     Raises:
         ConfigError: there is no such hospital, or held_out is not between 0 and 1.
@@ -73,24 +71,42 @@ def heart_disease(
     require(missing in ("indicator", "drop"), "missing", missing, "be 'indicator' or 'drop'")
     require(held_out is None or 0 < held_out < 1, "held_out", held_out, "be between 0 and 1, both excluded")
     names = [name for name in HOSPITALS if name in chosen]
-    train: list[Part] = []
-    test: list[Part] = []
+    whole: list[Dataset] = []
     for group, name in enumerate(names):
-        x, y, columns = encode(_read(name), keep_all=missing == "indicator")
-        rows = stream(source.seed, "split", silo=list(HOSPITALS).index(name)).permutation(len(y))
-        num_test = 0 if held_out is None else -floor_share(-held_out, len(y))
-        for part, kept in ((test, np.sort(rows[:num_test])), (train, np.sort(rows[num_test:]))):
-            part.append((x[kept], y[kept], np.full(len(kept), group, dtype=np.int64)))
-    own = None if held_out is None else Dataset(*_join(test)[:2], 2, _join(test)[2])
-    features, labels, groups = _join(train)
-    return Dataset(
-        features, labels, 2, groups, own, silo_names=tuple(names), columns=columns, class_names=("healthy", "ill")
+        x, y, usable, columns = encode(_read(name), keep_all=missing == "indicator")
+        groups = np.full(len(y), group, dtype=np.int64)
+        whole.append(Dataset(x, y, 2, groups, columns=columns, class_names=CLASSES, usable=usable))
+    if held_out is None:
+        return replace(_joined(whole), silo_names=tuple(names))
+    train, test = [], []
+    for name, data in zip(names, whole, strict=True):
+        rows = OrderKeys(source.seed).order(list(HOSPITALS).index(name), data, np.arange(len(data.labels))).rows
+        num_test = -floor_share(-held_out, len(rows))
+        test.append(_some(data, rows[:num_test]))
+        train.append(_some(data, rows[num_test:]))
+    return replace(_joined(train), test=_joined(test), silo_names=tuple(names))
+
+
+def _some(data: Dataset, rows: Integers) -> Dataset:
+    assert data.groups is not None and data.usable is not None
+    return replace(
+        data,
+        features=data.features[rows],
+        labels=data.labels[rows],
+        groups=data.groups[rows],
+        usable=data.usable[rows],
     )
 
 
-def _join(parts: list[Part]) -> tuple[Features, Integers, Integers]:
-    x, y, groups = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return x, y, groups
+def _joined(parts: list[Dataset]) -> Dataset:
+    usable = np.concatenate([part.usable for part in parts if part.usable is not None])
+    return replace(
+        parts[0],
+        features=np.concatenate([part.features for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        groups=np.concatenate([part.groups for part in parts if part.groups is not None]),
+        usable=None if usable.all() else usable,
+    )
 
 
 def _read(hospital: str) -> NDArray[np.float64]:
@@ -108,17 +124,20 @@ def _read(hospital: str) -> NDArray[np.float64]:
     return table
 
 
-def encode(table: NDArray[np.float64], *, keep_all: bool) -> tuple[Features, Integers, tuple[str, ...]]:
-    """Features, labels and names of features of a table [n, 14]; see `heart_disease` for ``keep_all``."""
+def encode(
+    table: NDArray[np.float64], *, keep_all: bool
+) -> tuple[Features, Integers, NDArray[np.bool_], tuple[str, ...]]:
+    """Features, labels, which records can be used, and names of features, of a table [n, 14]; see `heart_disease` for
+    ``keep_all``. Features and label of a record that cannot be used are 0."""
     columns = [name for name in COLUMNS if keep_all or name not in SELDOM]
     values = {name: table[:, place].copy() for place, name in enumerate(COLUMNS) if name in columns}
-    kept = np.ones(len(table), dtype=bool)
+    usable = np.ones(len(table), dtype=bool)
     if not keep_all:
-        kept = np.isfinite(np.stack(list(values.values()), axis=1).sum(axis=1))
+        usable = np.isfinite(np.stack(list(values.values()), axis=1).sum(axis=1))
     parts: list[NDArray[np.float64]] = []
     names: list[str] = []
     for name in columns:
-        found = values[name][kept]
+        found = values[name]
         if keep_all and name in ZERO_IS_MISSING:
             found[found == 0] = math.nan
         encoded, called = _encode(found, name)
@@ -126,8 +145,9 @@ def encode(table: NDArray[np.float64], *, keep_all: bool) -> tuple[Features, Int
             encoded, called = [*encoded, np.isnan(found).astype(float)], [*called, f"{name}_missing"]
         parts += encoded
         names += called
-    label = (table[kept, -1] > 0).astype(np.int64)
-    return np.stack(parts, axis=1).astype(np.float32), label, tuple(names)
+    features, label = np.stack(parts, axis=1).astype(np.float32), (table[:, -1] > 0).astype(np.int64)
+    features[~usable], label[~usable] = 0.0, 0
+    return features, label, usable, tuple(names)
 
 
 def _encode(values: NDArray[np.float64], name: str) -> tuple[list[NDArray[np.float64]], list[str]]:

@@ -2,9 +2,9 @@
 
 A person's records at a silo are one *row* of at most k = ``max_records_per_person`` records. Neighbours differ in one
 row, in all of it: who the person is, which records it has, and how many. So nothing here may depend on another person's
-records, or on anybody's name: persons are in the order in which each comes first in the data, and which records are
-kept, where there are more than k, is drawn from a stream of that row alone. In the order of their names, somebody else
-in one person's place would move all persons between the two, and with them the cut between training and tests.
+records: persons are in the order of a keyed hash of their ids, and of a person with more than k records the first in
+the records' order are kept (`dpfl_plugin.data.record_order`). In the order of their names, or of the file, somebody
+else in one person's place would move all persons between the two, and with them the cut between training and tests.
 
 The unit, and the mean gradient of a person's records as what is clipped: Charles et al. 2024, "Fine-Tuning Large
 Language Models with User-Level Differential Privacy", arXiv:2407.07737, user-level sampling (ULS), Alg. 2.
@@ -20,8 +20,6 @@ from typing import Final
 
 import numpy as np
 
-from dpfl_plugin.core.exact import floor_share
-from dpfl_plugin.core.streams import Stream, stream_key
 from dpfl_plugin.data.base import Dataset, Federation, Integers, Silo
 from dpfl_plugin.data.memmap_store import Scratch
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
@@ -65,17 +63,17 @@ def first_seen(persons: Integers) -> tuple[Integers, Integers]:
     return each[order], place[which]
 
 
-def units(data: Dataset, *, by_silo: bool) -> list[Integers]:
-    """The rows of each person's records, in the order in which persons come first.
+def units(data: Dataset, rows: Integers, *, by_silo: bool) -> list[Integers]:
+    """The rows of each person's records, in the order in which persons come first among ``rows``.
 
     by_silo: a person at several natural silos is one at each.
     """
     assert data.persons is not None
-    _, place = first_seen(data.persons)
+    _, place = first_seen(data.persons[rows])
     if data.groups is not None and by_silo:
-        silos, silo = np.unique(data.groups, return_inverse=True)
+        silos, silo = np.unique(data.groups[rows], return_inverse=True)
         _, place = first_seen(place * len(silos) + silo)
-    return _rows(place)
+    return [rows[some] for some in _rows(place)]
 
 
 def _rows(place: Integers) -> list[Integers]:
@@ -123,11 +121,13 @@ def check_apart(federation: Federation) -> None:
         )
 
 
-def grouped(federation: Federation, most: int, seed: int, scratch: Scratch) -> None:
+def grouped(federation: Federation, most: int, scratch: Scratch) -> None:
     """Make of every silo's training records a row for each person, in place.
 
+    A person has its first ``most`` records, of those that can be used; without any it is a row that cannot be used.
+
     Args:
-        most: k, records that are kept of a person, at random where there are more.
+        most: k, records that are kept of a person, the first in their order where there are more.
 
     Raises:
         ConfigError: ``most`` is below 1, or the data do not say whose records they are.
@@ -135,31 +135,24 @@ def grouped(federation: Federation, most: int, seed: int, scratch: Scratch) -> N
     require(most >= 1, "privacy.max_records_per_person", most, "be 1 or more")
     if federation.silos and any(silo.persons is None for silo in federation.silos):
         raise ConfigError("privacy.unit='person': the data do not say whose records they are.")
-    source = Stream()
-    for i, silo in federation.by_id().items():
-        _group(silo, i, most, seed, scratch, source)
+    for silo in federation.silos:
+        _group(silo, most, scratch)
 
 
-def _group(silo: Silo, i: int, most: int, seed: int, scratch: Scratch, source: Stream) -> None:
+def _group(silo: Silo, most: int, scratch: Scratch) -> None:
     assert silo.persons is not None
     persons, place = first_seen(silo.persons)
     x = scratch.empty((len(persons), most, *silo.train_x.shape[1:]), silo.train_x.dtype)
     nobody = NO_RECORD if silo.train_y.dtype == np.int64 else np.nan
     y = np.full((len(persons), most, *silo.train_y.shape[1:]), nobody, dtype=silo.train_y.dtype)
+    usable = np.ones(len(persons), dtype=bool)
     for row, mine in enumerate(_rows(place)):
-        if len(mine) > most:
-            drawn = source.seek(stream_key(seed, "person", silo=i, step=row)).permutation(len(mine))[:most]
-            mine = mine[np.sort(drawn)]
+        if silo.usable is not None:
+            usable[row] = silo.usable[mine].any()
+            mine = mine[silo.usable[mine]] if usable[row] else mine[:1]
+        mine = mine[:most]
         # A place without a record repeats the first one: what is finite stays finite, and its weight is 0.
         x[row, : len(mine)], x[row, len(mine) :] = silo.train_x[mine], silo.train_x[mine[0]]
         y[row, : len(mine)] = silo.train_y[mine]
     silo.train_x, silo.train_y, silo.persons = x, y, persons
-
-
-def apart(persons: Integers, test_fraction: float, rng: np.random.Generator) -> tuple[Integers, Integers]:
-    """Places (training, test) of ``persons`` [n], a silo's, ceil(test_fraction p) of whom are held out with all that
-    they have."""
-    each, place = first_seen(persons)
-    held_out = np.zeros(len(each), dtype=bool)
-    held_out[rng.permutation(len(each))[: -floor_share(-test_fraction, len(each))]] = True
-    return np.flatnonzero(~held_out[place]), np.flatnonzero(held_out[place])
+    silo.usable = None if silo.usable is None else usable

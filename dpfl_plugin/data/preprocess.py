@@ -1,7 +1,8 @@
 """Preprocessing of a federation's features, with what each step means for privacy.
 
-A step changes the silos in place and returns caveats. What is fitted is fitted on training records only. A step
-fitted on private records is outside the privacy guarantee, and says so; the data-free steps cost nothing.
+A step changes the silos in place and returns caveats. What is fitted is fitted on training records only, of those that
+can be used. A step fitted on private records is outside the privacy guarantee, and says so; the data-free steps cost
+nothing.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ def standardise(
                 x -= np.float32(mean or 0.0)
                 x /= np.float32(std or 1.0)
         return []
-    pooled = _moments([silo.train_x for silo in federation.silos]) if fit == "pooled" else None
+    pooled = _moments([silo.fitted_x for silo in federation.silos]) if fit == "pooled" else None
     for silo in federation.silos:
-        centre, scale_ = pooled or _moments([silo.train_x])
+        centre, scale_ = pooled or _moments([silo.fitted_x])
         for x in (silo.train_x, silo.test_x):
             x -= centre.astype(np.float32)
             x *= np.divide(1, scale_, out=np.zeros_like(scale_), where=scale_ > 0).astype(np.float32)
@@ -178,7 +179,7 @@ def pca(federation: Federation, base: Path, *, dims: int, fit: str = "train") ->
     d = int(np.prod(federation.feature_shape))
     require(1 <= dims <= d, "dims", dims, f"be from 1 to {d}, the number of features")
     public = None if fit == "train" else _public_features(base, fit, d)
-    fitted_on = [public] if public is not None else [silo.train_x.reshape(-1, d) for silo in federation.silos]
+    fitted_on = [public] if public is not None else [silo.fitted_x.reshape(-1, d) for silo in federation.silos]
     centre, directions = _principal_directions(fitted_on, dims)
     for silo in federation.silos:
         silo.train_x = _project(silo.train_x.reshape(-1, d), centre, directions)
@@ -270,7 +271,7 @@ STEPS: Final[dict[str, Step]] = {
 
 def _moments(parts: Sequence[Features]) -> tuple[Doubles, Doubles]:
     """Mean and standard deviation [*shape] over the records of all parts."""
-    n = sum(len(x) for x in parts)
+    n = max(1, sum(len(x) for x in parts))
     mean: Doubles = sum(x.sum(axis=0, dtype=np.float64) for x in parts) / np.float64(n)
     squares: Doubles = sum(np.square(x - mean, dtype=np.float64).sum(axis=0) for x in parts) / np.float64(n)
     return mean, np.sqrt(squares)  # exactly 0 for a constant: up to 2^29 equal float32 values sum without rounding
@@ -278,7 +279,7 @@ def _moments(parts: Sequence[Features]) -> tuple[Doubles, Doubles]:
 
 def _principal_directions(parts: Sequence[Features], dims: int) -> tuple[Doubles, Doubles]:
     """The mean [d] and directions [d, dims] of the records [n, d] of all parts."""
-    n, d = sum(len(x) for x in parts), parts[0].shape[1]
+    n, d = max(1, sum(len(x) for x in parts)), parts[0].shape[1]
     mean: Doubles = sum(x.sum(axis=0, dtype=np.float64) for x in parts) / np.float64(n)
     scatter = np.zeros((d, d))
     with threadpool_limits(1):  # the same bits on every rank, however many cores it has

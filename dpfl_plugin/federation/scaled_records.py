@@ -33,7 +33,7 @@ def noisy_sums(
     source: Source = FreshStream() if rules.fresh else Stream()
     sums = []
     for silo in ids:
-        part, rng = part_of(silos[silo], share, silo), source.seek(draw.key("statistics", silo, 0))
+        part, rng = part_of(silos[silo], share).only_usable(), source.seek(draw.key("statistics", silo, 0))
         real = has_label(part.labels) if rules.unit == "person" else torch.ones(len(part), 1, dtype=torch.bool)
         sums.append(statistics.noisy(part.features, real, rules.neighbouring, rng).to(part.features.device))
     return torch.stack(sums)
@@ -47,4 +47,7 @@ def scaling_of(statistics: Statistics, sums: Tensor, neighbouring: Neighbouring)
 
 def scaled(silos: Mapping[int, Records], scaling: Scaling) -> dict[int, Records]:
     """Their records, to be prepared for an engine."""
-    return {silo: Records(scaling(records.features), records.labels) for silo, records in silos.items()}
+    return {
+        silo: Records(scaling(records.features), records.labels, usable=records.usable)
+        for silo, records in silos.items()
+    }

@@ -31,7 +31,7 @@ from dpfl_plugin.gradients.fixed_state import FixedState
 from dpfl_plugin.gradients.losses import cross_entropy, logistic
 from dpfl_plugin.gradients.persons import MeanLoss, by_person
 from dpfl_plugin.gradients.replay import Record, Replayed
-from dpfl_plugin.gradients.shares import Cuts, part_of
+from dpfl_plugin.gradients.shares import part_of
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.views import single
 from dpfl_plugin.measures.answers import Answers, answers
@@ -73,14 +73,12 @@ def begun(states: Vectors, rules: PrivacyRules, num_silos: int, dimension: int) 
     return states
 
 
-def _cycles(
-    rules: PrivacyRules, ids: Sequence[int], sizes: Sequence[int], states: Vectors, plan: RoundPlan, draw: Draw
-) -> Cycles | None:
+def _cycles(rules: PrivacyRules, sizes: Sequence[int], states: Vectors, plan: RoundPlan) -> Cycles | None:
     """Where silos of these sizes, and with these states, are in their cycles, if batches have any."""
     if STEP not in states:
         return None
     check_round(plan.share, plan.smoothing)
-    return Cycles(rules, ids, sizes, states, draw.key_of_all_rounds)
+    return Cycles(rules, sizes, states)
 
 
 def _renewed(states: Vectors, oracle: PrivateOracle, cycles: Cycles | None) -> Vectors:
@@ -153,7 +151,7 @@ class SiloGroup:
         self._evaluator: torch.nn.Module | None = None
         self._pending: list[tuple[list[int], Vectors]] = []
         self._smoothed: dict[smoothing.Kind, Engine] = {}
-        self._scores, self._chunk_bytes, self._cuts = scores, chunk_bytes, Cuts()
+        self._scores, self._chunk_bytes = scores, chunk_bytes
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
         self.fixed_state = FixedState(model, loss, getattr(engine, "runs", None))
 
@@ -207,7 +205,7 @@ class SiloGroup:
             parts = [self._run([silo], down, plan, draw) for silo in ids]
             return stack([up for up, _ in parts]), [charge for _, charges in parts for charge in charges]
         rows, sizes = [self._row[silo] for silo in ids], [len(self._train[silo]) for silo in ids]
-        cycles = _cycles(self._rules, ids, sizes, {n: v[rows] for n, v in self.states.items()}, plan, draw)
+        cycles = _cycles(self._rules, sizes, {n: v[rows] for n, v in self.states.items()}, plan)
         oracle = self._oracle(ids, plan, draw, cycles)
         old = {name: value[rows] for name, value in self.states.items() if name not in OF_THE_ORACLE}
         up, new = self._algorithm.local_update(down, old, oracle, plan)
@@ -229,7 +227,6 @@ class SiloGroup:
             share=plan.share,
             layers=self._layers,
             clip_norms=self.states[CLIP_NORM][rows, 0].tolist() if CLIP_NORM in self.states else None,
-            cuts=self._cuts,
             pool=self._pool,
             replayed=self._replayed,
             clock=self.clock,
@@ -247,8 +244,9 @@ class SiloGroup:
         source: Source = FreshStream() if self._rules.fresh else Stream()
         values, persons = [], self._rules.unit == "person"
         for silo in ids:
-            records, rng = part_of(self._train[silo], share, silo), source.seek(draw.key("score", silo, 0))
-            found = counted(evaluator, records, self._outcome, bins=self._scores.bins, persons=persons)
+            records, rng = part_of(self._train[silo], share), source.seek(draw.key("score", silo, 0))
+            usable = records.only_usable()
+            found = counted(evaluator, usable, self._outcome, bins=self._scores.bins, persons=persons)
             values.append(self._scores.noisy(found, self._rules.neighbouring, rng) / len(records))
         self.clock.lap("evaluation")
         charges = _once(ids, draw, "score", self._scores.release(self._rules.neighbouring, self._rules.unit), share)
@@ -337,7 +335,7 @@ class SiloGroup:
     def _evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
         metrics = {}
         for silo in self.ids:
-            train, test, evaluator = self._train[silo], self._test[silo], self._at(model)
+            train, test, evaluator = self._train[silo].only_usable(), self._test[silo], self._at(model)
             of_train, loss_of_one = evaluator, self._loss
             if self._rules.unit == "person":  # whose loss is what is minimised
                 of_train, loss_of_one = by_person(evaluator), MeanLoss(self._loss)
@@ -349,10 +347,10 @@ class SiloGroup:
                 total = torch.empty_like(model, dtype=torch.float64)
                 alone = train if self._rules.augmentation is None else single(train)  # as they are
                 self._engine.clipped_sum(model, alone, math.inf, total)
-                gradient = (total / len(train)).to(model.dtype)
+                gradient = (total / max(1, len(train))).to(model.dtype)
             found, own = self._score_of(evaluator, test), self._own_model(silo)
             personalised = None if own is None else self._score_of(self._at(own), test)
-            metrics[silo] = SiloMetrics(loss / len(train), found, gradient, personalised)
+            metrics[silo] = SiloMetrics(loss / max(1, len(train)), found, gradient, personalised)
         self.clock.lap("evaluation")
         return metrics
 
@@ -386,7 +384,8 @@ class SiloGroup:
                 test, own = self._test[silo], self._own_model(silo)
                 said, names = self._said(self._at(model), test)
                 of_own = None if own is None else self._said(self._at(own), test)[0]
-                by_silo[silo] = Said(said, labels_of(test), labels_of(self._train[silo], persons=persons), of_own)
+                training = labels_of(self._train[silo].only_usable(), persons=persons)
+                by_silo[silo] = Said(said, labels_of(test), training, of_own)
             found = made_of(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found

@@ -34,24 +34,35 @@ class Records:
         features: (n, *feature_shape).
         labels: (n,) int64.
         constants: (n,) what an engine precomputes from each record by itself, or None.
+        usable: (n,), False for records that add nothing to any sum, count or statistic, at their place; None if all do.
+            Their features and labels are placeholders, the same for all.
     """
 
     features: Tensor
     labels: Tensor
     constants: Tensor | None = None
+    usable: Tensor | None = None
 
     def __len__(self) -> int:
         return self.features.shape[0]
 
     def select(self, index: Tensor) -> Records:
         """The records at ``index`` (b,)."""
-        constants = None if self.constants is None else self.constants.index_select(0, index)
-        return Records(self.features.index_select(0, index), self.labels.index_select(0, index), constants)
+        rest = [None if part is None else part.index_select(0, index) for part in (self.constants, self.usable)]
+        return Records(self.features.index_select(0, index), self.labels.index_select(0, index), *rest)
 
     def between(self, first: int, last: int) -> Records:
         """The records [first, last), as views."""
-        constants = None if self.constants is None else self.constants[first:last]
-        return Records(self.features[first:last], self.labels[first:last], constants)
+        rest = [None if part is None else part[first:last] for part in (self.constants, self.usable)]
+        return Records(self.features[first:last], self.labels[first:last], *rest)
+
+    def only_usable(self) -> Records:
+        """Those that are usable, without the places of the others: for what no rounding is proven of."""
+        return self if self.usable is None else self.select(self.usable.nonzero().squeeze(1))
+
+    @property
+    def num_usable(self) -> int:
+        return len(self) if self.usable is None else int(self.usable.sum())
 
 
 class Engine(Protocol):
@@ -82,8 +93,8 @@ class Engine(Protocol):
         """Write the sum of the batch's clipped gradients at parameters ``y`` (d,) to ``out`` (d,), in float64.
 
         clip(g, C) = g / max(1, ||g|| / C), so that one example adds a vector of norm at most C whatever it is:
-        a gradient that is not finite, or 2^120 times as long as C (`longest`), adds nothing, unless ``clip_norm`` is
-        inf. An empty batch gives zeros.
+        a gradient that is not finite, or 2^120 times as long as C (`longest`), adds nothing, and neither does a record
+        that is not usable, unless ``clip_norm`` is inf: then no batch has any. An empty batch gives zeros.
 
         Noise covers what one record does to the sum, rounding included. For two batches of one length that differ in
         one record, or in that it counts as zero in one of them, it moves by no more than Delta (1 + SUM_SLACK), Delta =
@@ -96,7 +107,8 @@ class Engine(Protocol):
 
         Returns:
             The norms before clipping, (b,) or (b, L) for L layers, inf for examples whose gradient does not count
-            as finite. None where ``clip_norm`` is inf, or from an engine that does not tell.
+            as finite and for those that are not usable. None where ``clip_norm`` is inf, or from an engine that does
+            not tell.
         """
         ...
 
@@ -151,6 +163,14 @@ def squared_inputs(rows: Tensor) -> Tensor:
     return (squared_norms(rows) + rows.shape[1] * torch.finfo(rows.dtype).tiny).to(rows.dtype)
 
 
+def prepared(records: Records, features: Tensor, squares: Tensor) -> Records:
+    """Records with ``squares`` (n,) of their inputs for constants: inf where they are not usable, so that no norm that
+    is made of them is finite."""
+    if records.usable is not None:
+        squares = squares.masked_fill(~records.usable, math.inf)
+    return Records(features.contiguous(), records.labels, squares, records.usable)
+
+
 def in_chunks(
     clipped_sum: Callable[[Tensor, Records, float | tuple[float, ...], Tensor], Tensor | None],
     size: int,
@@ -182,9 +202,12 @@ def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: tor
     return [(bound / norms.clamp(min=bound)).to(dtype)]
 
 
-def bad_among(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.dtype) -> Tensor | None:
+def bad_among(
+    norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.dtype, usable: Tensor | None = None
+) -> Tensor | None:
     """(b,) which examples' ``norms``, (b,) or (b, L) in float64, do not count as finite in ``dtype``, for C or for a
-    bound of each layer (`longest`): they become inf, in all layers. None if there are none."""
+    bound of each layer (`longest`), or are not ``usable`` (b,): they become inf, in all layers. None if there are
+    none."""
     bounds = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
     most = [longest(inner(bound, dtype), dtype) for bound in bounds]
     # Where a norm is not a number, neither is it at most anything.
@@ -193,6 +216,8 @@ def bad_among(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.
     else:
         columns = norms.reshape(len(norms), -1).unbind(dim=1)
         good = torch.stack([norm <= limit for norm, limit in zip(columns, most, strict=True)]).all(dim=0)
+    if usable is not None:
+        good = good & usable
     if bool(good.all()):
         return None
     bad = ~good

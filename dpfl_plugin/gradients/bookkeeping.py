@@ -146,7 +146,7 @@ class BookKeeping:
             return y.new_empty(0)
         squares = torch.stack([torch.stack([p.squares() for p in parts]).sum(dim=0) for parts in layers], dim=1)
         norms = (squares if isinstance(clip_norm, tuple) else squares.sum(dim=1)).sqrt_()
-        bad = bad_among(norms, clip_norm, y.dtype)
+        bad = bad_among(norms, clip_norm, y.dtype, batch.usable)
         self._add(layers, clip_factors(norms, clip_norm, y.dtype), bad, out)
         return norms.to(y.dtype)
 

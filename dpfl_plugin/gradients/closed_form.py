@@ -22,6 +22,7 @@ from dpfl_plugin.gradients.base import (
     bad_among,
     clip_factors,
     in_chunks,
+    prepared,
     squared_inputs,
     squared_norms,
 )
@@ -86,7 +87,7 @@ class ClosedForm:
         """Adds each record's ||(x, 1)||^2 (without the 1 if there is no bias)."""
         features = records.features.flatten(1)
         squares = squared_inputs(features) + (1.0 if self._bias else 0.0)
-        return Records(features.contiguous(), records.labels, squares)
+        return prepared(records, features, squares)
 
     def record_bytes(self, y: Tensor, batch: Records) -> int:
         return 4 * self._padded * y.element_size() + OF_LAYER  # the outputs, and a few forms of them

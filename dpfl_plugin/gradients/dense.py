@@ -23,6 +23,7 @@ from dpfl_plugin.gradients.base import (
     bad_among,
     clip_factors,
     in_chunks,
+    prepared,
     squared_inputs,
     squared_norms,
 )
@@ -90,7 +91,7 @@ class Dense:
     def prepare(self, records: Records) -> Records:
         """Adds each record's ||x||^2."""
         features = records.features.flatten(1)
-        return Records(features.contiguous(), records.labels, squared_inputs(features))
+        return prepared(records, features, squared_inputs(features))
 
     def record_bytes(self, y: Tensor, batch: Records) -> int:
         # Of each layer the output, the derivative by it, and that times the clip factor; of the last, padded ones.

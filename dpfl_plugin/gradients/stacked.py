@@ -37,7 +37,7 @@ class Stack:
         features: (m, b, *feature_shape), all finite.
         labels: (m, b) int64 of classes, or (m, b, ...): see `Outcome`.
         constants: (m, b), or None: as `Records.constants`.
-        padding: (m, b), where records only fill up, or stand for one whose features are not finite.
+        padding: (m, b), where records only fill up, or stand for one that is not usable or not finite.
     """
 
     features: Tensor
@@ -104,13 +104,20 @@ class Pool:
         assert len(constants) in (0, len(parts)), "an engine prepares all silos alike"
         self._constants = _joined(constants) if constants else None
         self._first = dict(zip(silos, np.cumsum([0, *map(len, parts)])[:-1].tolist(), strict=True))
-        whole = Records(self._features, self._labels, self._constants)
+        usable = None
+        if any(one.usable is not None for one in parts):
+            every = [torch.ones(len(one), dtype=torch.bool, device=one.labels.device) for one in parts]
+            known = zip(parts, every, strict=True)
+            usable = _joined([good if one.usable is None else one.usable for one, good in known])
+        whole = Records(self._features, self._labels, self._constants, usable)
         self.records = {silo: whole.between(at, at + len(silos[silo])) for silo, at in self._first.items()}
         # A record with a feature that is not finite has no finite gradient, and zero times infinity is not zero: it is
-        # never gathered, but the record of zeros in its place.
+        # never gathered, but the record of zeros in its place. Nor is one that is not usable.
         self._zeros = len(self._labels) - 1
-        finite = torch.isfinite(self._features).flatten(1).all(dim=1)
-        self._usable = torch.arange(len(self._labels), device=self.device).masked_fill_(~finite, self._zeros)
+        good = torch.isfinite(self._features).flatten(1).all(dim=1)
+        if usable is not None:
+            good &= usable
+        self._usable = torch.arange(len(self._labels), device=self.device).masked_fill_(~good, self._zeros)
 
     @property
     def device(self) -> torch.device:

@@ -43,4 +43,4 @@ def _check(batch: Records) -> None:
 def _labelled(batch: Records, views: Records) -> Records:
     b, k = views.features.shape[:2]
     labels = batch.labels.unsqueeze(1).expand(b, k, *batch.labels.shape[1:])
-    return Records(views.features, labels.contiguous())
+    return Records(views.features, labels.contiguous(), usable=batch.usable)

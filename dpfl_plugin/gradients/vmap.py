@@ -77,10 +77,11 @@ class Vmap:
                 add_rows(None, gradients, out)
             elif isinstance(clip_norm, tuple):
                 sizes = self._layer_sizes
-                parts = _add_clipped(gradients, gradients.split(sizes, dim=1), clip_norm, out.split(sizes))
+                each = gradients.split(sizes, dim=1)
+                parts = _add_clipped(gradients, each, clip_norm, out.split(sizes), chunk.usable)
                 norms.append(torch.stack(parts, dim=1))
             else:
-                norms += _add_clipped(gradients, (gradients,), (clip_norm,), (out,))
+                norms += _add_clipped(gradients, (gradients,), (clip_norm,), (out,), chunk.usable)
         if clip_norm == math.inf:
             return None
         none = (0, len(clip_norm)) if isinstance(clip_norm, tuple) else (0,)
@@ -93,14 +94,18 @@ class Vmap:
 
 
 def _add_clipped(
-    gradients: Tensor, parts: Sequence[Tensor], bounds: Sequence[float], totals: Sequence[Tensor]
+    gradients: Tensor,
+    parts: Sequence[Tensor],
+    bounds: Sequence[float],
+    totals: Sequence[Tensor],
+    usable: Tensor | None,
 ) -> list[Tensor]:
     """Add up each of the ``parts`` of ``gradients`` (b, d), clipped to its bound, and return their norms (b,).
 
-    Examples that are not finite in some part add nothing in any, and get the norms inf.
+    Examples that are not finite in some part, or not ``usable`` (b,), add nothing in any, and get the norms inf.
     """
     norms = torch.stack([_norms(part) for part in parts], dim=1)
-    bad = bad_among(norms, tuple(bounds), gradients.dtype)
+    bad = bad_among(norms, tuple(bounds), gradients.dtype, usable)
     if bad is not None:
         gradients[bad] = 0.0
     for part, factors, total in zip(parts, clip_factors(norms, tuple(bounds), gradients.dtype), totals, strict=True):

@@ -24,7 +24,7 @@ from dpfl_plugin.errors import ConfigError, LimitError
 from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.owners.agreed_plan import agreed_plan
 from dpfl_plugin.owners.grant import Grant
-from dpfl_plugin.owners.lifetime import opened, secret_of
+from dpfl_plugin.owners.lifetime import opened, order_secret_of, secret_of
 from dpfl_plugin.owners.limits import Limits, find_limits, own_folder
 from dpfl_plugin.owners.named_code import is_own
 from dpfl_plugin.owners.record_description import Description
@@ -131,6 +131,13 @@ class Custody:
             return silos_key
         own_folder(self.limits.folder, self.limits.source)
         return replace(silos_key, value=hmac.digest(secret_of(self.limits), b"marks" + silos_key.value, "sha256"))
+
+    def order_secret(self) -> bytes | None:
+        """By which the records of an owner are ordered (`dpfl_plugin.data.record_order`); None without limits."""
+        if self.limits is None:
+            return None
+        own_folder(self.limits.folder, self.limits.source)
+        return order_secret_of(self.limits)
 
     def begin(self, config: Config, parts: Parts, silos: Iterable[int]) -> str | None:
         """Reserve the plan of the silos of this process; the line with which their log begins, None without limits.

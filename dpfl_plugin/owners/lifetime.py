@@ -328,6 +328,11 @@ def _head(marker: Path) -> str | None:
         raise DataError(f"{marker} cannot be read ({error}). Restore it from a copy.") from error
 
 
+def order_secret_of(limits: Limits) -> bytes:
+    """By which an owner's records are ordered (`dpfl_plugin.data.record_order`), in all runs; as `secret_of`."""
+    return hmac.digest(secret_of(limits), b"order", "sha256")
+
+
 def secret_of(limits: Limits) -> bytes:
     """32 bytes that nobody but the owner knows, drawn once; its folder has to be there."""
     path = limits.folder / SECRET

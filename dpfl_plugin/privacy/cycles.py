@@ -6,13 +6,12 @@ noise anybody with the seed can compute, so the sums x of the last steps, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.late import torch
@@ -27,9 +26,6 @@ STEP: Final = "oracle.step"
 DECODED: Final = "oracle.decoded"
 SUMS: Final = "oracle.sums"
 OF_CYCLES: Final[tuple[str, ...]] = (STEP, DECODED, SUMS)
-
-Key = Callable[[str, int], bytes]
-"""(purpose, silo) -> the key of a stream that is the same in all rounds."""
 
 
 def first_states(sampler: Cyclic, num_silos: int, dimension: int) -> Vectors:
@@ -56,8 +52,7 @@ class Cycles:
     """The cycles of m silos in one round.
 
     Args:
-        silos: their ids. sizes: how many records each has. states: of these silos, see `first_states`.
-        key: of streams.
+        sizes: how many records each has. states: of these silos, see `first_states`.
 
     Attributes:
         chains: what makes each silo's releases.
@@ -66,31 +61,26 @@ class Cycles:
     def __init__(
         self,
         rules: PrivacyRules,
-        silos: Sequence[int],
         sizes: Sequence[int],
         states: Vectors,
-        key: Key,
     ) -> None:
         sampler = rules.sampler
         assert isinstance(sampler, Cyclic)
-        self._sampler, stream = sampler, Stream()
+        self._sampler, self._sizes = sampler, sizes
         self._first = [int(step) for step in states[STEP][:, 0]]
-        self._orders = [
-            sampler.draw(size, stream.seek(key("deal", silo))) for silo, size in zip(silos, sizes, strict=True)
-        ]
         found = sampler.correlation
         self.chains = [
             Chain(
                 found, rules.noise_multiplier, list(self._of(row, SUMS, states)), list(self._of(row, DECODED, states))
             )
-            for row in range(len(silos))
+            for row in range(len(sizes))
         ]
 
     def batches(self, steps: range) -> list[list[NDArray[np.int64] | None]]:
         """Of each silo the indices of the records of each of the round's ``steps``."""
         return [
-            [self._sampler.batch(order, first + step) for step in steps]
-            for first, order in zip(self._first, self._orders, strict=True)
+            [self._sampler.batch(size, first + step) for step in steps]
+            for first, size in zip(self._first, self._sizes, strict=True)
         ]
 
     def states(self) -> Vectors:

@@ -227,13 +227,13 @@ class Cyclic:
         return 1 / self.batches
 
     def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The order in which all records are dealt out, see `batch`."""
-        return rng.permutation(num_records)
+        """The first batch of a cycle, see `batch`."""
+        return self.batch(num_records, 0)
 
-    def batch(self, order: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-        """Indices of the records of a silo's ``step``, from 0, of an order of all of them (n,)."""
-        turn, count = step % self.batches, len(order)
-        return order[turn * count // self.batches : (turn + 1) * count // self.batches]
+    def batch(self, num_records: int, step: int) -> NDArray[np.int64]:
+        """Indices of the records of a silo's ``step``, from 0: an interval of their order."""
+        turn = step % self.batches
+        return np.arange(turn * num_records // self.batches, (turn + 1) * num_records // self.batches)
 
 
 def whole_batches(rate: float) -> int:

@@ -170,7 +170,8 @@ def ledger_facts(job: Job) -> dict[str, Any]:
         numbers["weights"] = list(parts.setting.weights)
     if job.stage is not None:
         numbers["tuning"] = dict(job.stage.tuning)
-    return {"run": run_id(job.config), "name": job.config.name, **numbers, **cycle_facts(parts.rules)}
+    cuts = parts.holding.survey.cut_facts
+    return {"run": run_id(job.config), "name": job.config.name, **numbers, **cycle_facts(parts.rules), **cuts}
 
 
 def shared_facts(job: Job) -> dict[str, Any]:
@@ -188,6 +189,7 @@ def shared_facts(job: Job) -> dict[str, Any]:
         "name": job.config.name,
         **({} if job.stage is None else {"candidate": job.label}),
         "data_sha256": job.parts.data_sha256,
+        **job.parts.holding.survey.cut_facts,
         "num_silos": setting.num_silos,
         "delta": privacy.delta,
         "drawn": drawn,

@@ -89,10 +89,12 @@ def flat_model(module: torch.nn.Module) -> torch.Tensor:
 
 
 def records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records], dict[int, Records]]:
-    """Training and test records by silo id, in the number format and on the device of ``like``."""
+    """Training and test records by silo id, in the number format and on the device of ``like``; of test records those
+    that can be used."""
     dtype, device = like.dtype, like.device
-    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in holding.silos.items()}
-    return train, {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
+    train = {i: _records(s.train_x, s.train_y, s.usable, dtype, device) for i, s in holding.silos.items()}
+    test = {i: _records(s.test_x, s.test_y, s.test_usable, dtype, device) for i, s in holding.silos.items()}
+    return train, {i: records.only_usable() for i, records in test.items()}
 
 
 def _check_fields(module: torch.nn.Module, holding: Holding) -> None:
@@ -123,8 +125,11 @@ def _loss(named: str | engines.Loss, module: torch.nn.Module, trial: torch.Tenso
     return loss
 
 
-def _records(x: NDArray[np.float32], y: Labels, dtype: torch.dtype, device: torch.device) -> Records:
-    return Records(torch.from_numpy(x).to(device=device, dtype=dtype), torch.from_numpy(y).to(device))
+def _records(
+    x: NDArray[np.float32], y: Labels, usable: NDArray[np.bool_] | None, dtype: torch.dtype, device: torch.device
+) -> Records:
+    features, labels = torch.from_numpy(x).to(device=device, dtype=dtype), torch.from_numpy(y).to(device)
+    return Records(features, labels, usable=None if usable is None else torch.from_numpy(usable).to(device))
 
 
 def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from dpfl_plugin.data.base import Survey
+from dpfl_plugin.data.base import Cut, Survey
 from dpfl_plugin.errors import DataError, is_full
 from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.folder import sync_folder
@@ -83,9 +83,19 @@ class MarkKey:
         """Of the records with this digest."""
         return hmac.new(self.value, digest.encode(), hashlib.sha256).hexdigest()
 
+    @property
+    def id(self) -> str:
+        """By which it is known whether two marks are of one key."""
+        return self.mark("id of the key")[:16]
+
+    def marked_cut(self, cut: Cut) -> Cut:
+        """With a mark that tells nothing without this key: that of a seeded order confirms guesses of records."""
+        return cut._replace(mark=self.mark(cut.mark))
+
     def marked(self, survey: Survey) -> Survey:
         """The survey with marks in place of digests."""
-        return replace(survey, digests=tuple(map(self.mark, survey.digests)))
+        marks, cuts = tuple(map(self.mark, survey.digests)), tuple(map(self.marked_cut, survey.cuts))
+        return replace(survey, digests=marks, cuts=cuts, key=self.id)
 
 
 def _put(temporary: Path, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Federation, Holding, Ownership
 from dpfl_plugin.data.federation import FederationSpec, build_federation
 from dpfl_plugin.data.names import called
+from dpfl_plugin.data.record_order import OrderKeys
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.backbone import MORE_STEPS
@@ -20,9 +22,14 @@ from dpfl_plugin.runs.plugins import model_block, plugin_of
 from dpfl_plugin.runs.rules import check_batch
 
 
-def hold_all(config: Config, base: Path) -> Holding:
-    """The whole federation in this process."""
-    return base_data.hold(federate(config, base))
+def hold_all(config: Config, base: Path, keys: OrderKeys | None = None) -> Holding:
+    """The whole federation in this process; ``keys``: see `keys_of`."""
+    return base_data.hold(federate(config, base, keys=keys))
+
+
+def keys_of(config: Config, secret: bytes, own: bytes | None = None) -> OrderKeys | None:
+    """The keys of silos' orders: secret where noise is fresh, else those of the seed (None)."""
+    return OrderKeys(config.public_seed, secret, own) if config.fresh else None
 
 
 def steps_of(config: Config) -> list[dict[str, Any]]:
@@ -38,9 +45,14 @@ def dimension(config: Config, federation: Federation) -> int:
     ).dimension
 
 
-def federate(config: Config, base: Path, ownership: Ownership | None = None) -> Federation:
-    """The silos' records; with ``ownership`` those of this process."""
-    return build_federation(spec_of(config, base, ownership))
+def federate(
+    config: Config, base: Path, ownership: Ownership | None = None, keys: OrderKeys | None = None
+) -> Federation:
+    """The silos' records; with ``ownership`` those of this process.
+
+    Without ``keys`` (`keys_of`) a fresh run's records are cut otherwise than in the run, into as many.
+    """
+    return build_federation(replace(spec_of(config, base, ownership), keys=keys))
 
 
 def spec_of(config: Config, base: Path, ownership: Ownership | None = None) -> FederationSpec:

@@ -34,6 +34,14 @@ ASSUMPTIONS = (
     "alone, and plugins and callbacks do what they say.",
     "The numbers of training and test records of the silos are public.",
 )
+DEALT = (
+    "How records were dealt to silos (data.partition) is taken as given: a partition may look at the labels of all "
+    "records, and would deal others elsewhere if one were replaced.",
+)
+ORDERED = (
+    "Training and test records, and the shares of them that are read apart, were cut from an order by a keyed hash of "
+    "each record, so that replacing one moves no other. Its key is the silos' secret, and has to stay it.",
+)
 PERSONS = (
     "The numbers of training persons and of test records of the silos are public; how many records a person has is "
     "not.",
@@ -72,8 +80,7 @@ ZERO_OUT = (
 )
 SHARED = (
     "The total covers the runs that the shared ledger holds, and no other use of the records. In each of them a record "
-    "is at one silo at most, and how records are dealt to silos is taken as given: a partitioner that looks at labels "
-    "could deal other records elsewhere if one were replaced.",
+    "is at one silo at most.",
 )
 TUNED = (
     "What each place of the tuning's plan releases was fixed before the first of them; only which configuration takes "
@@ -120,7 +127,8 @@ FAILURES = (
 )
 MEASUREMENTS = (
     "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures of them are computed from "
-    "records without noise, for the experimenter; publishing them is not covered by any epsilon here.",
+    "records without noise, for the experimenter, and those that cannot be used are left out; publishing them is not "
+    "covered by any epsilon here. Any record may be a test record, so raw test measures are covered for nobody.",
 )
 ENDED_EARLY: Final[Mapping[Cause, str]] = {
     Cause.NOT_FINITE: "The run ended because its model or its loss was not finite, at a round that depends on records; "
@@ -230,6 +238,8 @@ def _assumptions(
         *ASSUMPTIONS[:-1],
         *(PERSONS if rules.unit == "person" else ASSUMPTIONS[-1:]),
         *_of_schema(config),
+        *(DEALT if _is_dealt(config) else ()),
+        *(ORDERED if rules.fresh else ()),
         *(FRESH if rules.fresh else SEEDED),
         *(FRESH_DRAWS if rules.fresh and draws else ()),
         *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
@@ -254,6 +264,12 @@ def _of_schema(config: Config) -> tuple[str, ...]:
     if not has_schema(config):
         return ()
     return () if TableSchema.parse(config.data.dataset.options[SCHEMA_KEY]).drafted else BY_SCHEMA
+
+
+def _is_dealt(config: Config) -> bool:
+    """Whether records were dealt to silos, as a simulation does, and are not their own."""
+    partition = config.data.partition
+    return "data" in config.model_fields_set and (partition.module is not None or partition.name != "natural")
 
 
 def _is_others(plugin: object) -> bool:

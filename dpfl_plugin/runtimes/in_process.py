@@ -22,7 +22,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.custody import CheckedCharges, Custody
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.record_marks import MarkKey
-from dpfl_plugin.runs.setting import hold_all
+from dpfl_plugin.runs.setting import hold_all, keys_of
 
 
 class InProcess:
@@ -93,7 +93,8 @@ class InProcessPlace:
         self._custody.close()
         self._custody = Custody.here()
         self._custody.check(config)
-        self._key, holding = MarkKey.at(key), hold_all(config, base)
+        self._key = MarkKey.at(key)
+        holding = hold_all(config, base, keys_of(config, self._key.value, self._custody.order_secret()))
         return replace(holding, survey=self._key.marked(holding.survey))
 
     def begin(self) -> None:

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -576,7 +577,7 @@ def test_a_deployment_is_fresh_and_both_ends_have_one_model_and_dealing_whether_
     assert server.agreement.config.fresh and server.agreement.run == silo.agreement.run
     for mine, others in zip(server.model.parameters(), silo.model.parameters(), strict=True):
         assert torch.equal(mine, others)
-    assert torch.equal(train[0], again[0])
+    assert np.array_equal(train.train_x, again.train_x)
     seeded = {**values, "seed": 7, "privacy": {**values["privacy"], "randomness": "seeded"}}
     with pytest.raises(UnsupportedError, match=r"privacy\.randomness: seeded has no meaning in a deployment"):
         for_server(configure(seeded, source="test"), Path(), members)

@@ -99,7 +99,7 @@ def test_gradients_and_scores_read_other_records(tmp_path):
     config = load(write(tmp_path, {**STOPS, **OWN}), []).variants[0].config
     parts = build(config, tmp_path)
     records = parts.host.train[0]
-    one, other = (part_of(records, share, 0).features for share in (TRAINED, parts.beside.scores.share))
+    one, other = (part_of(records, share).features for share in (TRAINED, parts.beside.scores.share))
     assert len(one) == 18 and len(other) == 6
     both = torch.cat([one, other])
     assert len(torch.unique(both, dim=0)) == len(records)
@@ -125,9 +125,7 @@ def _first_messages(tmp_path, changed=None, noise=0.0, more=None):
 
 
 def test_a_validation_record_moves_its_score_by_one_and_no_gradient(tmp_path):
-    where = {
-        share: part_of(Records(torch.arange(24), torch.arange(24)), share, 1).labels for share in (SCORED, TRAINED)
-    }
+    where = {share: part_of(Records(torch.arange(24), torch.arange(24)), share).labels for share in (SCORED, TRAINED)}
     score, up, count, _ = _first_messages(tmp_path)
     moved = set()
     for record in where[SCORED].tolist():
@@ -444,7 +442,7 @@ def test_one_private_evaluation_is_of_the_last_model(tmp_path):
     ((after, score),) = result["private_evaluation"]["scores"]
     parts = build(load(config, []).variants[0].config, tmp_path)
     parts.module.load_state_dict(load_file(Path(result["folder"]) / "model.safetensors"))
-    apart = [part_of(parts.train[silo], SCORED, silo) for silo in range(4)]
+    apart = [part_of(parts.train[silo], SCORED) for silo in range(4)]
     right = [float((parts.module(one.features).argmax(1) == one.labels).double().mean()) for one in apart]
     assert after == 12 and {len(one.labels) for one in apart} == {6}
     assert score == pytest.approx(sum(right) / 4)

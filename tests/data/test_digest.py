@@ -13,14 +13,15 @@ from dpfl_plugin.data.base import Silo, digest
 def silo() -> Silo:
     """Of two records for training and two for tests."""
     x, y = np.arange(4, dtype=np.float32).reshape(2, 2), np.array([0, 1])
-    return Silo(x, y, x + 7, 1 - y, np.array([3, 4]), np.array([4, 3]))
+    usable = np.array([True, False])
+    return Silo(x, y, x + 7, 1 - y, np.array([3, 4]), np.array([4, 3]), usable, ~usable)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Silo)])
+@pytest.mark.parametrize("name", [field.name for field in fields(Silo) if field.name != "cut"])
 def test_any_value_type_shape_and_order_counts(name: str) -> None:
     given = getattr(silo(), name)
     changed = given.copy()
-    changed.flat[-1] += 1
+    changed.flat[-1] = 1 - changed.flat[-1] if given.dtype == bool else changed.flat[-1] + 1
     others = [changed, given[::-1].copy(), given[:1], given.astype(np.float64)]
     found = [digest(replace(silo(), **{name: other})) for other in (given, *others)]
     assert found[0] == digest(silo()) and len(set(found)) == len(found)

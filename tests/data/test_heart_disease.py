@@ -18,12 +18,11 @@ NOWHERE = DataSource(folder=Path("/nowhere"))  # no file, no network
     ("options", "sizes", "ill", "features"),
     [
         ({}, [303, 294, 123, 200], [139, 106, 115, 149], 36),
-        ({"missing": "drop"}, [303, 261, 46, 130], [139, 98, 45, 101], 15),
         ({"hospitals": ["va", "cleveland"]}, [303, 200], [139, 149], 36),
     ],
 )
 def test_counts(options, sizes, ill, features):
-    """Rows and diagnoses as published; 740 complete patients as in FLamby, Table 1."""
+    """Rows and diagnoses as published."""
     data = heart_disease(NOWHERE, **options)
     validate(data, "heart_disease")
     assert np.bincount(data.groups).tolist() == sizes
@@ -33,19 +32,30 @@ def test_counts(options, sizes, ill, features):
     assert data.silo_names == tuple(name for name in HOSPITALS if name in options.get("hospitals", HOSPITALS))
 
 
+def test_patients_with_a_missing_value_are_there_and_add_nothing():
+    """740 complete patients, as in FLamby, Table 1; the others have one placeholder."""
+    data = heart_disease(NOWHERE, missing="drop")
+    validate(data, "heart_disease")
+    assert np.bincount(data.groups).tolist() == [303, 294, 123, 200]
+    assert np.bincount(data.groups, weights=data.usable).tolist() == [303, 261, 46, 130]
+    assert np.bincount(data.groups, weights=data.labels).tolist() == [139, 98, 45, 101]
+    assert data.features.shape == (920, 15) and len(data.columns) == 15
+    assert not data.features[~data.usable].any() and not data.labels[~data.usable].any()
+
+
 def test_one_patient_by_hand():
     """Line 1 of Hungary's file: 28,1,2,130,132,0,2,185,0,0,NaN,NaN,NaN,0."""
-    x, y, names = encode(module._read("hungarian")[:1], keep_all=True)
+    x, y, usable, names = encode(module._read("hungarian")[:1], keep_all=True)
     found = dict(zip(names, x[0].tolist(), strict=True))
     expected = {"age": 2 * 8 / 70 - 1, "sex": 1, "cp_2": 1, "trestbps": 2 * 50 / 120 - 1, "chol": 2 * 52 / 400 - 1}
     expected |= {"restecg_2": 1, "thalach": 2 * 125 / 150 - 1, "oldpeak": 2 * 3 / 10 - 1}
     expected |= {"slope_missing": 1, "ca_missing": 1, "thal_missing": 1}
-    assert y.tolist() == [0]
+    assert y.tolist() == [0] and usable.tolist() == [True]
     assert found == pytest.approx({name: expected.get(name, 0) for name in names}, abs=1e-6)
 
 
 def test_zero_is_missing_where_nobody_has_it():
-    x, _, names = encode(module._read("switzerland"), keep_all=True)
+    x, _, _, names = encode(module._read("switzerland"), keep_all=True)
     assert x[:, names.index("chol")].tolist() == [0] * 123 and x[:, names.index("chol_missing")].tolist() == [1] * 123
 
 
@@ -53,7 +63,7 @@ def test_a_hospital_has_the_same_test_patients_alone_and_with_others():
     """So a model that one trained alone can be compared on records that neither saw."""
     source = DataSource(seed=7)
     whole = heart_disease(source, held_out=0.34, missing="drop")
-    assert (len(whole.labels), len(whole.test.labels)) == (486, 254)  # as in FLamby
+    assert (len(whole.labels), len(whole.test.labels)) == (606, 314)  # whatever values are missing
     for group, name in enumerate(HOSPITALS):
         alone = heart_disease(source, held_out=0.34, missing="drop", hospitals=[name])
         for part, own in ((whole, alone), (whole.test, alone.test)):

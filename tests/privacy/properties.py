@@ -720,7 +720,7 @@ def a_persons_row_depends_on_that_person_alone() -> None:
     rows = []
     for first in (1, 5, 9):
         federation = persons_in(first, 6, 7)
-        persons.grouped(federation, 3, 0, Scratch())
+        persons.grouped(federation, 3, Scratch())
         rows.append(federation.silos[0].train_x[1:])
         assert federation.silos[0].train_x.shape[:2] == (3, 3)
     assert all(np.array_equal(rows[0], other) for other in rows[1:])

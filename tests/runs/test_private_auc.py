@@ -37,7 +37,7 @@ def test_without_noise_it_is_the_auc_of_the_result_on_the_records_set_apart(tmp_
     result = run(config)
     parts = build(load(config, []).variants[0].config, tmp_path)
     parts.module.load_state_dict(load_file(Path(result["folder"]) / "model.safetensors"))
-    apart = [part_of(parts.train[silo], (0.75, 1.0), silo) for silo in range(4)]
+    apart = [part_of(parts.train[silo], (0.75, 1.0)) for silo in range(4)]
     x, y = torch.cat([one.features for one in apart]), torch.cat([one.labels for one in apart])
     with torch.no_grad():
         z = parts.module(x).double().numpy()

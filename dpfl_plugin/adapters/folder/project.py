@@ -79,8 +79,8 @@ def for_server(config: Config, base: Path, members: Members) -> Project:
 
 def for_silo(
     config: Config, base: Path, members: Members, silo: int, file: Path | None
-) -> tuple[Project, tuple[torch.Tensor, torch.Tensor]]:
-    """(what a silo needs, its training records: features (n, ...), labels (n,)).
+) -> tuple[Project, data_base.Silo]:
+    """(what a silo needs, its records, of which those to train on are taken).
 
     Args:
         file: with this silo's records, and no other's; None where the configuration's data are those of all silos.
@@ -109,8 +109,7 @@ def for_silo(
             "persons."
         )
     notes = tuple(text.removesuffix(".") for text in (*federation.caveats, *federation.notes))
-    train = torch.from_numpy(mine.train_x), torch.from_numpy(mine.train_y)
-    return _project(config, members, federation, notes), train
+    return _project(config, members, federation, notes), mine
 
 
 def check(config: Config, members: Members) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
-from dpfl_plugin.data.base import Holding, Survey
+from dpfl_plugin.data.base import Cut, Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest, model_digest
@@ -137,7 +137,7 @@ def joined(found: dict[int, Header]) -> Survey:
                 f"rank {rank} sees other data than rank {one} does: data files have to be the same everywhere."
             )
     silos = sorted(tuple(silo) for header in found.values() for silo in header["silos"])
-    _, num_records, num_test_records, digests = zip(*silos, strict=True)
+    _, num_records, num_test_records, digests, cuts = zip(*silos, strict=True)
     return Survey(
         num_classes=first["num_classes"],
         feature_shape=tuple(first["feature_shape"]),
@@ -147,4 +147,6 @@ def joined(found: dict[int, Header]) -> Survey:
         digests=digests,
         inputs=wire.read_inputs(first["inputs"]),
         outcome=Outcome.of(first["outcome"]),
+        cuts=tuple(Cut(*cut) for cut in cuts if cut),
+        key=" ".join(dict.fromkeys(header["key"] for header in found.values())),
     )

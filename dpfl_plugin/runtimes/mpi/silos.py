@@ -35,7 +35,7 @@ from dpfl_plugin.runs.measurements import Notes
 from dpfl_plugin.runs.named_files import file_digests
 from dpfl_plugin.runs.public_facts import is_named, is_of_package
 from dpfl_plugin.runs.record_marks import MarkKey
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.setting import federate, keys_of
 from dpfl_plugin.runs.silo_settings import in_facts
 from dpfl_plugin.runtimes.mpi import probe, wire
 from dpfl_plugin.runtimes.mpi.link import Link, pull_all, push_all
@@ -116,8 +116,10 @@ class SiloRank(Listener):
         own_folders.look_in(self._base)
         self._dealt = wire.read_dealt(header)
         ownership = Ownership(lambda silo: owner(silo, self._dealt) == self._link.rank, self._agree)
-        federation = federate(self._config, self._base, ownership)
-        key = self._custody.mark_key(self._agree_on_key(Path(header["key"])))
+        silos_key = self._agree_on_key(Path(header["key"]))
+        key = self._custody.mark_key(silos_key)
+        keys = keys_of(self._config, silos_key.value, self._custody.order_secret())
+        federation = federate(self._config, self._base, ownership, keys)
         self._mine = federation.by_id()
         self._digests = {i: digest(silo) for i, silo in self._mine.items()}
         self._surveyed, self._outcome, self._inputs = True, federation.outcome, federation.inputs
@@ -137,7 +139,11 @@ class SiloRank(Listener):
                 named=is_named(self._config),
                 ours=ours,
             ),
-            silos=[[i, len(s.train_y), len(s.test_y), key.mark(self._digests[i])] for i, s in self._mine.items()],
+            silos=[
+                [i, len(s.train_y), len(s.test_y), key.mark(self._digests[i]), s.cut and key.marked_cut(s.cut)]
+                for i, s in self._mine.items()
+            ],
+            key=key.id,
             host=platform.node(),
             pid=os.getpid(),
             limits=self._custody.limits is not None,

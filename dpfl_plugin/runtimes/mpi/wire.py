@@ -116,7 +116,7 @@ def read_charges(found: Iterable[Mapping[str, Any]]) -> list[Charge]:
 
 def survey_header(survey: Survey) -> Header:
     """For the silos' ranks, which know themselves what their records are."""
-    return {name: value for name, value in asdict(survey).items() if name not in ("inputs", "outcome")}
+    return {name: value for name, value in asdict(survey).items() if name not in ("inputs", "outcome", "cuts", "key")}
 
 
 def read_survey(found: Mapping[str, Any]) -> Survey:
