@@ -26,7 +26,7 @@ from dpfl_plugin.adapters.platforms import is_over, over_before
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.progress import duration
 from dpfl_plugin.config.load import mapping_in
-from dpfl_plugin.errors import BusyError, ConfigError, LimitError, system_says
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError, LimitError, system_says
 from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.runs.folder import write_atomic
 
@@ -194,16 +194,19 @@ def work(
     if own is None and simulation:
         own = Path(f"{config.name}-{name}")
     at = functools.partial(FolderSilo, folder, listed, secret)
+    limits = None
     try:
         limits = silo_limits(where, own=silo if simulation else None)
         if limits is not None:
             # All of it, the data included, before records are read; at each request it is looked at anew.
             limits.check_settings(config, listed.num_records)
-    except LimitError as error:
-        say(f"{name}: {error} The server is told when it asks.")
+        project, train = for_silo(config, experiment.base, listed, silo, file)
+    except DpflError as error:
+        if limits is None and not isinstance(error, LimitError):
+            raise
+        say(f"{name}: {error} The server is told when it asks.")  # that it does not take part, as silence would, too
         it = at(None, None, None, own, surroundings=where, refused=error)
     else:
-        project, train = for_silo(config, experiment.base, listed, silo, file)
         for note in project.notes:
             say(f"records: {note}")
         it = at(project.agreement, project.model, train, own, surroundings=where)

@@ -20,7 +20,7 @@ from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from tests.adapters.federation import NOISY, SCAFFOLD, block, draws, loop, over_the_wire
+from tests.adapters.federation import NOISY, PUBLIC, SCAFFOLD, block, draws, loop, over_the_wire
 from tests.adapters.test_faults import begin, module, records, swapped
 
 SOLVED = {"epsilon": 3.0, "delta": 1e-5, "record_rate": 0.25}
@@ -33,7 +33,8 @@ def none_on_this_machine(monkeypatch):
 
 
 def limits_of(tmp_path, **more):
-    return Limits(**{"folder": tmp_path / "owner", "epsilon": 8.0, "delta": 1e-4, "source": "limits.yaml", **more})
+    values = {"folder": tmp_path / "owner", "epsilon": 8.0, "delta": 1e-4, "source": "limits.yaml", **PUBLIC}
+    return Limits(**{**values, **more})
 
 
 def agreed(privacy=SOLVED, rounds=4, **more):
@@ -278,7 +279,8 @@ def test_limits_that_are_lowered_or_taken_away_stop_a_silo_that_stays_open(tmp_p
     monkeypatch.setattr(limits_module, "PLACES", (str(path),))
 
     def limit(epsilon):
-        path.write_text(f"folder: {tmp_path / 'owner'}\nepsilon: {epsilon}\ndelta: 1e-4\n")
+        facts = "min_records: 20\nnum_classes: 3\n"
+        path.write_text(f"folder: {tmp_path / 'owner'}\nepsilon: {epsilon}\ndelta: 1e-4\n{facts}")
         path.chmod(0o600)
 
     limit(20)
@@ -317,7 +319,8 @@ SCHEDULE = {"schedule": {"name": "geometric", "by": "round", "beta": 0.7}}
 @pytest.mark.parametrize("limited", [False, True])
 def test_what_is_not_in_the_agreed_plan_is_refused_though_the_budget_has_room(tmp_path, limited):
     """Other rates, by shares of the records; other noise, by rounds out of turn; more gradients."""
-    agreement = agreed({**SOLVED, **SCHEDULE, "batch_size": 5, "record_rate": None})
+    batch = {} if limited else {"batch_size": 5, "record_rate": None}  # of a share, whose size is not public then
+    agreement = agreed({**SOLVED, **SCHEDULE, **batch})
     limits = limits_of(tmp_path) if limited else None
     with silo_of(agreement, limits, **({} if limited else {"folder": tmp_path / "silo", **SIMULATED})) as silo:
         server = server_of(agreement)

@@ -19,13 +19,13 @@ from dpfl_plugin.config.named_code import named_code
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import DpflError, LimitError, PluginError
 from dpfl_plugin.owners.limits import Limits
-from tests.adapters.federation import block
+from tests.adapters.federation import PUBLIC, block
 from tests.adapters.named_code import NAMED, PATH, recorded, settings
 from tests.adapters.test_faults import module
 
 
 def limits_of(folder: Path, *code: str) -> Limits:
-    return Limits(folder=folder, epsilon=1e6, delta=0.5, code=frozenset(code), source="limits.yaml")
+    return Limits(folder=folder, epsilon=1e6, delta=0.5, code=frozenset(code), source="limits.yaml", **PUBLIC)
 
 
 def blocks_in(kind: Any, where: str = "") -> Iterator[str]:
@@ -52,7 +52,7 @@ def test_every_block_of_the_schema_is_looked_at() -> None:
     keys = {*blocks_in(Config)}
     assert {"algorithm.module", "data.preprocess[0].module", "trackers[0].module", "privacy.clip.module"} <= keys
     for key in sorted(keys):
-        found = configure({"algorithm": "scaffold", "privacy": {"epsilon": 1}}, nested(key), source="test")
+        found = configure({"algorithm": "scaffold", "privacy": {"epsilon": 1}, "rounds": 1}, nested(key), source="test")
         assert named_code(found)[key] == PATH
 
 

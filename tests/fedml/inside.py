@@ -223,6 +223,9 @@ def test_loaders_of_which_it_cannot_be_told_what_they_give_are_refused_before_an
     assert "silo 0" not in caplog.text
 
 
+GENEROUS = {"epsilon": 1000, "delta": 1e-4, "min_records": 8, "num_classes": 3}
+
+
 def cross_silo(folder, monkeypatch, settings=SETTINGS, limits=None):
     """A server's aggregator, and the trainer of a silo on an owner's machine."""
     server, _, loaders = federation(folder)
@@ -247,7 +250,7 @@ def test_a_silo_without_limits_does_not_begin_in_a_deployment(tmp_path, monkeypa
 
 
 def test_a_silos_folder_is_where_its_owner_says(tmp_path, monkeypatch):
-    server, trainer, loaders = cross_silo(tmp_path, monkeypatch, limits={"epsilon": 1000, "delta": 1e-4})
+    server, trainer, loaders = cross_silo(tmp_path, monkeypatch, limits=GENEROUS)
     trainer.set_model_params(server.get_model_params())
     trainer.train(loaders[1], None, None)
     assert "model" in trainer.get_model_params()
@@ -322,7 +325,7 @@ def test_an_error_of_the_server_is_sent_to_all_silos_and_then_raised(tmp_path):
 
 
 def test_a_silo_of_another_model_answers_and_the_server_says_what_differs(tmp_path, monkeypatch):
-    server, trainer, loaders = cross_silo(tmp_path, monkeypatch, limits={"epsilon": 1000, "delta": 1e-4})
+    server, trainer, loaders = cross_silo(tmp_path, monkeypatch, limits=GENEROUS)
     trainer._agreement = agree(SETTINGS, num_silos=3, model=nn.Linear(4, 5).double())
     trainer._inner.model = nn.Linear(4, 5).double()
     trainer.set_model_params(server.get_model_params())
@@ -425,7 +428,7 @@ def test_what_a_model_or_a_setting_says_of_records_stays_at_the_silo(
     told = []
     monkeypatch.setattr("dpfl_plugin.adapters.fedml.tell_server", lambda args, why: told.append(why))
     limits = tmp_path / "limits.yaml"
-    limits.write_text(f"folder: {tmp_path}/owner\nepsilon: 1000\ndelta: 1e-4\n")
+    limits.write_text(f"folder: {tmp_path}/owner\nepsilon: 1000\ndelta: 1e-4\nmin_records: 8\nnum_classes: 3\n")
     limits.chmod(0o600)
     monkeypatch.setenv("DPFL_LIMITS", str(limits))
     args = arguments(tmp_path, rank=1, training_type="cross_silo", backend="GRPC")
@@ -443,7 +446,7 @@ def test_a_silo_that_cannot_begin_tells_the_server_which_ends_before_any_is_aske
     monkeypatch.setattr("dpfl_plugin.owners.limits.PLACES", ())
     twice = DataLoader(TensorDataset(torch.randn(9, 4), torch.arange(9) % 3), sampler=[1, 1])
     limits = tmp_path / "limits.yaml"
-    limits.write_text(f"folder: {tmp_path}/owner\nepsilon: 8\ndelta: 1e-4\n")
+    limits.write_text(f"folder: {tmp_path}/owner\nepsilon: 8\ndelta: 1e-4\nmin_records: 8\nnum_classes: 3\n")
     limits.chmod(0o600)
     silo = {"training_type": "cross_silo", "backend": "GRPC"}
     for more, place in (({"dpfl": {}}, ""), ({}, ""), ({}, str(limits))):
@@ -474,7 +477,7 @@ def test_no_code_that_settings_name_is_called_unless_the_silos_owner_lists_it(tm
     told = []
     monkeypatch.setattr("dpfl_plugin.adapters.fedml.tell_server", lambda args, why: told.append(why))
     limits = tmp_path / "limits.yaml"
-    limits.write_text(f"folder: {tmp_path}/owner\nepsilon: 1000\ndelta: 1e-4\n")
+    limits.write_text(f"folder: {tmp_path}/owner\nepsilon: 1000\ndelta: 1e-4\nmin_records: 8\nnum_classes: 3\n")
     limits.chmod(0o600)
     monkeypatch.setenv("DPFL_LIMITS", str(limits))
     args = arguments(tmp_path, rank=1, training_type="cross_silo", backend="GRPC")

@@ -34,7 +34,7 @@ from dpfl_plugin.adapters.owner import say_once, silo_limits
 from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.cli.new import new_package
 from dpfl_plugin.errors import ConfigError, LimitError, TrainingError, UnsupportedError
-from tests.adapters.federation import SimulatedSilo
+from tests.adapters.federation import PUBLIC, SimulatedSilo
 from tests.adapters.named_code import NAMED, recorded
 from tests.adapters.named_code import settings as named
 
@@ -71,7 +71,7 @@ class Grid:
         self.away, self.change, self.kinds = set(), lambda silo, reply: reply, []
         self.limits = dict.fromkeys(range(num_silos))
         for silo in () if simulated else range(num_silos):  # each on a machine of its own
-            values = {"folder": str(folder / f"owner-{silo}"), "epsilon": 100, "delta": 1e-3}
+            values = {"folder": str(folder / f"owner-{silo}"), "epsilon": 100, "delta": 1e-3, **PUBLIC}
             self.limits[silo] = folder / f"limits-{silo}.yaml"
             self.limits[silo].write_text(yaml.safe_dump({**values, "send": ["metrics"], **limits}))
             self.limits[silo].chmod(0o600)

@@ -39,7 +39,7 @@ from dpfl_plugin.adapters.nvflare import PAYLOAD, TASK, PrivateController, Priva
 from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.ledger import Ledger
-from tests.adapters.federation import SimulatedSilo
+from tests.adapters.federation import PUBLIC, SimulatedSilo
 from tests.adapters.named_code import NAMED, recorded
 from tests.adapters.named_code import settings as named
 
@@ -59,7 +59,7 @@ class Site:
         for part in (self.local, self.workspace / "startup"):
             part.mkdir(parents=True, exist_ok=True)
         file = self.folder / "limits.yaml"
-        values = {"folder": str(self.folder / "owner"), "epsilon": 100, "delta": 1e-3, **limits}
+        values = {"folder": str(self.folder / "owner"), "epsilon": 100, "delta": 1e-3, **PUBLIC, **limits}
         file.write_text(yaml.safe_dump(values))
         file.chmod(0o600)
         self.says(**({} if simulated else {"limits": str(file)}), records="project:records")

@@ -19,7 +19,9 @@ import pytest
 import torch
 
 from dpfl_plugin import oracle
+from dpfl_plugin.adapters import records
 from dpfl_plugin.algorithms.localized import Phases
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core import device_noise, draws, grid, shares, streams
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.data import persons
@@ -637,6 +639,16 @@ FAULTS = [
         "a person is at two silos",
         holds.a_person_at_two_silos_is_refused,
         (persons, "check_apart", to(nothing)),
+    ),
+    fault(
+        "what a silo says of its epsilon follows from its number of records",
+        holds.free_answers_depend_on_no_record,
+        (Config, "with_least_records", to(lambda self, number: self)),
+    ),
+    fault(
+        "a record that is not as its owner's file says makes a silo fail",
+        holds.free_answers_depend_on_no_record,
+        (records, "as_stated", to(lambda x, y, usable, *given: (x, y, usable, []))),
     ),
     fault(
         "code that settings name is imported before an owner's limits are asked",

@@ -96,8 +96,8 @@ class FolderSilo:
     Args:
         folder: the shared one. key: of this site, whose name among the members says which silo it is.
         model, records, own, limits, surroundings, draw: see `Silo`; ``own`` is its ``folder``.
-        most_bytes: of any file. refused: why the owner does not allow it, where that is known before anything is asked;
-            then ``agreement`` may be None.
+        most_bytes: of any file. refused: why it takes no part, where that is known before anything is asked: the owner
+            does not allow it, or the records cannot be read. Then ``agreement`` may be None.
 
     Raises:
         ConfigError: the key is of no silo.
@@ -118,7 +118,7 @@ class FolderSilo:
         draw: Callable[[int], Draw] | None = None,
         most_bytes: int = MOST_BYTES,
         clock: Callable[[], float] = time.time,
-        refused: LimitError | None = None,
+        refused: DpflError | None = None,
     ) -> None:
         self.name = members.name_of(key)
         if self.name == SERVER:
