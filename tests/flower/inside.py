@@ -777,7 +777,7 @@ def test_the_app_that_dpfl_new_writes_trains_from_rows_that_are_mappings(tmp_pat
     monkeypatch.syspath_prepend(tmp_path / "written-app")
     client, task = importlib.import_module("written_app.client_app"), importlib.import_module("written_app.task")
     values = tomllib.loads((tmp_path / "written-app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    grid = Grid(tmp_path, client.app, num_silos=5, settings=values.pop("dpfl"))
+    grid = Grid(tmp_path, client.app, num_silos=5, settings=values.pop("dpfl"), min_records=200, num_classes=10)
     grid.config |= {**values, "num-server-rounds": 2, "dpfl.folder": str(tmp_path)}
     model, context = task.Net(), Context(1, 1, {}, RecordDict(), grid.config)
     strategy = PrivateStrategy(FedAvg(), model, context, patience=0.0)

@@ -165,8 +165,9 @@ class Loop(PrivateController):
 
 
 def nameless(charges):
-    """Fresh noise has another name each time."""
-    return [replace(charge, noise_id="") for charge in charges]
+    """Fresh noise has another name each time; and within limits a rate is charged that is no function of n."""
+    rate = NOISY["record_rate"]
+    return [replace(charge, noise_id="", release=replace(charge.release, rate=rate)) for charge in charges]
 
 
 def sites(folder, **options):
