@@ -165,14 +165,13 @@ class Listener(ABC):
         without kind and place, too, on which a record may have a bearing."""
         known, limited = kind_of(error), self._limited
         public, text = public_text(error, limited=limited), text_of(error)
-        hide = limited and public is None
-        place = "it failed" if hide else kind_and_place(error, self._plugins)
+        place = "it failed" if limited else kind_and_place(error, self._plugins)
         if public != text or isinstance(error, MessageError):
             self._log.tell(f"error: {text}" if known else "".join(traceback.format_exception(error)).rstrip())
             self._log.refer(place)
-        hidden = FAILED if hide else f"{place}; {UNTOLD.format(rank=self._link.rank)}"
-        said = hidden if public is None else public
-        self._say("error", kind=None if hide else known, text=said, host=platform.node())
+        hidden = FAILED if limited else f"{place}; {UNTOLD.format(rank=self._link.rank)}"
+        kind = None if limited and public is None else known
+        self._say("error", kind=kind, text=hidden if public is None else public, host=platform.node())
 
     def _say(self, say: str, **more: Any) -> None:
         self._link.send(0, {"say": say, "number": self._number, **more})
