@@ -186,7 +186,7 @@ class Silo:
         """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
         agreement = self._agreement
         limits, notes = self.limits, list[str]()
-        mine = silo_for(records, lambda: self._frozen.seen, limits, notes)
+        mine = silo_for(records, lambda: self._frozen.seen, limits=limits, notes=notes)
         if limits is None:  # else its owner's file says of how many settings may ask, whatever there are
             require(
                 (agreement.setting.num_records or 0) <= len(mine.train_y),
@@ -198,7 +198,7 @@ class Silo:
         self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine, key)
         ledger = begun(self._files, self.id, agreement.run, self._hashed.digest)
         if ledger is None and hasattr(records, "__len__"):
-            _check_again(self._hashed, silo_for(records, lambda: self._frozen.seen, limits), self.id)
+            _check_again(self._hashed, silo_for(records, lambda: self._frozen.seen, limits=limits), self.id)
         if ledger is None and limits is not None:
             self._tell_owner(notes, limits)
         return ledger

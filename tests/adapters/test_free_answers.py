@@ -127,13 +127,13 @@ def test_records_that_are_not_as_stated_add_nothing(tmp_path: Path) -> None:
 
     x, y = data(60)
     x[3, 1], x[4, 0], y[5] = float("nan"), 11.0, 3
-    found = silo_for((x, y), module, limits_of(tmp_path), notes := [])
+    found = silo_for((x, y), module, limits=limits_of(tmp_path), notes=(notes := []))
     assert found.usable is not None and list(np.flatnonzero(~found.usable)) == [3, 4, 5] and len(notes) == 3
     good = found.usable
     plain = silo_of((x[good], y[good]), module())
     np.testing.assert_array_equal(found.train_x[good], plain.train_x)
     assert np.isfinite(found.train_x).all() and not found.train_x[~good].any() and not found.train_y[~good].any()
-    few = silo_for(data(7), module, limits_of(tmp_path))
+    few = silo_for(data(7), module, limits=limits_of(tmp_path))
     assert few.train_x.shape == (40, 5) and few.usable is not None and list(few.usable) == [True] * 7 + [False] * 33
 
 
