@@ -215,7 +215,7 @@ def _scores(run: Run, federation: Federation) -> Scores:
     found = []
     with torch.no_grad():
         for silo in federation.silos:
-            z = model(torch.from_numpy(silo.test_x).to(next(model.parameters()).dtype)).double()
+            z = model(torch.from_numpy(silo.usable_test[0]).to(next(model.parameters()).dtype)).double()
             if z.ndim == 1 or z.shape[1] == 1:  # log-odds of class 1
                 z = torch.stack([torch.zeros(len(z), dtype=z.dtype), z.reshape(-1)], dim=1)
             found.append(z.numpy())
@@ -226,7 +226,7 @@ def _rate(
     rows: Mapping[str, Row], scores: Mapping[str, Scores], variants: Sequence[Variant], federation: Federation
 ) -> None:
     """Add what a seed's models are worth on the test records of all silos, and of their own."""
-    labels = [silo.test_y for silo in federation.silos]
+    labels = [silo.usable_test[1] for silo in federation.silos]
     shared = next(iter(scores.values()))
     for one in variants:
         label = one.label or one.config.name

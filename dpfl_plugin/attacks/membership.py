@@ -48,7 +48,7 @@ class Candidates:
 def candidates(train: Records, test: Records, dimension: int) -> Candidates:
     """Members and non-members of a silo: all, or evenly spaced ones if that were too many."""
     most = min(MOST_CANDIDATES, max(2, MOST_BYTES // (8 * dimension)))
-    kept = [_spaced(train, most), _spaced(test, most)]
+    kept = [_spaced(part.only_usable(), most) for part in (train, test)]
     records = Records(*(torch.cat(pair) for pair in zip(*((r.features, r.labels) for r in kept), strict=True)))
     return Candidates(records, len(kept[0]))
 

@@ -137,9 +137,15 @@ class Silo:
     cut: Cut | None = None
 
     @property
-    def fitted_x(self) -> Features:
+    def usable_train_x(self) -> Features:
         """Features of the training records that can be used."""
         return self.train_x if self.usable is None else self.train_x[self.usable]
+
+    @property
+    def usable_test(self) -> tuple[Features, Labels]:
+        """(features, labels) of the test records that can be used."""
+        rows = slice(None) if self.test_usable is None else self.test_usable
+        return self.test_x[rows], self.test_y[rows]
 
 
 @dataclass(slots=True)

@@ -117,9 +117,9 @@ def standardise(
                 x -= np.float32(mean or 0.0)
                 x /= np.float32(std or 1.0)
         return []
-    pooled = _moments([silo.fitted_x for silo in federation.silos]) if fit == "pooled" else None
+    pooled = _moments([silo.usable_train_x for silo in federation.silos]) if fit == "pooled" else None
     for silo in federation.silos:
-        centre, scale_ = pooled or _moments([silo.fitted_x])
+        centre, scale_ = pooled or _moments([silo.usable_train_x])
         for x in (silo.train_x, silo.test_x):
             x -= centre.astype(np.float32)
             x *= np.divide(1, scale_, out=np.zeros_like(scale_), where=scale_ > 0).astype(np.float32)
@@ -179,7 +179,7 @@ def pca(federation: Federation, base: Path, *, dims: int, fit: str = "train") ->
     d = int(np.prod(federation.feature_shape))
     require(1 <= dims <= d, "dims", dims, f"be from 1 to {d}, the number of features")
     public = None if fit == "train" else _public_features(base, fit, d)
-    fitted_on = [public] if public is not None else [silo.fitted_x.reshape(-1, d) for silo in federation.silos]
+    fitted_on = [public] if public is not None else [silo.usable_train_x.reshape(-1, d) for silo in federation.silos]
     centre, directions = _principal_directions(fitted_on, dims)
     for silo in federation.silos:
         silo.train_x = _project(silo.train_x.reshape(-1, d), centre, directions)

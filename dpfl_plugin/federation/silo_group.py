@@ -356,7 +356,7 @@ class SiloGroup:
 
     def _score_of(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> float:
         if self._outcome.kind == "classes":
-            return num_correct(evaluator, test, self._outcome) / len(test)
+            return num_correct(evaluator, test, self._outcome) / max(1, len(test))  # 0 of none that can be used
         return score(self._outcome, self._said(evaluator, test)[0], labels_of(test))
 
     def _said(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> tuple[Answers, int]:
@@ -382,11 +382,13 @@ class SiloGroup:
         with _told_if_short("an evaluation"):
             for silo in self.ids:
                 test, own = self._test[silo], self._own_model(silo)
+                training = labels_of(self._train[silo].only_usable(), persons=persons)
+                if not len(test) or not len(training):  # none of them can be used
+                    continue
                 said, names = self._said(self._at(model), test)
                 of_own = None if own is None else self._said(self._at(own), test)[0]
-                training = labels_of(self._train[silo].only_usable(), persons=persons)
                 by_silo[silo] = Said(said, labels_of(test), training, of_own)
-            found = made_of(self._outcome, by_silo, names)
+            found = made_of(self._outcome, by_silo, names) if by_silo else {}
         self.clock.lap("evaluation")
         return found
 

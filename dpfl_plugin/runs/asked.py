@@ -228,5 +228,6 @@ def _test_part(trained: Trained, name: str) -> Asked:
             "trained and tested on, of which result.json tells. Give other records, in a file."
         )
     validate(loaded, name)
-    labels = loaded.test.labels
-    return Asked(loaded.test.features, KnownLabels(labels, np.ones(len(labels), bool)))
+    usable = slice(None) if loaded.test.usable is None else loaded.test.usable
+    features, labels = loaded.test.features[usable], loaded.test.labels[usable]
+    return Asked(features, KnownLabels(labels, np.ones(len(labels), bool)))

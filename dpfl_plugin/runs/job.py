@@ -170,7 +170,7 @@ def ledger_facts(job: Job) -> dict[str, Any]:
         numbers["weights"] = list(parts.setting.weights)
     if job.stage is not None:
         numbers["tuning"] = dict(job.stage.tuning)
-    cuts = parts.holding.survey.cut_facts
+    cuts = parts.holding.survey.cut_facts if parts.rules.fresh else {}  # a seeded run writes the same bytes again
     return {"run": run_id(job.config), "name": job.config.name, **numbers, **cycle_facts(parts.rules), **cuts}
 
 

@@ -121,8 +121,8 @@ def check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
         raise DataError(
             Worded(
                 f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by "
-                "which they are recognised, is a different one; on MPI ranks it is where an owner's limits were set or "
-                "removed since. Restore the data files, or the key, or start over with another {out}."
+                "which they are recognised, is a different one, as it is where an owner's limits were set or removed "
+                "since. Restore the data files, or the key, or start over with another {out}."
             )
         )
     if found is not None and found.get("cycle") != cycle_facts(parts.rules).get("cycle"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unittest
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -49,6 +50,15 @@ class EngineContract:
                 "Add up blocks of few records each, by their places, and the blocks in float64: see "
                 "dpfl_plugin/gradients/blocks.py."
             )
+
+    def test_a_record_that_is_not_usable_counts_as_zero_at_its_place(self) -> None:
+        """Whatever its placeholder is, to the bit."""
+        engine, gradients = self.made(), torch.linspace(-0.9, 0.9, 300, dtype=torch.float64)
+        usable = torch.arange(300) != 150
+        one, other = (replace(records_of(gradients), usable=usable) for _ in range(2))
+        other.features[150] = 7.0
+        if moved(engine, one, other, 1.0) != 0:
+            raise ContractError("what stands in for a record that is not usable moves the sum: see `Records.usable`.")
 
     def test_a_record_that_is_not_finite_counts_as_zero_at_its_place(self) -> None:
         """It adds nothing, and no other record adds anything else."""

@@ -122,7 +122,7 @@ def _smoothness(case: Case) -> Constant:
     _need(known is not None, "smoothness", "L")
     assert known is not None
     if given.from_records:
-        silos = (silo.train_x for silo in case.federation.silos)
+        silos = (silo.usable_train_x for silo in case.federation.silos)
         largest = max(curvature(x, config.l2, model=known.model, bias=known.bias)[1] for x in silos)
         return Constant("L", largest, NOT_PRIVATE, from_records=True)
     _, L = public_curvature(1.0, config.l2, model=known.model, bias=known.bias)

@@ -70,17 +70,18 @@ def test_models_are_measured_on_the_test_records_of_all_silos(tmp_path, monkeypa
     path.write_text(CONFIG)
     monkeypatch.setattr(quickstart.Run, "model", property(lambda run: _Ranks(1.0)))
     part = measured(path, [3, 4], [f"out={tmp_path / 'runs'}"], tell=lambda text: None)
-    assert part.counts == (4, 486, 254) and set(part.rows) == {"together", "Cleveland"}
+    assert part.counts == (4, 606, 314) and set(part.rows) == {"together", "Cleveland"}
     for place, seed in enumerate((3, 4)):
         silos = federate(load(path, [f"seed={seed}"]).variants[0].config, tmp_path).silos
-        x, y = (np.concatenate([getattr(silo, name) for silo in silos]) for name in ("test_x", "test_y"))
+        x, y = (np.concatenate([silo.usable_test[part] for silo in silos]) for part in (0, 1))
         order = x[:, 0][y == 1][:, None] - x[:, 0][y == 0][None]
         expected = ((order > 0) + 0.5 * (order == 0)).mean()
         for row in part.rows.values():
             assert row.auc[place] == pytest.approx(expected)
             assert row.accuracy[place] == pytest.approx(((x[:, 0] > 0) == y).mean())
     assert not part.rows["together"].own
-    own = [auc(np.stack([0 * s.test_x[:, 0], s.test_x[:, 0]], axis=1), s.test_y) for s in silos[:1]]
+    first, labels = silos[0].usable_test
+    own = [auc(np.stack([0 * first[:, 0], first[:, 0]], axis=1), labels)]
     assert part.rows["Cleveland"].own[1] == pytest.approx((own[0], own[0]))
     assert part.rows["together"].epsilon == pytest.approx(part.rows["Cleveland"].epsilon)
     assert part.differences() == ["together against Cleveland: +0.0 ± 0.0 points, not told apart"]
@@ -88,7 +89,7 @@ def test_models_are_measured_on_the_test_records_of_all_silos(tmp_path, monkeypa
 
 def test_a_part_as_a_table_and_as_a_picture():
     private, none = Row([0.7, 0.9], [0.8, 0.9], [], 1.0, 1e-4), Row([0.5, 0.5], [0.6, 0.6], [(0.6, 0.8)], None, 1e-4)
-    part = Part("hospitals", "title", {"private": private, "open": none}, (("private", "open"),), (4, 486, 254))
+    part = Part("hospitals", "title", {"private": private, "open": none}, (("private", "open"),), (4, 606, 314))
     header, first, second, *published = rows(part)
     assert header == ("run", "AUC", "own (shared)", "accuracy", "epsilon")
     assert first == ("private", "0.850 ± 0.071", "", "0.800 ± 0.141", "1.00")

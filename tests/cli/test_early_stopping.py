@@ -132,7 +132,7 @@ def test_a_validation_record_moves_its_score_by_one_and_no_gradient(tmp_path):
         other, same, _, _ = _first_messages(tmp_path, record)
         moved.add(round(abs(other - score) * count, 6))
         assert torch.equal(up, same)
-    assert moved == {0.0, 1.0}
+    assert 1.0 in moved <= {0.0, 1.0}
     for record in where[TRAINED].tolist():
         assert _first_messages(tmp_path, record)[0] == score
 

@@ -186,7 +186,7 @@ def test_the_quickstart_runs_and_can_be_run_again(tmp_path, monkeypatch):
         "Budapest alone",
         "FLamby",
         "dpfl init",
-        "486 records to train on, 254 to test on",
+        "606 records to train on, 314 to test on",
         "epsilon at delta 0.0001\n",
     ):
         assert said in first.out

@@ -200,10 +200,10 @@ def test_how_exact_scores_are_is_said_before_and_after(whole: tuple[Path, dict[s
 
 
 def test_a_silo_that_drowns_the_scores_of_all_is_named_before_anything_is_released() -> None:
-    """Of three hospitals one has 6 records to score: counted like the others, its noise is nearly all there is."""
+    """Of three hospitals one has 16 records to score: counted like the others, its noise is nearly all there is."""
     path = Path(__file__).resolve().parents[2] / "configs" / "tuning.yaml"
     said = {weights: dpfl("plan", path, "--set", f"silo_weights={weights}").out for weights in ("equal", "records")}
-    assert "is of silo 1 alone, which has 6 records to score" in said["equal"] and "is of silo" not in said["records"]
+    assert "is of silo 1 alone, which has 16 records to score" in said["equal"] and "is of silo" not in said["records"]
     found = dpfl("plan", path, "--set", "silo_weights=equal", "--json").json
     alone = found["score_noise"] * found["noisiest"]["share"] ** -0.5 / 3 / found["noisiest"]["records"]
     assert found["score_std"] == pytest.approx(alone, rel=1e-12) and 0.5 < found["noisiest"]["share"] < 1

@@ -60,6 +60,7 @@ from tests.test_callbacks import Curious
 PUBLIC = {
     "surveyed": {
         *(
+            "key",
             "num_silos",
             "num_classes",
             "feature_shape",
@@ -246,8 +247,10 @@ def test_every_byte_to_rank_0_is_explained(tmp_path: Path, measured: list[SiloMe
     private = {known.data_sha256, *known.digests}
     wired = json.dumps(network.said())
     assert not [one for one in private if one[:8] in wired or one[-8:] in wired]
-    marks = [silo[3] for header in network.said("surveyed") for silo in header["silos"]]
-    assert len(marks) == SILOS and not set(marks) & set(map(digest, federation.silos))
+    silos = [silo for header in network.said("surveyed") for silo in header["silos"]]
+    marks = [mark for *_, mark, cut in silos for mark in (mark, cut[0])]
+    guessed = {digest(silo) for silo in federation.silos} | {cut.mark for cut in known.cuts}
+    assert len(silos) == SILOS and not set(marks) & guessed
 
     # Measurements: none, unless the configuration says so.
     values = {m.train_loss for m in measured}

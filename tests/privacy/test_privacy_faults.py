@@ -24,7 +24,9 @@ from dpfl_plugin.algorithms.localized import Phases
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core import device_noise, draws, grid, shares, streams
 from dpfl_plugin.core.grid import Grid
-from dpfl_plugin.data import persons
+from dpfl_plugin.data import persons, record_order
+from dpfl_plugin.data.federation import FederationSpec
+from dpfl_plugin.data.record_order import Order
 from dpfl_plugin.federation import silo_group
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import blocks, closed_form, vmap
@@ -51,6 +53,7 @@ from dpfl_plugin.privacy.step_loss import StepLoss
 from dpfl_plugin.runs import public_errors
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
+from tests.privacy import cuts
 from tests.privacy import properties as holds
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
@@ -304,6 +307,38 @@ def flushed_only(sync: Any) -> Any:
 def of_any_length(rows: Any) -> Any:
     """Records are kept from where the file has them among all, not among the person's own."""
     return lambda place: [np.roll(mine, int(mine[0])) for mine in rows(place)]
+
+
+def by_place(key: bytes, data: Any, rows: Any, *args: Any, **options: Any) -> Order:
+    """A keyed permutation of places in the file."""
+    return Order(rows[np.random.default_rng(list(key)).permutation(len(rows))], "")
+
+
+def by_label(order_of: Any) -> Any:
+    """One label after the other, each in the order of records."""
+
+    def changed(key: bytes, data: Any, rows: Any, *args: Any, **options: Any) -> Order:
+        found = order_of(key, data, rows, *args, **options)
+        return replace(found, rows=found.rows[np.argsort(data.labels[found.rows], kind="stable")])
+
+    return changed
+
+
+def without_numbers(numbered: Any) -> Any:
+    def changed(digests: Any) -> Any:
+        ascending, number = numbered(digests)
+        return ascending, np.zeros_like(number)
+
+    return changed
+
+
+def without_mark(derived: Any) -> Any:
+    return lambda key, label, *parts: derived(key, label, *(() if label == b"cut" else parts))
+
+
+def of_usable_records(order: Any) -> Any:
+    """Records that cannot be used are dropped before the cut."""
+    return lambda self, silo, data, rows: order(self, silo, data, rows[data.usable[rows]])
 
 
 def whole_phases(stages: Any) -> Any:
@@ -641,6 +676,42 @@ FAULTS = [
         "statistics have half of their sensitivity",
         holds.one_record_moves_statistics_by_their_sensitivity_at_most,
         (Statistics, "sensitivity", lambda of: lambda self, neighbouring: of(self, neighbouring) / 2),
+    ),
+    # Before the oracle
+    fault(
+        "cuts go by place in the file",
+        cuts.one_rank_differs_between_neighbouring_exports,
+        (record_order, "order_of", to(by_place)),
+    ),
+    fault(
+        "phases go by place in the file",
+        cuts.phases_are_disjoint_in_all_exports,
+        (record_order, "order_of", to(by_place)),
+    ),
+    fault(
+        "cuts are stratified by label",
+        cuts.one_rank_differs_between_neighbouring_exports,
+        (record_order, "order_of", by_label),
+    ),
+    fault(
+        "records that cannot be used are dropped before the cut",
+        cuts.one_rank_differs_between_neighbouring_exports,
+        (FederationSpec, "order", of_usable_records),
+    ),
+    fault(
+        "identical records have one hash",
+        cuts.one_rank_differs_between_neighbouring_exports,
+        (record_order, "_numbered", without_numbers),
+    ),
+    fault(
+        "one key orders exports with other marks",
+        cuts.exports_with_other_marks_are_cut_independently,
+        (record_order, "derived", without_mark),
+    ),
+    fault(
+        "an unusable record's placeholder counts",
+        cuts.an_unusable_record_adds_nothing,
+        (closed_form, "prepared", to(lambda records, features, squares: replace(records, constants=squares))),
     ),
     # Persons, and what rank 0 sees
     fault(
