@@ -201,7 +201,8 @@ def _answer(
     cache: kept.Kept,
     asked: Message,
 ) -> Message:
-    limits = Limits(folder=folder / f"owner-{id}", epsilon=100.0, delta=1e-3) if load.limited else None
+    facts = {"min_records": len(data[1]), "num_classes": int(data[1].max()) + 1}
+    limits = Limits(folder=folder / f"owner-{id}", epsilon=100.0, delta=1e-3, **facts) if load.limited else None
     surroundings: Any = "deployment" if load.limited else "simulation"
     place = None if load.limited else folder / f"silo-{id}"
     with silo.Silo(agreement, id, model, data, place, limits=limits, surroundings=surroundings, kept=cache) as one:

@@ -236,7 +236,9 @@ def seconds(place: Place, variant: str) -> list[float]:
         (scratch / "home").mkdir()
         for rank in range(1, DEPLOYED + 1):  # of whom a deployment asks
             limits = scratch / f"limits-{rank}.yaml"
-            limits.write_text(f"folder: {scratch / f'owner-{rank}'}\nepsilon: 100\ndelta: 0.001\n")
+            limits.write_text(
+                f"folder: {scratch / f'owner-{rank}'}\nepsilon: 100\ndelta: 0.001\nmin_records: 2000\nnum_classes: 10\n"
+            )
             limits.chmod(0o600)
         _prepare(place, project, variant)
         environment = {

@@ -58,6 +58,12 @@ def is_given(path: str | None, kind: str) -> bool:
     return path is not None and path.startswith(f"{MODULE}:{kind}_")
 
 
+def names_object(path: str) -> bool:
+    """Whether it names an object of the program of this very process, for which nothing is imported."""
+    module, _, name = path.partition(":")
+    return module == MODULE and _NAME.fullmatch(name) is not None
+
+
 def check_all(values: Any, *, records: bool = True) -> None:
     """Raise MissingError unless all objects that a configuration's values name are here; the message names each.
 
@@ -73,9 +79,8 @@ def check_all(values: Any, *, records: bool = True) -> None:
 
 def _named(values: Any) -> Iterator[str]:
     if isinstance(values, str):
-        module, _, name = values.partition(":")
-        if module == MODULE and _NAME.fullmatch(name):
-            yield name
+        if names_object(values):
+            yield values.partition(":")[2]
     elif isinstance(values, Mapping):
         for value in values.values():
             yield from _named(value)

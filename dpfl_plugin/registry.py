@@ -78,6 +78,13 @@ def module_of(path: str) -> str:
     return path.partition(":")[0]
 
 
+def names_callable(text: str) -> bool:
+    """Whether it is of the form ``package.module:name``, as all that `load_object` imports; ``cuda:0`` is not."""
+    module, colon, attribute = text.partition(":")
+    is_module = bool(module) and not any(one.isspace() or one == "/" for one in module)
+    return bool(colon) and is_module and all(part.isidentifier() for part in attribute.split("."))
+
+
 def path_of(group: str, name: str) -> str:
     """Where a registered plugin is, as ``package.module:name``."""
     return _entry_points()[group][name][0].value
@@ -108,7 +115,7 @@ def load_object(path: str, what: str) -> Callable[..., Any]:
     Raises:
         PluginError: it cannot be imported, or its name is that of another file that was imported before.
     """
-    if path.count(":") != 1 or not all(path.split(":")):
+    if not names_callable(path):  # before its module is imported
         raise PluginError(f"{what}: {path!r} is not of the form package.module:name.")
     own_folders.search()
     found = _import(path, lambda: f"{what} {path!r}")

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -93,7 +93,18 @@ class Agreement:
         return {name: (value.dtype, value.shape[1]) for name, value in found.items()}
 
 
-def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source: str = "dpfl_args") -> Agreement:
+Permit = Callable[[Config, int | None], None]
+"""(configuration, num_records) -> None; raises LimitError where the owner of this machine allows less."""
+
+
+def agree(
+    block: Mapping[str, Any],
+    *,
+    num_silos: int,
+    model: nn.Module,
+    source: str = "dpfl_args",
+    permit: Permit | None = None,
+) -> Agreement:
     """Check what a platform's settings say of this package.
 
     Args:
@@ -102,9 +113,12 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
             ``max_participations``, ``description``, ``runtime``; ``silo_weights``, a number for every silo; and
             ``num_records``, that of the smallest silo, where an algorithm plans by them and they may be known.
         source: named in messages.
+        permit: what the owner of this machine allows, which is asked before anything that the settings name is
+            imported: at a silo `Limits.check_settings`. None where who writes the settings decides: in a simulation
+            without limits, and at a server of one's own.
 
     Raises:
-        ConfigError: a key is unknown or wrong.
+        LimitError: the owner allows less. ConfigError: a key is unknown or wrong.
         UnsupportedError: it asks for what is not sound on a platform, or a layer mixes records or draws at random.
     """
     values = {str(key): value for key, value in block.items()}
@@ -117,6 +131,8 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
     if values.get("seed") is None:
         values["seed"] = 0  # not drawn, so that a server that is started again goes on with the same draws
     config = configure(values, source=source)
+    if permit is not None:
+        permit(config, least)
     check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it
     layout, dtype = Layout.of(model), _dtype(model)
     algorithm = check_parts(config, layout, source)
@@ -151,17 +167,27 @@ class Agreements:
         self._known: dict[tuple[object, ...], Agreement] = {}
         self._lock = threading.Lock()
 
-    def agree(self, block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source: str) -> Agreement:
-        """As `agree`."""
+    def agree(
+        self,
+        block: Mapping[str, Any],
+        *,
+        num_silos: int,
+        model: nn.Module,
+        source: str,
+        permit: Permit | None = None,
+    ) -> Agreement:
+        """As `agree`; ``permit`` is asked each time."""
         if not _is_plain(block):
-            return agree(block, num_silos=num_silos, model=model, source=source)
+            return agree(block, num_silos=num_silos, model=model, source=source, permit=permit)
         check_layers(model, type(model).__name__)
         built = Layout.of(model), _dtype(model), structure(model), pack(model).numel()
         key = (repr(block), repr(num_silos), source, *built)
         with self._lock:
             found = self._known.get(key)
+        if found is not None and permit is not None:
+            permit(found.config, found.setting.num_records)
         if found is None:
-            found = agree(block, num_silos=num_silos, model=model, source=source)
+            found = agree(block, num_silos=num_silos, model=model, source=source, permit=permit)
             with self._lock:
                 if is_ours(found.algorithm):
                     self._known[key] = found

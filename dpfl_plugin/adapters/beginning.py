@@ -18,19 +18,22 @@ from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError
 from dpfl_plugin.gradients.choice import PassedTrials
 from dpfl_plugin.gradients.losses import LOSSES
+from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import has_first_line, set_aside_unbegun
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.folder import RunFolder
 
 
-def own(agreement: Agreement, *, seeded: bool) -> Config:
-    """As one silo sees it: it may be asked in every round, whatever the server says of draws."""
+def own(agreement: Agreement, *, seeded: bool, limits: Limits | None) -> Config:
+    """As one silo sees it: it may be asked in every round, whatever the server says of draws; within limits by how many
+    records its owner's file says that there are at least, and not by how many there are."""
     config = agreement.config
     privacy = config.privacy.model_copy(update={"randomness": "seeded" if seeded else "fresh"})
     dtype = str(agreement.dtype).removeprefix("torch.")
     runtime = config.runtime.model_copy(update={"dtype": dtype})
-    return config.model_copy(update={"silo_rate": 1.0, "privacy": privacy, "runtime": runtime})
+    made = config.model_copy(update={"silo_rate": 1.0, "privacy": privacy, "runtime": runtime})
+    return made.with_least_records(None if limits is None else limits.min_records)
 
 
 def parts_of(
@@ -41,36 +44,45 @@ def parts_of(
     id: int,
     noise_multiplier: float | None,
     passed: PassedTrials | None,
+    limits: Limits | None,
 ) -> Parts:
     """Engine, noise and loss of one silo; ``noise_multiplier`` of its ledger, None to solve for it."""
     mine = found.records
+    known = decided.config.least_records or len(mine.train_y)
     # Of the others nothing is known here, and nothing of them is needed: as if all were like this one.
     survey = Survey(
         num_classes=0,
         feature_shape=mine.train_x.shape[1:],
         caveats=(),
-        num_records=(len(mine.train_y),) * num_silos,
+        num_records=(known,) * num_silos,
         num_test_records=(0,) * num_silos,
         digests=(found.digest,),
     )
     holding = Holding(survey, {id: mine}, digests={id: found.digest})
     hold = lambda config, base: holding  # noqa: E731
     parts = build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss, passed=passed)
-    _check_labels(parts, id)
+    _check_labels(parts, id, limits)
     return parts
 
 
-def _check_labels(parts: Parts, id: int) -> None:
-    """Raise DataError where a label is none of the classes that the model tells apart by one of our losses.
+def _check_labels(parts: Parts, id: int, limits: Limits | None) -> None:
+    """Check that labels are classes that the model tells apart by one of our losses.
 
     Elsewhere the data set says how many classes there are. By the logistic loss -1 or 2 would train something else.
+
+    Raises:
+        DataError: one is not. LimitError: it may be, by the owner's file, which within limits is all that is asked.
     """
     if parts.loss not in LOSSES.values():
         return
     records = parts.train[id]
     with torch.no_grad():
-        outputs = parts.module(records.features[:1])
-    classes = 2 if outputs.dim() == 1 else max(2, int(outputs.shape[1]))
+        outputs = parts.module(torch.zeros_like(records.features[:1]))
+    num_outputs = 1 if outputs.dim() == 1 else int(outputs.shape[1])
+    if limits is not None:
+        limits.check_outputs(num_outputs)
+        return
+    classes = max(2, num_outputs)
     least, most = int(records.labels.min()), int(records.labels.max())
     if not 0 <= least <= most < classes:
         raise DataError(

@@ -49,7 +49,7 @@ from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.hooks import check_callbacks
-from dpfl_plugin.runs.public_errors import kind_and_place, name_of, words_for_others
+from dpfl_plugin.runs.public_errors import words_for_server
 
 TESTED: Final = ("0.9.6",)
 LOG: Final = logging.getLogger("dpfl_plugin.fedml")
@@ -127,40 +127,27 @@ def _run(make: Callable[[], Any], trainer: PrivateTrainer, aggregator: PrivateAg
 
 def _agreed(args: Any, model: nn.Module, dataset: Sequence[Any]) -> tuple[Agreement, Path, dict[int, int]]:
     """(the agreement, the folder, numbers of records), all of it checked; a silo tells its server what is wrong."""
-    with _telling_server(args, _kind_and_place):  # settings have the silo's paths, a model perhaps names from records
-        agreement = agreement_of(args, model)
+    where = surroundings(args)
+    with _telling_server(args):
+        # A silo of a deployment does not begin without them; a server has no records.
+        limits = silo_limits(where) if where == "simulation" or is_silo(args) else None
+        agreement = agreement_of(args, model, None if limits is None else limits.check_settings)
         check(args, agreement)
         folder = folder_of(args)
-    with _telling_server(args, _without_records):
-        if surroundings(args) == "deployment" and is_silo(args):
-            silo_limits("deployment")  # without them it does not begin
         counts = check_records(dataset)
     return agreement, folder, counts
 
 
 @contextlib.contextmanager
-def _telling_server(args: Any, text: Callable[[Exception], str]) -> Iterator[None]:
-    """A silo of a deployment that cannot begin says so to the server, which waits for all of them.
-
-    Args:
-        text: of a message, what the server may know.
-    """
+def _telling_server(args: Any) -> Iterator[None]:
+    """A silo of a deployment that cannot begin says so to the server, which waits for all of them."""
     try:
         yield
     except Exception as error:
         if surroundings(args) == "deployment" and is_silo(args):
             LOG.error("dpfl: %s", error)
-            tell_server(args, text(error) if isinstance(error, DpflError) else f"it failed with {name_of(error)}")
+            tell_server(args, words_for_server(error))
         raise
-
-
-def _kind_and_place(error: Exception) -> str:
-    return words_for_others(error) or f"{kind_and_place(error, ())}; its own log says why"
-
-
-def _without_records(error: Exception) -> str:
-    """A message may tell of records; those that may be sent say so."""
-    return words_for_others(error) or "its records cannot be used, and its own log says why"
 
 
 def _finish(trainer: PrivateTrainer, aggregator: PrivateAggregator, model: nn.Module) -> None:
@@ -243,7 +230,7 @@ class PrivateTrainer(ClientTrainer):
                 return
             # A process that ends here would let FedML's server wait for ever; and the text stays here.
             LOG.error("silo %d: %s", found[0], error, exc_info=not isinstance(error, DpflError | OSError))
-            self._answer = failure(self._agreement, found[0], asked, error)
+            self._answer = failure(self._agreement, found[0], asked)
 
     def _opened(
         self, id: int, records: Any, where: Surroundings, limits: Limits | None

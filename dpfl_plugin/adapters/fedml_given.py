@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.agreement import Agreement, Permit, agree
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.platforms import folder_from
 from dpfl_plugin.errors import ConfigError, UnsupportedError
@@ -30,12 +30,12 @@ def is_silo(args: Any) -> bool:
     return str(getattr(args, "rank", "")) != "0"
 
 
-def agreement_of(args: Any, model: nn.Module) -> Agreement:
+def agreement_of(args: Any, model: nn.Module, permit: Permit | None = None) -> Agreement:
     values = dict(getattr(args, "dpfl", None) or {})
     if not values:
         raise ConfigError("fedml_config.yaml has no dpfl_args: {dpfl: {algorithm: ..., privacy: ..., rounds: ...}}.")
     values.pop("folder", None)
-    return agree(values, num_silos=int(args.client_num_in_total), model=model, source=SOURCE)
+    return agree(values, num_silos=int(args.client_num_in_total), model=model, source=SOURCE, permit=permit)
 
 
 def folder_of(args: Any) -> Path:

@@ -132,13 +132,15 @@ def _answered(
 ) -> Carried:
     """What this node's silo answers; what goes wrong here is told here, and the server hears only that it did.
 
-    Before there is an agreement, which an answer has to name, `GuardedApp` answers that.
+    Before there is an agreement, which an answer has to name, `GuardedApp` answers that; but the owner's limits come
+    first.
     """
     show_log(lambda: LOG)
-    agreement, id, asked = agreement_of(context, made), _silo_id(context), read(message.content)
+    id, asked, agreement = _silo_id(context), read(message.content), None
     bits = None if draw is None else draw(context)
     try:
         limits, where = _limits(context), surroundings()
+        agreement = agreement_of(context, made, None if limits is None else limits.check_settings)
         # What a run's configuration says of folders is the server's word: in a simulation only it counts.
         folder = folder_of(context, f"silo-{id}") if limits is None else own_folder(context)
         with Silo(
@@ -158,8 +160,10 @@ def _answered(
         LOG.error("dpfl: silo %d takes no part: %s", id, error)
         return refusal(agreement, id, asked, error)
     except Exception as error:  # Flower would send its text to the server, and it may tell of records
+        if agreement is None:
+            raise
         LOG.error("dpfl: silo %d: %s", id, error, exc_info=not isinstance(error, DpflError | OSError))
-        return failure(agreement, id, asked, error)
+        return failure(agreement, id, asked)
 
 
 def _silo_id(context: Context) -> int:

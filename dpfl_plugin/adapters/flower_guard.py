@@ -8,15 +8,16 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from dpfl_plugin.errors import DpflError
-from dpfl_plugin.runs.public_errors import kind_and_place, text_of, words_for_others
+from dpfl_plugin.runs.public_errors import text_of, words_for_server
 
 LOG = logging.getLogger("flwr")
 FAILED = 2  # Flower's code for a client app that raised an exception
 
 
 class GuardedApp(ClientApp):
-    """A client app that no exception leaves: the project's functions see records, and so may the text of what they
-    raise. It stays in the log here; the answer to the server says where it came up, or what of it is public.
+    """A client app that no exception leaves: the project's functions see records, on which it may depend what they
+    raise, and where. That stays in the log here; the answer to the server is the same whatever it was, but for what an
+    owner refuses.
     """
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -30,10 +31,10 @@ class GuardedApp(ClientApp):
 
 def failed(message: Message, error: BaseException) -> Message:
     """The answer of a node where this came up."""
-    what = f"a message of type {message.metadata.message_type!r} failed here"
-    LOG.error("dpfl: %s: %s", what, text_of(error), exc_info=None if isinstance(error, DpflError | OSError) else error)
-    words = words_for_others(error) or f"{kind_and_place(error, ())}; the log of this node says why"
-    return Message(Error(FAILED, f"{what}: {words}"[:1000]), reply_to=message)
+    what = f"a message of type {message.metadata.message_type!r}"
+    trace = None if isinstance(error, DpflError | OSError) else error
+    LOG.error("dpfl: %s failed here: %s", what, text_of(error), exc_info=trace)
+    return Message(Error(FAILED, f"{what}: {words_for_server(error)}"[:1000]), reply_to=message)
 
 
 def _ends_process(error: BaseException) -> bool:

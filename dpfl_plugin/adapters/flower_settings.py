@@ -15,7 +15,7 @@ from flwr.app import Context
 from torch import nn
 
 from dpfl_plugin import registry
-from dpfl_plugin.adapters.agreement import Agreement, agreed_here
+from dpfl_plugin.adapters.agreement import Agreement, Permit, agreed_here
 from dpfl_plugin.adapters.flower_arrays import TABLE
 from dpfl_plugin.adapters.platforms import folder_from, nested
 from dpfl_plugin.errors import ConfigError
@@ -71,10 +71,14 @@ def settings_of(run_config: Mapping[str, Any], table: str) -> ProjectSettings:
     return ProjectSettings(values, used, tuple(unread))
 
 
-def agreement_of(context: Context, model: nn.Module) -> Agreement:
+def agreement_of(context: Context, model: nn.Module, permit: Permit | None = None) -> Agreement:
     """What the run's configuration says; the same at the server and at every node.
 
+    Args:
+        permit: see `agree`.
+
     Raises:
+        LimitError: the node's owner allows less.
         ConfigError: a key is missing, unknown or wrong.
     """
     values = settings_of(context.run_config, TABLE).values
@@ -82,7 +86,7 @@ def agreement_of(context: Context, model: nn.Module) -> Agreement:
     num_silos = values.pop("num_silos", None)
     if type(num_silos) is not int:
         raise ConfigError(f"{SOURCE}: num_silos={num_silos!r} must be the number of silos, M.")
-    return agreed_here().agree(values, num_silos=num_silos, model=model, source=SOURCE)
+    return agreed_here().agree(values, num_silos=num_silos, model=model, source=SOURCE, permit=permit)
 
 
 def folder_of(context: Context, name: str) -> Path:

@@ -91,6 +91,7 @@ class Decided:
     fixed: str
     attributes: tuple[bytes, tuple[type, ...]] | None
     loss: Loss | None
+    least_records: int | None
 
     @classmethod
     def by(cls, config: Config, structure: str, fixed: str, model: nn.Module, loss: Loss | None) -> Decided:
@@ -98,7 +99,7 @@ class Decided:
         Args:
             structure, fixed: of the model, see `models.fixed`.
         """
-        return cls(config, structure, fixed, attributes(model), loss)
+        return cls(config, structure, fixed, attributes(model), loss, config.least_records)
 
     def same(self, other: Decided) -> bool:
         """Whether the same comes of both; False where that cannot be told."""
@@ -106,7 +107,7 @@ class Decided:
             self.attributes is not None
             and (self.structure, self.fixed, self.attributes) == (other.structure, other.fixed, other.attributes)
             and self.loss is other.loss
-            and self.config == other.config
+            and (self.config, self.least_records) == (other.config, other.least_records)
         )
 
 

@@ -38,7 +38,7 @@ from nvflare.recipe.spec import Recipe
 from torch import nn
 
 from dpfl_plugin import registry
-from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.agreement import Agreement, Permit, agree
 from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.adapters.nvflare_checks import (
@@ -48,6 +48,7 @@ from dpfl_plugin.adapters.nvflare_checks import (
     folder_of,
     limits_of,
     of_site,
+    permit_of_server,
     surroundings,
 )
 from dpfl_plugin.adapters.platforms import begins, folder_from, is_over, over_before, round_counted, show_log
@@ -64,6 +65,7 @@ from dpfl_plugin.errors import (
     require,
 )
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.runs.folder import to_json
 
 TASK: Final = "dpfl"  # the name of the one task
@@ -135,19 +137,17 @@ class PrivateExecutor(Executor):
         site = str(fl_ctx.get_identity_name())
         try:
             id, asked = self._id(site), _read(shareable)
-            if self._agreement is None:
-                self._agreement = _agreement(self.settings, self.silos, self.model)
         except Exception as error:
             _tell(fl_ctx, site, error)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         try:
-            return _written(self._answered(self._agreement, id, asked, fl_ctx))
+            return _written(self._answered(id, asked, fl_ctx))
         except LimitError as error:
             _tell(fl_ctx, f"{site} (silo {id})", error)
             return _written(refusal(self._agreement, id, asked, error))
         except Exception as error:  # NVFlare would log its text where it likes, and it may tell of records
             _tell(fl_ctx, site, error)
-            return _written(failure(self._agreement, id, asked, error))
+            return _written(failure(self._agreement, id, asked))
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         """NVFlare's own: told to all parts of a job, whatever happens to it."""
@@ -159,10 +159,19 @@ class PrivateExecutor(Executor):
             raise ConfigError(f"{site} is none of the job's silos ({', '.join(self.silos)}): it takes no part.")
         return self.silos.index(site)
 
-    def _answered(self, agreement: Agreement, id: int, asked: Message, fl_ctx: Any) -> Message:
+    def _agree(self, limits: Limits | None) -> Agreement:
+        permit = None if limits is None else limits.check_settings
+        if self._agreement is None:
+            self._agreement = _agreement(self.settings, self.silos, self.model, permit)
+        elif permit is not None:
+            permit(self._agreement.config, self._agreement.setting.num_records)
+        return self._agreement
+
+    def _answered(self, id: int, asked: Message, fl_ctx: Any) -> Message:
         where, local = surroundings(), _local(fl_ctx)
         own, site = of_site(local), str(fl_ctx.get_identity_name())
         limits = limits_of(own, local, id, where)
+        agreement = self._agree(limits)
         check_site_filters(fl_ctx, TASK)
         if where == "deployment":  # a simulation is one machine's, whose log is where the records are
             check_log_stays(fl_ctx)
@@ -210,10 +219,12 @@ def _local(fl_ctx: Any) -> Path:
     return Path(fl_ctx.get_workspace().get_site_config_dir())
 
 
-def _agreement(settings: Mapping[str, Any], silos: Sequence[str], model: Any) -> Agreement:
+def _agreement(
+    settings: Mapping[str, Any], silos: Sequence[str], model: Any, permit: Permit | None = None
+) -> Agreement:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}, where a torch.nn.Module is needed.")
-    return agree(settings, num_silos=len(silos), model=model, source="settings")
+    return agree(settings, num_silos=len(silos), model=model, source="settings", permit=permit)
 
 
 class PrivateController(Controller):
@@ -259,7 +270,9 @@ class PrivateController(Controller):
         try:
             check_server_filters(fl_ctx, TASK)
             folder = folder_from(self.folder, "folder", "~/.dpfl/nvflare") / "server"
-            agreement = _agreement(self.settings, self.silos, self.model)
+            # The settings are the submitter's, who need not be whoever runs this server.
+            permit = permit_of_server(_local(fl_ctx)) if surroundings() == "deployment" else None
+            agreement = _agreement(self.settings, self.silos, self.model, permit)
             with Server(agreement, self.model, folder) as self._server:
                 if self._server.status != "running":
                     LOG.warning("%s", over_before(folder.parent, self._server.summary()))
@@ -270,6 +283,9 @@ class PrivateController(Controller):
                 self._rounds(abort_signal, fl_ctx)
                 self._keep(fl_ctx)
                 self._tell_end(folder.parent)
+        except LimitError as error:
+            LOG.error("dpfl: %s", error)
+            self.system_panic(f"dpfl: {error.public}", fl_ctx)
         except DpflError as error:
             self.system_panic(f"dpfl: {error}", fl_ctx)
 

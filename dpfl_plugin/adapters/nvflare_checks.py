@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -14,11 +14,14 @@ from nvflare.apis.utils.task_utils import get_filters
 from nvflare.app_common.logging.constants import is_log_streaming_allowed
 from nvflare.private.privacy_manager import Scope
 
+from dpfl_plugin.adapters.agreement import Permit
 from dpfl_plugin.adapters.owner import say_once, silo_limits
 from dpfl_plugin.errors import ConfigError, LimitError, UnsupportedError, nearest
 from dpfl_plugin.owners.limits import Limits, Surroundings, own_folder
+from dpfl_plugin.owners.named_code import KEY, check_code, listed_code
 
 FILE: Final = "dpfl.json"  # in local/ of a site's startup kit
+KEYS_OF_SERVER: Final = {KEY: "what the settings of a job may name by module: here, a list of package.module:callable"}
 KEYS: Final = {
     "limits": "the limits file of the data's owner (docs/limits.md), an absolute path",
     "records": "where the site's records come from: package.module:function, which is called with the site's name",
@@ -45,6 +48,15 @@ def of_site(folder: Path) -> dict[str, str]:
         ConfigError: it cannot be read, or says what is not known.
     """
     path = folder / FILE
+    values = _read(path, KEYS)
+    for key, value in values.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{path}: {key}={value!r} must be {KEYS[key]}.")
+    return values
+
+
+def _read(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
+    """A JSON object with some of ``keys``; {} where there is no such file."""
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError:
@@ -52,13 +64,22 @@ def of_site(folder: Path) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: it cannot be read as JSON ({error}).") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: it must be a JSON object with keys of {', '.join(KEYS)}.")
-    for key, value in values.items():
-        if key not in KEYS:
-            raise ConfigError(f"{path}: {key} is not a known key{nearest(key, KEYS)}. Known: {', '.join(KEYS)}.")
-        if not isinstance(value, str):
-            raise ConfigError(f"{path}: {key}={value!r} must be {KEYS[key]}.")
+        raise ConfigError(f"{path}: it must be a JSON object with keys of {', '.join(keys)}.")
+    for key in values:
+        if key not in keys:
+            raise ConfigError(f"{path}: {key} is not a known key{nearest(key, keys)}. Known: {', '.join(keys)}.")
     return values
+
+
+def permit_of_server(folder: Path) -> Permit:
+    """What jobs may have imported at a server: what its own `dpfl.json`, in its folder ``local``, lists.
+
+    Raises:
+        ConfigError: see `of_site`.
+    """
+    path = folder / FILE
+    allowed = listed_code(_read(path, KEYS_OF_SERVER).get(KEY, []), str(path))
+    return lambda config, num_records: check_code(config, allowed, str(path))
 
 
 def limits_of(own: dict[str, str], folder: Path, silo: int, where: Surroundings) -> Limits | None:

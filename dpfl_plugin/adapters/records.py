@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpfl_plugin.adapters.loaders import pair_of, source_of
+from dpfl_plugin.adapters.stated_records import as_stated
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.data.base import Silo
 from dpfl_plugin.data.outcome_option import labels_of
 from dpfl_plugin.data.table import Table
 from dpfl_plugin.errors import DataError, RecordKindError
+from dpfl_plugin.models.fields import fields_of
+from dpfl_plugin.owners.limits import Limits
 
 
 def silo_of(data: Any, model: nn.Module, outcome: Outcome = CLASSES, label_names: Sequence[str] = ()) -> Silo:
@@ -42,12 +45,27 @@ def silo_of(data: Any, model: nn.Module, outcome: Outcome = CLASSES, label_names
 
 
 def silo_for(
-    data: Any, model: Callable[[], nn.Module], outcome: Outcome = CLASSES, label_names: Sequence[str] = ()
+    data: Any,
+    model: Callable[[], nn.Module],
+    outcome: Outcome = CLASSES,
+    label_names: Sequence[str] = (),
+    *,
+    limits: Limits | None = None,
+    notes: list[str] | None = None,
 ) -> Silo:
-    """As `silo_of`; the model is asked for only where it decides what becomes of integers."""
+    """As `silo_of`; the model is asked for only where it decides what becomes of integers.
+
+    Args:
+        limits: of their owner, of records whose labels are classes. Then the records are `as_stated`, and what they
+            contain is no error.
+        notes: gets what their owner should know of them.
+
+    Raises:
+        LimitError: the model takes integers as they are, and not all that the owner's file lets records have.
+    """
     usable = data.usable if isinstance(data, Silo) else None
     features, labels = all_records((data.train_x, data.train_y) if isinstance(data, Silo) else data)
-    if len(features) == 0:
+    if len(features) == 0 and (limits is None or limits.min_records is None):
         raise DataError("the silo has no training records.")
     if outcome.has_classes and (labels.is_floating_point() or labels.is_complex()):
         raise RecordKindError(
@@ -68,16 +86,20 @@ def silo_for(
     if len(x) != len(y):
         raise DataError(f"{len(x)} rows of features, but {len(y)} labels.")
     if not outcome.has_classes:
-        (y,), notes = labels_of([Table(Path("the data set"), x, y, None, ())], outcome, label_names)
-        for note in notes:
+        (y,), of_labels = labels_of([Table(Path("the data set"), x, y, None, ())], outcome, label_names)
+        for note in of_labels:
             warnings.warn(note, stacklevel=2)
-    x = np.ascontiguousarray(_numbers(x, model))
+    if limits is not None:
+        x, y, usable, found = as_stated(x, y, usable, limits, fields_of(model()))
+        if notes is not None:
+            notes += found
+    x = np.ascontiguousarray(_numbers(x, model, limits))
     if not np.isfinite(x).all():
         raise DataError("a feature is not finite. Remove the record, or fill the value in.")
     return Silo(x, y, x[:0], y[:0], usable=usable)
 
 
-def _numbers(x: NDArray[Any], model_of: Callable[[], nn.Module]) -> NDArray[Any]:
+def _numbers(x: NDArray[Any], model_of: Callable[[], nn.Module], limits: Limits | None) -> NDArray[Any]:
     """As float32, float64 or int64; nothing is rounded that is not rounded by the model's own number format."""
     if x.dtype in (np.float32, np.float64):
         return x
@@ -94,6 +116,9 @@ def _numbers(x: NDArray[Any], model_of: Callable[[], nn.Module]) -> NDArray[Any]
     if _fails(model, np.zeros_like(words)) or (small and not _fails(model, np.zeros_like(words, dtype=_floats(model)))):
         return x.astype(floats)
     x = x.astype(np.int64)
+    if limits is not None:
+        _check_words(model, x.shape[1:], limits)
+        return x
     least, most = x.min(axis=0), x.max(axis=0)
     why = _fails(model, np.stack([least, most]))
     if why:
@@ -102,6 +127,24 @@ def _numbers(x: NDArray[Any], model_of: Callable[[], nn.Module]) -> NDArray[Any]
             f"fails on the least or the greatest of them ({why}). Is its Embedding large enough?"
         )
     return x
+
+
+def _check_words(model: nn.Module, shape: tuple[int, ...], limits: Limits) -> None:
+    """Check that a model takes all words that records may have, by made-up ones.
+
+    Raises:
+        LimitError: it does not, or the owner's file does not say which there may be.
+    """
+    if limits.ranges is None:
+        limits.refuse(
+            "ranges is missing: whether a model that takes integers, as word numbers, has all words depends on the "
+            "records",
+            "state the least and the greatest that they may have, and that anybody may know (ranges: [0, 999], say)",
+        )
+    ends = np.array(limits.ranges, np.int64)  # (1 or d, 2)
+    made = np.broadcast_to(ends.T, (2, int(np.prod(shape)))).reshape(2, *shape)
+    if why := _fails(model, np.ascontiguousarray(made)):
+        limits.refuse(f"the model fails on records at the ends of ranges ({why}): is its Embedding large enough?")
 
 
 def _floats(model: nn.Module) -> type[np.floating[Any]]:

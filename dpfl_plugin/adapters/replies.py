@@ -9,32 +9,32 @@ from typing import Any, Final
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
 from dpfl_plugin.algorithms.base import RoundPlan
-from dpfl_plugin.errors import LimitError, MessageError, RecordKindError
-from dpfl_plugin.runs.public_errors import words_for_others
+from dpfl_plugin.errors import LimitError, MessageError
+from dpfl_plugin.runs.public_errors import owners_words
 
 MOST: Final = 10**9  # rounds, steps and gradients of a round
 
 
-def failure(agreement: Agreement, id: int, message: Message, error: Exception | None = None) -> Message:
-    """The answer of a silo that could not answer, or not even begin; see `Silo.failure`.
+def failure(agreement: Agreement | None, id: int, message: Message) -> Message:
+    """The answer of a silo that could not answer, or not even begin: the same whatever the cause, which may be a
+    record.
 
     Args:
-        error: what it met with, of which nothing is told but the kind of records, where that is it.
+        agreement: None where there is none yet: then the run is what the server calls it.
     """
-    round, tag = message.header.get("round"), message.header.get("tag")
+    round, tag, run = (message.header.get(key) for key in ("round", "tag", "run"))
     sane = type(round) is int and isinstance(tag, str)
-    about = facts(agreement, id, round if sane else 0, tag if sane else "")
-    words = words_for_others(error) if isinstance(error, RecordKindError) else None
-    why = {} if words is None else {"reason": words}
-    return Message({**about, "model": agreement.structure, "status": "failed", **why})
+    about = {"dpfl": PROTOCOL, "run": run, "round": round if sane else 0, "tag": tag if sane else "", "silo": id}
+    ours = {} if agreement is None else {"run": agreement.run, "model": agreement.structure}
+    return Message({**about, **ours, "status": "failed"})
 
 
-def refusal(agreement: Agreement, id: int, message: Message, error: LimitError) -> Message:
-    """The answer of a silo whose owner does not let it take part, with the reason; nothing was released.
+def refusal(agreement: Agreement | None, id: int, message: Message, error: LimitError) -> Message:
+    """The answer of a silo whose owner does not let it take part, with what is public of why; nothing was released.
 
     Others' code, such as a loader, does not speak for the owner: of what it raises, the answer is that of a `failure`.
     """
-    failed, words = failure(agreement, id, message), words_for_others(error)
+    failed, words = failure(agreement, id, message), owners_words(error)
     return failed if words is None else Message({**failed.header, "status": "refused", "reason": words[:500]})
 
 

@@ -33,7 +33,6 @@ class Round:
         uploads: the good ones, by silo. refused, spent: why of others there is none.
         disallowed: by the owners of their data.
         late: of those who may still answer, what came that answers an earlier request.
-        unfit: of another kind of records, in this round and in every other.
     """
 
     def __init__(self, agreement: Agreement, number: int, plan: RoundPlan, tag: str, up: Layout, expected: int) -> None:
@@ -44,7 +43,6 @@ class Round:
         self.spent: dict[int, str] = {}
         self.late: dict[int, str] = {}
         self.disallowed: dict[int, str] = {}
-        self.unfit: dict[int, str] = {}
 
     @property
     def missing(self) -> list[int]:
@@ -70,9 +68,6 @@ class Round:
             MessageError: it is not an answer to this round, or the silo failed.
         """
         status, header = self._checked(silo, upload), upload.header
-        if status == "failed" and isinstance(why := header.get("reason"), str):
-            self.unfit[silo] = printable(why[:500])
-            raise MessageError(f"the silo cannot train on its records: {self.unfit[silo]}.")
         if status == "failed":
             raise MessageError("the silo failed with an error; its own log says which.")
         if status in ("spent", "refused"):

@@ -273,8 +273,6 @@ class Server:
             silo, reason = next(iter(stopped.items()))
             self._end("refused" if current.disallowed else "budget_exhausted", f"silo {silo}: {reason}")
             return
-        if len(current.unfit) == asked:  # another try finds the same
-            raise TrainingError(f"{why}. All of them say: {'; '.join(sorted(set(current.unfit.values())))}.")
         self._void += 1
         if self._void >= MOST_VOID:
             raise TrainingError(f"{why}, for the {self._void}th time in a row. {current.why_missing()}")

@@ -98,11 +98,8 @@ def check_parts(config: Config, layout: Layout, source: str) -> Algorithm:
         )
     refuse_cycles(config, "a silo of a platform may be asked for the same round twice, or for none")
     _check_loss(config.loss, source)
-    privacy = config.privacy
-    # Code that settings name is not run here: at a silo its owner's limits are asked first.
-    if all(part.module is None for part in (privacy.mechanism, privacy.clip, privacy.schedule, privacy.accountant)):
-        privacy_rules(config).bounds(layers(layout))
-        make_accountant(config)
+    privacy_rules(config).bounds(layers(layout))
+    make_accountant(config)
     if config.engine != "auto":
         registry.load("engines", config.engine)
     return algorithm

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +57,8 @@ from dpfl_plugin.runs.void_statement import void_statement
 
 KEY: Final = "key"
 """In a silo's folder: the secret of its records' order, where no owner has set limits."""
+RECORDS: Final = "records.txt"
+"""There, too: for the owner, what of the records is not as the limits file says."""
 
 
 class Silo:
@@ -111,7 +113,7 @@ class Silo:
         self._limits_now = functools.partial(_limits_now, limits, surroundings, id)
         limits = self.limits = self._limits_now()
         if limits is not None:
-            limits.check(agreement.config)
+            limits.check_settings(agreement.config, agreement.setting.num_records)
             limits.check_noise(seeded=draw is not None)
         self._files, self._stack = RunFolder(place(folder, limits, agreement, id)), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
@@ -137,7 +139,7 @@ class Silo:
         self._frozen = Frozen(self._files.path / FROZEN, model)
         ledger = self._recognise(records, kept)
         known, sha256 = None if ledger is None else stack.enter_context(ledger).facts, self._hashed.digest
-        self._config, self._loss = own(agreement, seeded=self._draw is not _fresh_draw), loss
+        self._config, self._loss = own(agreement, seeded=self._draw is not _fresh_draw, limits=self.limits), loss
         parts, config_text = self._prepare(kept, known)
         key = f"{agreement.run}-silo-{self.id}"
         plan = plan_of(self._config, agreement, parts, ledger, self.id, needed=lifetime is not None)
@@ -184,19 +186,32 @@ class Silo:
     def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:
         """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
         agreement = self._agreement
-        mine = silo_for(records, lambda: self._frozen.seen)
-        require(
-            (agreement.setting.num_records or 0) <= len(mine.train_y),
-            "num_records",
-            agreement.setting.num_records,
-            f"be that of the smallest silo; silo {self.id} has {len(mine.train_y)}",
-        )
+        limits, notes = self.limits, list[str]()
+        mine = silo_for(records, lambda: self._frozen.seen, limits=limits, notes=notes)
+        if limits is None:  # else its owner's file says of how many settings may ask, whatever there are
+            require(
+                (agreement.setting.num_records or 0) <= len(mine.train_y),
+                "num_records",
+                agreement.setting.num_records,
+                f"be that of the smallest silo; silo {self.id} has {len(mine.train_y)}",
+            )
         key = self._order_key()
         self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine, key)
         ledger = begun(self._files, self.id, agreement.run, self._hashed.digest)
         if ledger is None and hasattr(records, "__len__"):
-            _check_again(self._hashed, silo_for(records, lambda: self._frozen.seen), self.id)
+            _check_again(self._hashed, silo_for(records, lambda: self._frozen.seen, limits=limits), self.id)
+        if ledger is None and limits is not None:
+            self._tell_owner(notes, limits)
         return ledger
+
+    def _tell_owner(self, notes: Sequence[str], limits: Limits) -> None:
+        """What of the records is not as the owner's file says; in a file, as others may read a platform's log."""
+        path = self._files.path / RECORDS
+        path.unlink(missing_ok=True)
+        if notes:
+            self._files.write(path, "".join(f"{note}.\n" for note in notes))
+            what = f"not all records are as {limits.source} says (min_records, num_classes, ranges)"
+            say_once(logging.WARNING, f"silo {self.id}: {what}; those add nothing to what is released. See {path}")
 
     def _order_key(self) -> bytes | None:
         """The key of the records' order, which is this silo's secret; None in a seeded simulation, which takes records
@@ -245,7 +260,7 @@ class Silo:
 
     def _parts(self, noise_multiplier: float | None) -> Parts:
         what = self._decided, self._hashed, self._frozen.model(), self._agreement.num_silos, self.id
-        return parts_of(*what, noise_multiplier, self._passed)
+        return parts_of(*what, noise_multiplier, self._passed, self.limits)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:

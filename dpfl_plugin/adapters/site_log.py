@@ -17,7 +17,7 @@ from typing import Final
 
 from dpfl_plugin.errors import DpflError, LimitError, printable
 from dpfl_plugin.file_permissions import private_folder
-from dpfl_plugin.runs.public_errors import kind_and_place, text_of, words_for_others
+from dpfl_plugin.runs.public_errors import kind_and_place, owners_words, text_of
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -48,7 +48,7 @@ class SiteLog:
             whole = refuses or isinstance(error, DpflError | OSError)
             self.platforms.error("dpfl: %s: %s", what, text_of(error), exc_info=None if whole else error)
             return
-        why = words_for_others(error) or kind_and_place(error, ())
+        why = owners_words(error) or kind_and_place(error, ())
         self.platforms.error("dpfl: %s: %s; %s", what, printable(why), self._kept(what, error))
 
     def _kept(self, what: str, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from dpfl_plugin.adapters.platforms import is_over, over_before
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.progress import duration
 from dpfl_plugin.config.load import mapping_in
-from dpfl_plugin.errors import BusyError, ConfigError, LimitError, system_says
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError, LimitError, system_says
 from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.runs.folder import write_atomic
 
@@ -192,19 +193,23 @@ def work(
     silo, where = listed.silos.index(name), _surroundings(simulation)
     if own is None and simulation:
         own = Path(f"{config.name}-{name}")
-    refused = None
+    at = functools.partial(FolderSilo, folder, listed, secret)
+    limits = None
     try:
         limits = silo_limits(where, own=silo if simulation else None)
         if limits is not None:
-            limits.check(config)  # that of all of it, the data included; at each request it is looked at anew
-    except LimitError as error:
-        refused = error
-        say(f"{name}: {error} The server is told when it asks.")
-    project, train = for_silo(config, experiment.base, listed, silo, file)
-    for note in project.notes:
-        say(f"records: {note}")
-    agreement, model = project.agreement, project.model
-    it = FolderSilo(folder, listed, secret, agreement, model, train, own, surroundings=where, refused=refused)
+            # All of it, the data included, before records are read; at each request it is looked at anew.
+            limits.check_settings(config, listed.num_records)
+        project, train = for_silo(config, experiment.base, listed, silo, file)
+    except DpflError as error:
+        if limits is None and not isinstance(error, LimitError):
+            raise
+        say(f"{name}: {error} The server is told when it asks.")  # that it does not take part, as silence would, too
+        it = at(None, None, None, own, surroundings=where, refused=error)
+    else:
+        for note in project.notes:
+            say(f"records: {note}")
+        it = at(project.agreement, project.model, train, own, surroundings=where)
 
     def look() -> Waiting | Outcome:
         found = it.step()

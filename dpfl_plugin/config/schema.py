@@ -301,6 +301,18 @@ class Config(Strict):
         return made
 
     @property
+    def least_records(self) -> int | None:
+        """A public minimum of how many records a silo has, where their number itself is not public."""
+        found: int | None = self.__dict__.get("_least_records")
+        return found
+
+    def with_least_records(self, number: int | None) -> Config:
+        """The same configuration, at a silo whose owner publishes that it has so many records at least."""
+        made = self.model_copy()
+        made.__dict__["_least_records"] = number
+        return made
+
+    @property
     def fresh(self) -> bool:
         """Whether all that is private is drawn from the operating system, and never again."""
         return self.privacy.randomness == "fresh"

@@ -24,6 +24,11 @@ WIDTH: Final = "Give each record one number for each of the fields' places, or d
 LABELS: Final = ("label", "labels", "target", "targets", "y")  # keys of mappings
 
 
+def _outside(values: Tensor, below: int) -> Tensor:
+    """Which are no whole numbers from 0 to ``below`` - 1."""
+    return (values < 0) | (values >= below) | (values != values.round() if values.is_floating_point() else False)
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One input of a model.
@@ -116,11 +121,17 @@ class Fields:
         for (name, field), part in zip(self.fields.items(), self._split(rows), strict=True):
             if field.below is None:
                 continue
-            bad = (part < 0) | (part >= field.below) | (part != part.round() if part.is_floating_point() else False)
+            bad = _outside(part, field.below)
             if bool(bad.any()):
                 row, place = (int(one) for one in bad.nonzero()[0])
                 return row, f"{told_value(name, field, float(part[row, place]))}. {mend}"
         return None
+
+    def wrong_rows(self, rows: Tensor) -> Tensor:
+        """(n,) which of ``rows`` (n, width) have a number that a field does not have."""
+        parts = zip(self.fields.values(), self._split(rows), strict=True)
+        bad = [_outside(part, one.below).any(dim=1) for one, part in parts if one.below is not None]
+        return torch.stack(bad).any(dim=0) if bad else torch.zeros(len(rows), dtype=torch.bool)
 
     def at_ends(self, x: Tensor) -> Iterator[tuple[str, int, Tensor]]:
         """(name of a field of whole numbers, the least or the greatest that it has, rows with it in all of that field)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from dpfl_plugin.config.named_code import named_code
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, LimitError
 from dpfl_plugin.federation.runtime import ChargeSink
@@ -25,7 +26,7 @@ from dpfl_plugin.owners.agreed_plan import agreed_plan
 from dpfl_plugin.owners.grant import Grant
 from dpfl_plugin.owners.lifetime import opened, order_secret_of, secret_of
 from dpfl_plugin.owners.limits import Limits, find_limits, own_folder
-from dpfl_plugin.owners.named_code import is_own, names_code
+from dpfl_plugin.owners.named_code import is_own
 from dpfl_plugin.owners.record_description import Description
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
@@ -92,7 +93,7 @@ class Custody:
         Raises:
             LimitError: others may have, and the configuration names code.
         """
-        if self.limits is not None and names_code(config) and not is_own(base):
+        if self.limits is not None and named_code(config) and not is_own(base):
             self.limits.refuse(
                 "the configuration names code (module:), which would be looked for in a folder that others may write "
                 "to, the configuration's",

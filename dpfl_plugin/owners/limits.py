@@ -6,6 +6,10 @@
     unit: record             # what is protected: each record, or the silo's data as a whole: silo
     data: patients           # a name for the data; all agreements on data of this name add up
     send: []                 # what may be sent besides private releases
+    code: []                 # callables that settings may name (module:), as package.module:callable
+    min_records: 200         # public facts of the records: that there are so many at least,
+    num_classes: 2           # that labels are 0 and 1,
+    ranges: [0, 120]         # and that each feature is in [0, 120]; or a pair for each feature
 
 Whatever a server proposes is checked against it. It is read from a place that no server can name: an argument of this
 machine's own code or settings, the environment variable DPFL_LIMITS, or a default place.
@@ -21,19 +25,23 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from dpfl_plugin.config.load import mapping_in
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.data.preprocess import fitted_on_files, fitted_on_records
 from dpfl_plugin.errors import ConfigError, EarlierNameWarning, LimitError, nearest
 from dpfl_plugin.given import is_given
+from dpfl_plugin.owners.named_code import KEY as CODE
+from dpfl_plugin.owners.named_code import NOT_WITHIN, check_code, listed_code
 from dpfl_plugin.privacy.events import Unit
 from dpfl_plugin.runs.public_facts import FILES, is_named, is_of_package
 
 VARIABLE: Final = "DPFL_LIMITS"
 PLACES: Final = ("~/.config/dpfl/limits.yaml", "/etc/dpfl/limits.yaml")
 Surroundings = Literal["deployment", "simulation"]
+Range = tuple[float, float]
 Extra = Literal["metrics", "record_counts", "fitted"]
 SEND: Final[dict[str, str]] = {
     "metrics": "losses, accuracies and whatever else evaluations and queries of a project send",
@@ -62,6 +70,9 @@ class Limits:
         data: the name of the data. All that is released of data of this name adds up, whatever the records are: they
             may grow, be sorted anew or be encoded in another way.
         send: what may be sent besides private releases, of `SEND`.
+        code: what settings may name by ``module:``; see `check_code`.
+        min_records, num_classes, ranges: public facts of the records, by which settings are checked before any record
+            is read; see `usable`. ranges: one for all features, or one for each. None where the file does not say.
         source: the file, for messages.
     """
 
@@ -71,6 +82,10 @@ class Limits:
     unit: Unit = "record"
     data: str = "data"
     send: frozenset[str] = frozenset()
+    code: frozenset[str] = frozenset()
+    min_records: int | None = None
+    num_classes: int | None = None
+    ranges: tuple[Range, ...] | None = None
     source: str = "limits"
 
     def __post_init__(self) -> None:
@@ -80,6 +95,16 @@ class Limits:
             ("epsilon", _number(self.epsilon) and 0 < self.epsilon < math.inf, "be a number above 0"),
             ("delta", _number(self.delta) and 0 < self.delta < 1, "be a number in (0, 1)"),
             ("unit", self.unit in ("record", "silo"), "be record or silo"),
+            (
+                "min_records",
+                self.min_records is None or _count(self.min_records, 1),
+                "be a number of records, 1 or more",
+            ),
+            (
+                "num_classes",
+                self.num_classes is None or _count(self.num_classes, 2),
+                "be a number of classes, 2 or more",
+            ),
             ("data", bool(_NAME.fullmatch(str(self.data))), "be a name of letters, digits, '_', '-' and '.'"),
         ):
             if not ok:
@@ -91,6 +116,51 @@ class Limits:
     def of_silo(self, silo: int) -> Limits:
         """Those of one of several silos in a simulation, each of which stands for an owner of its own."""
         return replace(self, folder=self.folder / f"silo-{silo}")
+
+    def check_settings(self, config: Config, num_records: int | None = None) -> None:
+        """`check` what comes to a silo of a platform, before anything that it names is imported.
+
+        Nothing of it depends on records: who asks by many settings learns what the owner's file says.
+
+        Args:
+            num_records: what the settings say that every silo has at least; None where they do not.
+
+        Raises:
+            LimitError: see `check`; or they ask for more records than the file says that there are, or it does not say.
+        """
+        self.check(config)
+        privacy, least = config.privacy, self.min_records
+        in_batch = privacy.sampler in ("fixed", "with_replacement")
+        for key, value in (
+            ("num_records", num_records),
+            ("privacy.batch_size", privacy.batch_size if in_batch else None),
+            ("privacy.record_rate", privacy.record_rate if in_batch else None),
+        ):
+            if value is None:
+                continue
+            if least is None:
+                self.refuse(
+                    f"min_records is missing: whether {key}={value} can be had depends on how many records there are",
+                    "state a number that they are never below, and that anybody may know (min_records: 200, say)",
+                )
+            if (floor_share(value, least) < 1) if key == "privacy.record_rate" else value > least:
+                self.refuse(f"{key}={value} needs more records than min_records: {least}")
+
+    def check_outputs(self, num_outputs: int) -> None:
+        """Check that a model that tells classes apart has an output for each that a record may be of.
+
+        Raises:
+            LimitError: it has not, or the file does not say how many classes there are.
+        """
+        classes = max(2, num_outputs)  # of one output: two
+        if self.num_classes is None:
+            self.refuse(
+                f"num_classes is missing: whether a model that tells {classes} classes apart fits the records depends "
+                "on their labels",
+                "state the number of classes, numbered from 0, that anybody may know (num_classes: 2, say)",
+            )
+        if self.num_classes > classes:
+            self.refuse(f"the model tells {classes} classes apart, and there are num_classes: {self.num_classes}")
 
     def check(self, config: Config) -> None:
         """Check what a server proposes, as far as its settings tell; before anything is computed from records.
@@ -119,19 +189,13 @@ class Limits:
             )
 
     def _check_code(self, config: Config) -> None:
-        """What makes releases private, and what says what they cost, must not be code that a server names."""
-        privacy = config.privacy
-        for key in ("mechanism", "clip", "schedule", "accountant"):
-            block = getattr(privacy, key)
-            if block.name is None:
-                self.refuse(
-                    f"privacy.{key} names code (module: {block.module}), where a registered plugin is needed",
-                    "install it on this machine as a plugin, and name that",
-                )
-        if privacy.accountant.name not in ACCOUNTANTS:
+        """Code that runs is the owner's choice, and what says what releases cost is of this package."""
+        check_code(config, self.code, self.source)
+        accountant = config.privacy.accountant
+        if accountant.name not in ACCOUNTANTS:
             self.refuse(
-                f"privacy.accountant {privacy.accountant.name!r} is not one of {', '.join(ACCOUNTANTS)}, by which the "
-                "owner of the data counts",
+                f"privacy.accountant {accountant.name or accountant.module!r} is not one of {', '.join(ACCOUNTANTS)}, "
+                "by which the owner of the data counts",
                 "use one of them",
             )
 
@@ -159,7 +223,7 @@ class Limits:
         """
         if seeded:
             why = "privacy.randomness: seeded: the noise would come from a seed, and whoever knows that can compute it"
-            raise LimitError(f"{self.source}: {why}. Nothing was released. Use privacy.randomness: fresh.", why)
+            raise LimitError(f"{self.source}: {why}. Nothing was released. Use privacy.randomness: fresh.", NOT_WITHIN)
 
     def allow(self, extra: Extra, what: str) -> None:
         """Check that something besides private releases may be sent.
@@ -171,8 +235,8 @@ class Limits:
             self.refuse(f"the owner of the data does not let {what} be sent ({extra})", f"add {extra} to send:")
 
     def refuse(self, why: str, mend: str = "change the limit there, if you are the owner of the data") -> NoReturn:
-        """Raise LimitError."""
-        raise LimitError(f"{self.source}: {why}. Nothing was released. To allow it, {mend}.", why)
+        """Raise LimitError: why is for the owner's log."""
+        raise LimitError(f"{self.source}: {why}. Nothing was released. To allow it, {mend}.", NOT_WITHIN)
 
 
 def find_limits(named: object = None, by: str = "", environment: Mapping[str, str] = os.environ) -> Limits | None:
@@ -220,8 +284,21 @@ def read_limits(path: Path) -> Limits:
     send = values.get("send") or []
     if not isinstance(send, list) or not all(isinstance(one, str) for one in send) or len(set(send)) != len(send):
         raise ConfigError(f"{path}: send={send!r} must be a list, each once. {_sendable()}")
-    given = {**values, "send": frozenset(send), "folder": Path(str(values["folder"])).expanduser()}
+    if values.get("ranges") is not None:
+        values["ranges"] = _ranges(values["ranges"], path)
+    code = listed_code(values.get(CODE) or [], str(path))
+    given = {**values, "send": frozenset(send), CODE: code, "folder": Path(str(values["folder"])).expanduser()}
     return Limits(**given, source=str(path))
+
+
+def _ranges(value: Any, path: Path) -> tuple[Range, ...]:
+    """A pair, or a list of pairs."""
+    pairs = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    for pair in pairs:
+        good = isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) and all(map(math.isfinite, pair))
+        if not good or not pair[0] <= pair[1]:
+            raise ConfigError(f"{path}: ranges={value!r} must be [least, greatest], or a list of such pairs.")
+    return tuple((float(least), float(most)) for least, most in pairs)
 
 
 def _trusted_text(path: Path) -> str:
@@ -277,6 +354,10 @@ def own_folder(folder: Path, source: str) -> None:
 
 def _sendable() -> str:
     return "What may be sent: " + "; ".join(f"{name}: {what}" for name, what in SEND.items()) + "."
+
+
+def _count(value: object, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
 def _number(value: object) -> bool:

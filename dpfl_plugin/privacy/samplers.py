@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.core import draws
 from dpfl_plugin.core.exact import floor_share
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.privacy.correlation import Correlation, correlation
 from dpfl_plugin.privacy.events import Neighbouring
 from dpfl_plugin.privacy.events import Sampler as Accounted
@@ -59,13 +59,19 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedSize:
-    """floor(rate * n) records without replacement, or ``batch_size`` of them. [N] Alg. 1, l. 8."""
+    """floor(rate * n) records without replacement, or ``batch_size`` of them. [N] Alg. 1, l. 8.
+
+    ``least_records``, where it is given, is public, and n is not: the rate that is charged is then the most that it may
+    be for any n of at least so many, which is no function of n. A larger rate costs no less: at q' >= q the dominating
+    pair ((1 - q') P + q' Q, P) dominates that at q, which is a mixture of it and (P, P).
+    """
 
     record_rate: float | None = None
     batch_size: int | None = None
     name: SamplerName = "fixed"
     neighbouring: Neighbouring = "replace_one"
     sensitivity: float = 2.0
+    least_records: int | None = None
 
     def divisor(self, num_records: int) -> float:
         """b. Raises ConfigError if it is 0 or exceeds the number of records."""
@@ -92,7 +98,22 @@ class FixedSize:
         return self.batch_size
 
     def rate(self, num_records: int) -> float:
-        return self.divisor(num_records) / num_records
+        """
+        Raises:
+            UnsupportedError: batches of ``batch_size`` are of a share of the records, whose size is not public.
+        """
+        if self.least_records is None:
+            return self.divisor(num_records) / num_records
+        if self.record_rate is not None:
+            # With more records in all, a share of them may have one record less: floors.
+            self.divisor(num_records - (num_records < self.least_records))
+            return self.record_rate
+        if num_records < self.least_records:
+            raise UnsupportedError(
+                f"privacy.batch_size={self.batch_size} of a share of the records, of which only a least number is "
+                "public: its rate is not known. Use record_rate."
+            )
+        return self.divisor(self.least_records) / self.least_records
 
     def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
         return draws.subset(rng, num_records, int(self.divisor(num_records)))
@@ -251,18 +272,24 @@ def usual_most(sampler: Sampler, num_records: int) -> int:
     return min(num_records, math.ceil(size + 6 * math.sqrt(size))) if sampler.name == "poisson" else math.ceil(size)
 
 
-def make(name: str, record_rate: float | None, batch_size: int | None, bands: int | None = None) -> Sampler:
+def make(
+    name: str,
+    record_rate: float | None,
+    batch_size: int | None,
+    bands: int | None = None,
+    least_records: int | None = None,
+) -> Sampler:
     """The sampler that a configuration names.
 
     Args:
-        bands: of a cyclic one; of no use to others.
+        bands: of a cyclic one; of no use to others. least_records: see `FixedSize`.
 
     Raises:
         ConfigError: its rate or batch size is missing, given twice, or of no use to it.
     """
     given = {"record_rate": record_rate, "batch_size": batch_size}
     makers: dict[str, Callable[[], Sampler]] = {
-        "fixed": lambda: FixedSize(record_rate, batch_size),
+        "fixed": lambda: FixedSize(record_rate, batch_size, least_records=least_records),
         "poisson": lambda: Poisson(_given("poisson", record_rate)),
         "full": FullBatch,
         "with_replacement": lambda: WithReplacement(record_rate, batch_size),

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dpfl_plugin import own_folders
+from dpfl_plugin.config.named_code import named_code
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.registry import module_of
 
 
 def named_modules(config: Config) -> list[str]:
     """Modules whose code makes a result; trackers only look on."""
-    values = config.model_dump(mode="python", exclude={"trackers"})
-    paths = [*_module_keys(values), *([config.loss] if ":" in config.loss else ())]
-    return sorted({path.partition(":")[0] for path in paths})
+    found = named_code(config).items()
+    return sorted({module_of(path) for key, path in found if not key.startswith("trackers[")})
 
 
 def file_digests(config: Config) -> dict[str, str]:
@@ -37,14 +37,3 @@ def file_digests(config: Config) -> dict[str, str]:
 def changed(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
     """The modules whose file is another one; a file that is gone cannot be compared."""
     return [module for module, digest in sorted(then.items()) if now.get(module, digest) != digest]
-
-
-def _module_keys(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(path := value.get("module"), str):
-            yield path
-        for item in value.values():
-            yield from _module_keys(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _module_keys(item)

@@ -25,6 +25,8 @@ from dpfl_plugin.errors import (
 )
 from dpfl_plugin.runs import plugin_errors
 
+FAILED: Final = "it failed, and its own log says why"
+_Told = LimitError | MemoryShortError | NoFileError | RecordKindError
 _ERRORS: Final = errors.__file__
 _PACKAGE: Final = str(Path(dpfl_plugin.__file__).parent) + os.sep
 # What stands between two functions of this package without a word of its own: contextlib, torch.no_grad.
@@ -33,28 +35,45 @@ _TORCH: Final = str(Path(torch.__file__).parent) + os.sep
 _INSTALLED: Final = ("site-packages", "dist-packages")
 
 
-def public_text(error: BaseException) -> str | None:
+def public_text(error: BaseException, *, limited: bool = False) -> str | None:
     """What an error says to rank 0, where no record can have a part in it; None where one may.
 
-    Some have `words_for_others`. A message that rank 0 itself sent, and an algorithm that asks for more than it
-    planned, are told in full. Whatever else came up may quote records, though it is this package's own: a file without
-    a header has a record in its place, and a plugin's check by `errors.require` the value that it refused.
+    A message that rank 0 itself sent, and an algorithm that asks for more than it planned, are told in full; of an
+    owner's refusal, a lack of memory, a missing file and a kind of records, what is public. Whatever else came up may
+    quote records, though it is this package's own: a file without a header has a record in its place, and a plugin's
+    check by `errors.require` the value that it refused.
+
+    Args:
+        limited: whether owners have set limits: then it tells nothing that may depend on records, missing files and
+            kinds of records included.
     """
-    words = words_for_others(error)
     asked = type(error) is UnplannedError and _is_ours(error)
     sent = type(error) is MessageError and _is_ours(error) and not _through_others(error)
-    return str(error) if words is None and (asked or sent) else words
+    if asked or sent:
+        return str(error)
+    return owners_words(error) if limited else _words(error, MemoryShortError, NoFileError, RecordKindError, LimitError)
 
 
-def words_for_others(error: BaseException) -> str | None:
-    """What is public of an owner's refusal, a lack of memory, a missing file or a kind of records; None of others.
+def owners_words(error: BaseException) -> str | None:
+    """What is public of an owner's refusal; None of others.
 
-    Also of one that this package raised for others' code: what a loader calls a file may be taken from a record.
+    Also of one that this package raised for others' code: a loader does not speak for the owner.
     """
-    if not isinstance(error, LimitError | MemoryShortError | NoFileError | RecordKindError):
-        return None
+    return _words(error, LimitError)
+
+
+def words_for_server(error: BaseException) -> str:
+    """What a server hears of an error at a silo: the same of all that is no owner's refusal."""
+    return owners_words(error) or FAILED
+
+
+def _words(
+    error: BaseException, *kinds: type[LimitError | MemoryShortError | NoFileError | RecordKindError]
+) -> str | None:
     known = [one for one in _chain(error) if isinstance(one, DpflError)]
-    return error.public if _raised_here(error) and not any(map(_through_others, known)) else None
+    if not isinstance(error, kinds) or not _raised_here(error) or any(map(_through_others, known)):
+        return None
+    return error.public
 
 
 def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:

@@ -71,7 +71,9 @@ def privacy_rules(config: Config, noise_multiplier: float = 1.0) -> PrivacyRules
     """How releases are made; ``noise_multiplier`` is used where the configuration leaves it to be solved for."""
     privacy = config.privacy
     noise = noise_multiplier if privacy.noise_multiplier is None else privacy.noise_multiplier
-    sampler = samplers.make(privacy.sampler, privacy.record_rate, privacy.batch_size, privacy.bands)
+    sampler = samplers.make(
+        privacy.sampler, privacy.record_rate, privacy.batch_size, privacy.bands, config.least_records
+    )
     default = "replace_one" if privacy.unit == "silo" else sampler.neighbouring
     return PrivacyRules(
         unit=privacy.unit,

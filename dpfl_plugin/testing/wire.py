@@ -34,6 +34,7 @@ from dpfl_plugin.testing.wire_faults import check as _check
 
 __tracebackhide__ = True  # pytest shows what is wrong
 NUM_SILOS: Final = 3
+PUBLIC: Final[dict[str, Any]] = {"min_records": 20, "num_classes": 3}  # what owners say of these records
 GENEROUS: Final = 1000.0  # epsilon of an owner who allows all that is asked
 MOST_ROUNDS: Final = 20  # that a platform carries, of which some may not count
 SETTINGS: Final[dict[str, Any]] = {
@@ -87,7 +88,7 @@ class Parties:
     def limits_file(self, silo: int) -> Path:
         """The file of the limits that the owner of a silo's records has set."""
         limits, path = self.limits[silo], self.folder / f"limits-{silo}.yaml"
-        values = {"folder": str(limits.folder), "epsilon": limits.epsilon, "delta": limits.delta}
+        values = {"folder": str(limits.folder), "epsilon": limits.epsilon, "delta": limits.delta, **PUBLIC}
         path.write_text(yaml.safe_dump(values))
         path.chmod(0o600)
         return path
@@ -240,7 +241,10 @@ class WireContract(FaultChecks):
             with self.federation(parties) as over:
                 _check(over.round(faithful) and not over.round(faithful), "a run that all owners refuse goes on")
                 status, reason = over.server.status, over.server.reason
-                _check(status == "refused" and "owner allows" in reason, f"the server was told {status!r}: {reason!r}")
+                _check(
+                    status == "refused" and reason.endswith("not within this owner's limits"),
+                    f"the server was told {status!r}: {reason!r}",
+                )
             _check(not any(map(parties.charges, range(NUM_SILOS))), "a silo whose owner refuses was charged")
 
     @against("statements behind the ledger, or with more in them")
@@ -265,7 +269,7 @@ class WireContract(FaultChecks):
         agreement = agree(self.settings, num_silos=NUM_SILOS, model=_model(), source="contract")
         allowed = {} if self.simulated else dict.fromkeys(range(NUM_SILOS), GENEROUS)
         limits = {
-            silo: Limits(folder=folder / f"owner-{silo}", epsilon=allows, delta=1e-3, source="limits.yaml")
+            silo: Limits(folder=folder / f"owner-{silo}", epsilon=allows, delta=1e-3, source="limits.yaml", **PUBLIC)
             for silo, allows in {**allowed, **dict.fromkeys(limited, epsilon)}.items()
         }
         return Parties(folder, agreement, limits)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LIMITS = "folder: {folder}\nepsilon: 8\ndelta: 1e-4\n"
+LIMITS = "folder: {folder}\nepsilon: 8\ndelta: 1e-4\nmin_records: 200\nnum_classes: 10\n"
 
 
 def main(kits):

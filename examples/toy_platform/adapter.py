@@ -94,7 +94,7 @@ class PostSilo:
             raise
         except (DpflError, OSError) as error:
             print(f"silo {self.silo}: {error}")  # it stays here: it may tell of records
-            return failure(self.agreement, self.silo, message, error)
+            return failure(self.agreement, self.silo, message)
 
 
 # What holds it to the contract: one round of all that, with whatever happens to letters on their way.

@@ -38,6 +38,7 @@ DATA = {
     "partition": "natural",
 }
 SCAFFOLD = {"name": "scaffold", "local_steps": 3, "local_lr": 0.5}
+PUBLIC: dict[str, Any] = {"min_records": 20, "num_classes": 3}  # of the records of these tests, for owners' limits
 NOISY = {"noise_multiplier": 1.5, "delta": 1e-5, "record_rate": 0.25}
 
 

@@ -176,7 +176,7 @@ BAD = {
     "an odd status": (swapped(status="fine"), "its status is 'fine'"),
     "damaged": (lambda up: MessageError("it cannot be read."), "it cannot be read"),
     "odd names": (with_vectors(lambda v: {**v, "\x1b[2J\nname": v["model"]}), r"\ufffd\[2J\ufffdname, control, model"),
-    "odd words": (swapped(status="failed", reason="\x1b[2J\nno"), r"train on its records: \ufffd\[2J\ufffdno\."),
+    "odd words": (swapped(status="failed", reason="\x1b[2J\nno"), r"the silo failed with an error; its own log says"),
 }
 
 

@@ -22,7 +22,7 @@ def test_a_platform_is_one_short_file():
 def limits(folder, role):
     """What the owner of a silo's data sets on the silo's machine."""
     path = folder / f"limits-{role}.yaml"
-    path.write_text(f"folder: {folder / f'owner-{role}'}\nepsilon: 6\ndelta: 1e-4\n")
+    path.write_text(f"folder: {folder / f'owner-{role}'}\nepsilon: 6\ndelta: 1e-4\nmin_records: 100\nnum_classes: 10\n")
     path.chmod(0o600)
     return path
 

@@ -23,7 +23,7 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.errors import ConfigError, LimitError, UnsupportedError
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.ledger import Ledger
-from tests.adapters.federation import DATA, block, draws, in_process, loop
+from tests.adapters.federation import DATA, PUBLIC, block, draws, in_process, loop
 from tests.adapters.power import cut
 from tests.adapters.shared_folder import NAMES, Sites, keys_of, members_of, sites
 from tests.adapters.test_faults import module, records
@@ -445,7 +445,7 @@ def test_no_power_cut_leaves_an_answer_without_its_charge(tmp_path, lost, first)
         with sites(tmp_path / str(at), block(rounds=2), module(), TWO) as made:
             owner = made.path / "owner"
             owner.mkdir(mode=0o700)
-            limits = Limits(folder=owner, epsilon=50, delta=1e-2, source="limits.yaml")
+            limits = Limits(folder=owner, epsilon=50, delta=1e-2, **PUBLIC)
             given = {"limits": limits, "surroundings": "deployment", "own": None}
             made.server.step()
             was_cut = cut(owner, at, lost, lambda made=made, given=given: made.start("north", **given).step())
@@ -470,7 +470,7 @@ def named(folder: Path, pattern: str) -> set[str]:
 
 
 def test_a_refusal_is_said_at_both_ends_and_nothing_is_charged(two, tmp_path):
-    low = Limits(folder=tmp_path / "owner", epsilon=1e-3, delta=1e-3, source="limits.yaml")
+    low = Limits(folder=tmp_path / "owner", epsilon=1e-3, delta=1e-3, source="limits.yaml", **PUBLIC)
     silo = two.start("north", limits=low, surroundings="deployment", own=None)
     with pytest.raises(LimitError, match=r"limits\.yaml"):
         silo.step()
@@ -480,7 +480,7 @@ def test_a_refusal_is_said_at_both_ends_and_nothing_is_charged(two, tmp_path):
     said = two.server.server.summary()
     assert not list((tmp_path / "owner").rglob("ledger.jsonl"))
     status = json.loads((two.shared / "north" / "status.json").read_text())
-    assert status["doing"] == "refused" and "the owner allows" in status["why"] and str(tmp_path) not in status["why"]
+    assert status["doing"] == "refused" and status["why"] == "not within this owner's limits"
     assert said["status"] == "running" and said["rounds"] == 1
 
 

@@ -128,7 +128,9 @@ def test_an_owners_limits_hold_for_one_message(tmp_path, monkeypatch):
     privacy = {"epsilon": 3.0, "delta": 1e-5, "record_rate": 0.25}
 
     def limit(epsilon):
-        path.write_text(f"folder: {tmp_path / 'owner'}\nepsilon: {epsilon}\ndelta: 1e-4\n")
+        path.write_text(
+            f"folder: {tmp_path / 'owner'}\nepsilon: {epsilon}\ndelta: 1e-4\nmin_records: 20\nnum_classes: 3\n"
+        )
         path.chmod(0o600)
 
     def begun(name):

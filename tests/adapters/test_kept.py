@@ -20,7 +20,7 @@ from dpfl_plugin.data.base import digest
 from dpfl_plugin.errors import BusyError, DataError, LimitError, UnsupportedError
 from dpfl_plugin.gradients import choice
 from dpfl_plugin.owners.limits import Limits
-from tests.adapters.federation import NOISY, SimulatedSilo, block, draws, loop, over_the_wire
+from tests.adapters.federation import NOISY, PUBLIC, SimulatedSilo, block, draws, loop, over_the_wire
 from tests.adapters.test_faults import module, records
 
 
@@ -171,7 +171,7 @@ def test_locks_and_limits_are_those_of_every_message(tmp_path):
     kept, agreement, data = Kept(), agree(block(rounds=6), num_silos=1, model=module()), records()[0]
 
     def opened(epsilon):
-        limits = Limits(folder=tmp_path / "owner", epsilon=epsilon, delta=1e-3, source="limits.yaml")
+        limits = Limits(folder=tmp_path / "owner", epsilon=epsilon, delta=1e-3, **PUBLIC)
         return SimulatedSilo(agreement, 0, module(), data, limits=limits, kept=kept)
 
     server = Server(agreement, module())

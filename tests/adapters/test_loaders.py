@@ -10,16 +10,15 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
-from dpfl_plugin.adapters import Server, agree, owner
+from dpfl_plugin.adapters import owner
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import silo_of
-from dpfl_plugin.adapters.replies import failure
-from dpfl_plugin.errors import DataError, RecordKindError, TrainingError, UnsupportedError
+from dpfl_plugin.errors import DataError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from tests.adapters.federation import SimulatedSilo, block, loop
-from tests.adapters.test_faults import module, records
+from tests.adapters.federation import block, loop
+from tests.adapters.test_faults import module
 
 N = 60
 X = torch.arange(N * 5, dtype=torch.float64).reshape(N, 5) / 100
@@ -271,27 +270,3 @@ def test_records_that_are_not_numbers_are_the_same_when_read_again():
     x[1, 2] = math.nan
     with pytest.raises(DataError, match="not finite"):
         silo_of(Pairs(x, Y[:4]), module())
-
-
-def test_records_of_a_wrong_kind_end_the_run_in_its_first_round_with_one_message(tmp_path):
-    agreement, (x, y) = agree(block(), num_silos=3, model=module()), records()[0]
-
-    def answers(count, folder):
-        server = Server(agreement, module())
-        message = server.begin()
-        for i in range(count):
-            with pytest.raises(RecordKindError) as found:
-                SimulatedSilo(agreement, i, module(), (x, y.double()), folder / str(i))
-            server.receive(i, failure(agreement, i, message, found.value))
-        return server, message
-
-    server, _ = answers(3, tmp_path / "all")
-    with pytest.raises(
-        TrainingError, match=r"round 1: 0 of 3 .*\. All of them say: labels are not classes, as integers"
-    ):
-        server.end()
-    server, message = answers(2, tmp_path / "two")  # of the third nothing is told, and it may be otherwise next time
-    told = failure(agreement, 2, message, ValueError("the record of Jane Doe"))
-    assert "reason" not in told.header
-    assert server.receive(2, told) == "the silo failed with an error; its own log says which."
-    assert not server.end()

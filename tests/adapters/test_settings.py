@@ -53,12 +53,6 @@ def test_what_a_platform_does_not_have_is_refused_before_anybody_is_asked(change
         agree(block(**changes), num_silos=2, model=nn.Linear(4, 3))
 
 
-@pytest.mark.parametrize("part", ["mechanism", "schedule", "accountant"])
-def test_code_that_settings_name_is_not_run_before_the_owners_limits_were_asked(part):
-    """`Limits.check` refuses it, once a silo is opened; on Flower the settings are the server's word."""
-    agree(block(privacy={**NOISY, part: {"module": "no_such_module:made"}}), num_silos=1, model=linear(3))
-
-
 def test_what_a_silo_computes_with_is_its_own_matter():
     runtime = {"device": "cpu", "precision": "bf16", "memory_budget": "1GB"}
     runs = {agree(block(**more), num_silos=2, model=linear(3)).run for more in ({}, {"runtime": runtime})}

@@ -58,13 +58,13 @@ def test_a_platforms_log_gets_kind_and_place_and_the_file_has_the_text(tmp_path,
     assert [path.stat().st_mode & 0o777 for path in (log.path, folder)] == [0o600, 0o700]
 
 
-def test_an_owners_own_refusal_says_why_in_the_words_that_the_server_gets(tmp_path, caplog):
+def test_of_an_owners_refusal_a_platforms_log_gets_the_words_that_the_server_gets(tmp_path, caplog):
     limits = Limits(folder=tmp_path, epsilon=1, delta=1e-5, source="/etc/limits.yaml")
     with pytest.raises(LimitError) as refused:
         limits.refuse("the agreement is too much")
     log = SiteLog(LOG, "site-1", tmp_path)
     assert said(log, refused.value, caplog).startswith(
-        "dpfl: site-1 (silo 0) takes no part: the agreement is too much; what else"
+        "dpfl: site-1 (silo 0) takes no part: not within this owner's limits; what else"
     )
     assert "/etc/limits.yaml: the agreement is too much. Nothing was released." in log.path.read_text()
 

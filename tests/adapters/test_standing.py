@@ -19,7 +19,7 @@ from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from tests.adapters.federation import NOISY, SimulatedSilo, block, loop
+from tests.adapters.federation import NOISY, PUBLIC, SimulatedSilo, block, loop
 from tests.adapters.test_faults import Unplugged, module, records
 
 DELTA = NOISY["delta"]
@@ -125,7 +125,7 @@ def test_the_statement_is_never_behind_the_ledger(tmp_path, watched, plan):
 
 def test_nor_where_the_folder_was_set_back_and_the_owner_knows_what_was_released(tmp_path, watched):
     """The owner's ledger has the rounds that the silo's own lost, and gives them back when the silo is opened."""
-    limits = Limits(folder=tmp_path / "owner", epsilon=8.0, delta=1e-4)
+    limits = Limits(folder=tmp_path / "owner", epsilon=8.0, delta=1e-4, **PUBLIC)
     agreement = agree(block(privacy={"epsilon": 3.0, "delta": DELTA, "record_rate": 0.25}), num_silos=1, model=module())
     server, folder, seen = Server(agreement, module()), tmp_path / "owner" / "silo", []
 

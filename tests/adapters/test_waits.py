@@ -7,7 +7,7 @@ import pytest
 from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.adapters.kept import Kept
 from dpfl_plugin.owners.limits import Limits
-from tests.adapters.federation import NOISY, SimulatedSilo, block
+from tests.adapters.federation import NOISY, PUBLIC, SimulatedSilo, block
 from tests.adapters.test_faults import module, records
 
 ROUNDS = 24
@@ -25,7 +25,7 @@ def test_a_silo_waits_for_its_charge_its_statement_and_its_answer_and_nothing_el
     line and its marker, 3. Later a statement counts rounds ahead, and most messages wait for none."""
     values = block(rounds=ROUNDS + 1, privacy={**NOISY, "noise_multiplier": 4.0})
     agreement, kept, waits, server_waits = agree(values, num_silos=1, model=module()), Kept(), [], []
-    limits = Limits(folder=tmp_path / "owner", epsilon=1e3, delta=1e-3, source="limits.yaml") if limited else None
+    limits = Limits(folder=tmp_path / "owner", epsilon=1e3, delta=1e-3, **PUBLIC) if limited else None
     count, real = [0], os.fsync
 
     def fsync(handle):

@@ -116,7 +116,7 @@ WRONG = {
     ),
     "owners' refusals as failures": (
         "return refusal(self.agreement, self.silo, message, error)",
-        "return failure(self.agreement, self.silo, message, error)",
+        "return failure(self.agreement, self.silo, message)",
         "test_what_an_owner_does_not_allow_is_refused_and_said_to_the_server",
     ),
     "a server that lasts no longer than its process": (

@@ -99,7 +99,7 @@ def test_wrong_options_are_told_at_once() -> None:
 def test_an_owner_has_to_allow_code_that_sees_all_records(tmp_path: Path) -> None:
     steps = [{"name": "backbone", "factory": "a:b"}]
     made = configure(merged(BASE, {"data": {"preprocess": steps}, "privacy": {"epsilon": 1.0}}), source="test")
-    owner = {"folder": tmp_path, "epsilon": 100.0, "delta": 0.1}
+    owner = {"folder": tmp_path, "epsilon": 100.0, "delta": 0.1, "code": frozenset({"a:b"})}
     with pytest.raises(LimitError, match="backbone"):
         Limits(**owner).check(made)  # type: ignore[arg-type]
     Limits(**owner, send=frozenset({"fitted"})).check(made)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import yaml
 
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.folder import locked
+from tests.adapters.named_code import PATH, recorded
 from tests.cli.command import Done, dpfl, one_message, write
 
 NAMES = ("north", "south")
@@ -95,6 +96,42 @@ def test_a_site_without_limits_refuses_and_says_so_at_both_ends(site: Path, monk
     assert refused.code == 3 and "refused after 0 rounds" in refused.out
     assert "the owner of the data has set no limits" in refused.out
     assert "north: refused (the owner of the data has set no limits)" in dpfl("status", "shared").out
+
+
+@pytest.mark.parametrize("key", ["algorithm.module", "model.module", "data.dataset.module", "loss"])
+def test_code_of_a_configuration_runs_at_a_site_only_if_its_owner_lists_it(
+    site: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """The file may be anybody's, though it is at the site."""
+    limits = site / "limits.yaml"
+    limits.write_text(f"folder: {site}/owner\nepsilon: 1000\ndelta: 1e-4\nsend: [fitted]\nmin_records: 20\n")
+    limits.chmod(0o600)
+    monkeypatch.setenv("DPFL_LIMITS", str(limits))
+    assert server().code == 6
+    command = ("silo", "shared", "config.yaml", "--key", "north.key", "--once", "--set", f"{key}={PATH}")
+    with recorded() as calls:
+        done = dpfl(*command)
+        assert done.code == 3 and f"{key} (tempfile:mkdtemp)" in done.err and not calls
+        assert "north: refused (not within this owner's limits)" in dpfl("status", "shared").out
+        if key != "loss":
+            limits.write_text(limits.read_text() + f"code: ['{PATH}']\n")
+            done = dpfl(*command)
+            assert "it was called" in done.out and calls
+
+
+def test_a_site_within_limits_whose_records_cannot_be_read_answers_at_once(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence would tell the server as much, later; and why is said at the site alone."""
+    limits = site / "limits.yaml"
+    limits.write_text(f"folder: {site}/owner\nepsilon: 1000\ndelta: 1e-4\nmin_records: 20\n")
+    limits.chmod(0o600)
+    monkeypatch.setenv("DPFL_LIMITS", str(limits))
+    assert server().code == 6
+    done = dpfl("silo", "shared", "config.yaml", "--key", "north.key", "--once", "--set", "data.test_fraction=0.999")
+    assert done.code == 2 and "The server is told when it asks" in done.out + done.err
+    assert "north: failed (its own log says why)" in dpfl("status", "shared").out
+    assert "north: answered" in dpfl("status", "shared").out or any(Path("shared/north").glob("answer-*"))
 
 
 def test_wrong_keys_and_lists_are_one_message(site: Path) -> None:

@@ -64,7 +64,13 @@ class Project:
         self.port = free_ports(4)
         for rank in range(1, 4):  # of the owner of the data of each rank
             path = folder / f"limits-{rank}.yaml"
-            limits = {"folder": str(folder / f"owner-{rank}"), "epsilon": 1000, "delta": 1e-3}
+            limits = {
+                "folder": str(folder / f"owner-{rank}"),
+                "epsilon": 1000,
+                "delta": 1e-3,
+                "min_records": 25,
+                "num_classes": 3,
+            }
             path.write_text(yaml.safe_dump(limits))
             path.chmod(0o600)
         rows = [f"{rank},{rank},127.0.0.1,{self.port + rank}" for rank in range(4)]

@@ -123,7 +123,9 @@ def test_a_superlink_and_supernodes_one_of_which_is_killed_and_comes_back(tmp_pa
     data, folder, port = write_data(tmp_path / "data"), tmp_path / "silos", free_port()
     for silo in range(3):  # whose owners set
         limits = tmp_path / f"limits-{silo}.yaml"
-        limits.write_text(f"folder: {tmp_path / f'owner-{silo}'}\nepsilon: 100\ndelta: 1e-3\n")
+        limits.write_text(
+            f"folder: {tmp_path / f'owner-{silo}'}\nepsilon: 100\ndelta: 1e-3\nmin_records: 20\nnum_classes: 3\n"
+        )
         limits.chmod(0o600)
     flower = Flower(tmp_path)
     (flower.home / "config.toml").write_text(

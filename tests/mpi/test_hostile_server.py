@@ -26,8 +26,10 @@ from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience
+from dpfl_plugin.runtimes.mpi.rank_log import RankLog
 from dpfl_plugin.runtimes.mpi.session import joined
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
+from tests.adapters.named_code import HERE, PATH, recorded
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Network, loopback
 from tests.mpi.test_protocol import SILOS, hosts
@@ -36,13 +38,25 @@ FRESH = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "randomness": 
 NAME = "x" * 32
 
 
+class OwnersLog(RankLog):
+    """What a rank says to the owner of its records."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.told: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+
+
 class Server:
     """Rank 0 of a session with one silo rank, which it may ask for anything; the rank and its custody are real."""
 
     def __init__(self, folder: Path, changes: dict[str, Any]) -> None:
         self.folder, self.number = folder, 0
         self.network = Network(2)
-        self.rank = SiloRank(Loopback(self.network, 1))
+        self.log = OwnersLog()
+        self.rank = SiloRank(Loopback(self.network, 1), log=self.log)
         self.network.silo_ranks.append(self.rank)
         self.link = Loopback(self.network, 0)
         self.take({"rounds": 2, "privacy": FRESH, **changes})
@@ -103,6 +117,11 @@ class Server:
             answers.append(self.hear("computed"))
         return answers
 
+    def refused(self, said: dict[str, Any], why: str) -> bool:
+        """Whether the owner's file does not allow it: rank 0 hears that alone, and the owner's log says why."""
+        heard = (said["say"], said.get("kind"), said.get("text"))
+        return heard == ("error", "LimitError", "not within this owner's limits") and why in "\n".join(self.log.told)
+
     def states(self) -> Vectors:
         said = self.ask("states", "states")
         rows = []
@@ -150,7 +169,7 @@ def test_a_round_that_is_asked_for_again_is_another_release_where_noise_is_drawn
     down, plan = server.plan(0)
     answers = [server.round(down, plan)[0] for _ in range(12)]
     made = [one["say"] for one in answers].count("computed")
-    assert answers[-1]["say"] == "error" and "are left of those in the agreed plan" in answers[-1]["text"]
+    assert server.refused(answers[-1], "are left of those in the agreed plan")
     assert 2 <= made < 12  # as many as the plan has, of which some are for rounds that are run again
     assert server.released() == made * per_round(server)
 
@@ -172,7 +191,7 @@ def test_a_name_of_noise_belongs_to_one_agreement(start: Start) -> None:
         server.take({"rounds": 2, "privacy": FRESH, "name": name})
         assert server.begin()["say"] == "ready"
         said = server.round(*server.plan(0))[0]
-    assert said["say"] == "error" and "that of another agreement" in said["text"]
+    assert server.refused(said, "that of another agreement")
     assert server.released() == per_round(server)
     assert server.round(*server.plan(0), name="y" * 32)[0]["say"] == "computed"
 
@@ -180,7 +199,7 @@ def test_a_name_of_noise_belongs_to_one_agreement(start: Start) -> None:
 def test_seeded_noise_is_refused_under_limits(start: Start) -> None:
     server = start(privacy={**FRESH, "randomness": "seeded"})
     said = server.survey()
-    assert said["say"] == "error" and said["kind"] == "LimitError" and "randomness: seeded" in said["text"]
+    assert server.refused(said, "randomness: seeded")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +240,7 @@ def test_what_is_refused_changes_no_state(start: Start) -> None:
         if answers[-1]["say"] == "error":
             break
         server.tell("commit")
-    assert answers[-1]["say"] == "error" and "agreed plan" in answers[-1]["text"]
+    assert server.refused(answers[-1], "agreed plan")
     server.rank._unanswered = False  # the silo rank's other guard, of which the next test is
     server.tell("commit")
     after = server.states()
@@ -267,7 +286,7 @@ def test_without_a_reserved_plan_nothing_is_released(start: Start) -> None:
     assert server.begin()["say"] == "ready"
     server.rank._custody.close()
     said = server.round(*server.plan(0))[0]
-    assert said.get("kind") == "LimitError" and "no plan is reserved" in said["text"]
+    assert server.refused(said, "no plan is reserved")
 
 
 def test_numbers_of_records_are_told_by_one_description_of_the_data(start: Start) -> None:
@@ -286,7 +305,7 @@ def test_numbers_of_records_are_told_by_one_description_of_the_data(start: Start
         said.append(server.survey())
     assert [one["say"] for one in said] == ["surveyed", "error", "surveyed"]
     assert [one[1] + one[2] for one in said[0]["silos"]] == [20, 20, 20]
-    assert "for another description" in said[1]["text"] and str(server.folder) not in said[1]["text"]
+    assert server.refused(said[1], "for another description")
     server.rank = SiloRank(Loopback(server.network, 1))  # started again
     server.network.silo_ranks[:] = [server.rank]
     server.take({"privacy": FRESH})
@@ -294,7 +313,7 @@ def test_numbers_of_records_are_told_by_one_description_of_the_data(start: Start
 
 
 def test_records_that_cannot_be_read_have_their_one_description_too(start: Start) -> None:
-    """Which check of them failed tells of them: with a range of her own, a server finds the oldest patient."""
+    """Whether they can be read tells of them: with a range of her own, a server finds the oldest patient."""
     server = start()
     (server.folder / "patients.csv").write_text("age,hiv,site\n" + "37,0,a\n89,1,b\n" * 4)
     said = []
@@ -307,13 +326,13 @@ def test_records_that_cannot_be_read_have_their_one_description_too(start: Start
         server.take({"privacy": FRESH, "data": data})
         said.append(server.survey())
     assert [one["say"] for one in said] == ["error", "error"]
-    assert [one["kind"] for one in said] == ["ConfigError", "LimitError"], said
-    assert "for another description" in said[1]["text"]
+    assert (said[0]["kind"], said[0]["text"]) == (None, "it failed, and its own log says why")
+    assert server.refused(said[1], "for another description")
 
 
 def test_rank_0_names_no_file_that_silos_look_at_or_write(start: Start) -> None:
     """But in the description of the data: whether there is one tells who is a patient."""
-    server = start()
+    server = start("code: ['found_here:Found']\n")
     (server.folder / "smith.csv").write_text("no key")
     marks = []
     for name in ("smith.csv", "jones.csv", "smith.csv"):
@@ -325,20 +344,54 @@ def test_rank_0_names_no_file_that_silos_look_at_or_write(start: Start) -> None:
     assert server.ask("begin", "ready", survey=server.known, **server.facts)["say"] == "ready"
     server.take({"privacy": FRESH, "algorithm": {"name": None, "module": "found_here:Found"}})
     said = [server.survey(base=str(server.folder / name)) for name in ("smith.csv", "jones.csv")]
-    assert said[0]["text"] == said[1]["text"] and "for another description" in said[0]["text"]
+    assert all(server.refused(one, "for another description") for one in said)
     assert not (server.folder / "jones.csv").exists() and (server.folder / "smith.csv").read_text() == "no key"
 
 
 def test_code_is_not_looked_for_where_others_may_put_it(start: Start, tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
-    server = start()
+    server = start("code: ['found_here:Found']\n")
     server.take({"privacy": FRESH, "algorithm": {"name": None, "module": "found_here:Found"}})
     for mode, answer in ((0o777, "error"), (0o1777, "error"), (0o770, "error"), (0o755, "surveyed")):
         there.chmod(mode)
         said = server.survey(base=str(there))
         assert said["say"] == answer, (oct(mode), said)
-        assert answer == "surveyed" or "folder that others may write to" in said["text"]
+        assert answer == "surveyed" or server.refused(said, "folder that others may write to")
+
+
+MPI_NAMED: dict[str, dict[str, Any]] = {
+    "algorithm.module": {"algorithm": {"name": None, **HERE}},
+    "loss": {"loss": PATH},
+    "model.module": {"model": {"name": None, **HERE}},
+    "data.dataset.module": {
+        "data": {"dataset": {**dict.fromkeys(("name", "num_features", "num_classes", "records_per_silo")), **HERE}}
+    },
+    "data.partition.module": {"data": {"partition": {"name": None, **HERE}}},
+    "data.preprocess[0].module": {"data": {"preprocess": [HERE]}},
+    "data.preprocess[0].factory": {"data": {"preprocess": [{"name": "backbone", "factory": PATH}]}},
+    "privacy.clip.module": {"privacy": {**FRESH, "clip": HERE}},
+    "privacy.mechanism.module": {"privacy": {**FRESH, "mechanism": HERE}},
+    "privacy.schedule.module": {"privacy": {**FRESH, "schedule": HERE}},
+    "trackers[0].module": {"trackers": [HERE]},
+}
+
+
+@pytest.mark.parametrize("key", MPI_NAMED)
+def test_no_code_that_rank_0_names_is_called_unless_the_owners_file_names_it(start: Start, key: str) -> None:
+    server = start(send="record_counts, fitted")
+    server.take({"privacy": FRESH, **MPI_NAMED[key]})
+    with recorded() as calls:
+        assert server.refused(server.survey(), f"{key} (tempfile:mkdtemp)") and not calls
+
+
+@pytest.mark.parametrize("key", ["data.dataset.module", "data.preprocess[0].factory"])
+def test_code_that_the_owners_file_names_is_called(start: Start, key: str) -> None:
+    """These are when records are read; what is wrong with them then is between the owner and the code."""
+    server = start(f"code: ['{PATH}']\n", "record_counts, fitted")
+    server.take({"privacy": FRESH, **MPI_NAMED[key]})
+    with recorded() as calls:
+        assert server.survey()["text"] == "it failed, and its own log says why" and calls
 
 
 def test_marks_of_records_are_by_a_key_that_nobody_else_has_a_part_in(
@@ -381,6 +434,6 @@ def test_who_lets_metrics_be_sent_lets_no_gradient_be_sent(start: Start) -> None
         server.link.push(1, model)
         said = server.hear("evaluated")
         assert said["say"] == say, said
-    assert said["kind"] == "LimitError" and "gradient" in said["text"]
+    assert server.refused(said, "gradient")
     server.take({"rounds": 2, "privacy": FRESH, "evaluation": {"reveal": "server", "dissimilarity": True}})
     assert server.survey()["kind"] == "LimitError"

@@ -53,7 +53,8 @@ def test_each_rank_keeps_the_limits_of_its_owner(tmp_path):
     said = Path(log).read_text()
     Path(log).unlink()
     assert "dpfl: rank 2: error: " in said and "so that 2 is left" in said.split("limits-2.yaml")[-1]
-    assert "limits-2.yaml" not in done.stderr and "so that 2 is left" in done.stderr
+    assert "limits-2.yaml" not in done.stderr and "2 is left" not in done.stderr and "lifetime" not in done.stderr
+    assert "not within this owner's limits" in done.stderr
     assert [one.epsilon for one in read_reservations(tmp_path / "owner-2" / "data.lifetime.jsonl")] == [3.0]
 
 
@@ -62,4 +63,6 @@ def test_what_the_owner_does_not_let_be_sent_is_not_sent(tmp_path):
         limits(tmp_path, rank, send=[])
     done = job(tmp_path, write(tmp_path, {"privacy": PRIVACY}))
     assert done.returncode != 0
-    assert "does not let numbers of records be sent (record_counts)" in done.stderr
+    assert "not within this owner's limits" in done.stderr and "record_counts" not in done.stderr
+    log = Path(re.findall(r"rank [12] on .* is in (\S+\.log)", done.stderr)[0])
+    assert "does not let numbers of records be sent (record_counts)" in log.read_text()

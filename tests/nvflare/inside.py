@@ -39,7 +39,9 @@ from dpfl_plugin.adapters.nvflare import PAYLOAD, TASK, PrivateController, Priva
 from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.ledger import Ledger
-from tests.adapters.federation import SimulatedSilo
+from tests.adapters.federation import PUBLIC, SimulatedSilo
+from tests.adapters.named_code import NAMED, recorded
+from tests.adapters.named_code import settings as named
 
 SCAFFOLD = {"name": "scaffold", "local_steps": 3, "local_lr": 0.5}
 NOISY = {"noise_multiplier": 1.5, "delta": 1e-5, "record_rate": 0.25}
@@ -57,7 +59,7 @@ class Site:
         for part in (self.local, self.workspace / "startup"):
             part.mkdir(parents=True, exist_ok=True)
         file = self.folder / "limits.yaml"
-        values = {"folder": str(self.folder / "owner"), "epsilon": 100, "delta": 1e-3, **limits}
+        values = {"folder": str(self.folder / "owner"), "epsilon": 100, "delta": 1e-3, **PUBLIC, **limits}
         file.write_text(yaml.safe_dump(values))
         file.chmod(0o600)
         self.says(**({} if simulated else {"limits": str(file)}), records="project:records")
@@ -112,6 +114,9 @@ class Loop(PrivateController):
         super().__init__(settings, SITES, project.Net(hidden), str(folder / "server-of-job"), 60)
         self.sites, self.change, self.before = {site.name: site for site in sites}, change, before
         self.events, self.app_root, self.filters, self.abort = [], folder / "app_server", {}, Signal()
+        self.local = folder / "kit-of-server" / "local"
+        self.local.mkdir(parents=True, exist_ok=True)
+        (self.local.parent / "startup").mkdir(exist_ok=True)
         self.app_root.mkdir(exist_ok=True)
         for site in sites:
             site.start(settings)
@@ -128,6 +133,9 @@ class Loop(PrivateController):
             client_task.result = result
             task.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
         task.completion_status = TaskCompletionStatus.OK
+
+    def get_workspace(self):
+        return Workspace(str(self.local.parent), "server")
 
     def get_clients(self):
         return [Client(name, "token") for name in self.sites]
@@ -157,8 +165,9 @@ class Loop(PrivateController):
 
 
 def nameless(charges):
-    """Fresh noise has another name each time."""
-    return [replace(charge, noise_id="") for charge in charges]
+    """Fresh noise has another name each time; and within limits a rate is charged that is no function of n."""
+    rate = NOISY["record_rate"]
+    return [replace(charge, noise_id="", release=replace(charge.release, rate=rate)) for charge in charges]
 
 
 def sites(folder, **options):
@@ -230,13 +239,50 @@ def test_an_owners_limits_are_refused_at_both_ends_and_the_others_go_on(tmp_path
         found = Loop(made, tmp_path, settings).run()
     assert (found.server.status, found.server.rounds) == ("done", 4)
     why = "the agreement's epsilon 6 is above the owner's limit of 3"
-    assert f"site-2 (silo 1) takes no part: {why} for the data's lifetime; what else there is" in heard(caplog)
+    public = "not within this owner's limits"
+    assert f"site-2 (silo 1) takes no part: {public}; what else there is" in heard(caplog)
     assert f"site-2 (silo 1) takes no part: {strict.folder / 'limits.yaml'}: {why}" in strict.log()
-    assert f"round 1: silo 1 takes no part: {why}" in heard(caplog)
+    assert f"round 1: silo 1 takes no part: {public}" in heard(caplog)
     assert not (strict.folder / "owner").exists() or not list((strict.folder / "owner").glob("silo-*"))
     for site in (made[0], made[2]):
         (lifetime,) = (site.folder / "owner").glob("*.lifetime.jsonl")
         assert set(Ledger.open(lifetime, append=False)) == set(site.charges())
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_no_code_that_a_job_names_is_called_unless_the_sites_owner_lists_it(tmp_path, caplog, key):
+    """In a job without custom code, at sites whose allow-list has this package's classes alone."""
+    found = Loop(made := sites(tmp_path), tmp_path)
+    for site in made:
+        site.start(named(key))
+    with recorded() as calls:
+        found.run()
+        assert found.server.status == "refused" and found.server.reason.endswith("not within this owner's limits")
+        assert not calls and all(f"{key} (tempfile:mkdtemp)" in site.log() for site in made)
+        if key not in ("loss", "privacy.accountant.module", "algorithm.of.module"):
+            for site in made:
+                limits = site.folder / "limits.yaml"
+                limits.write_text(limits.read_text() + "code: ['tempfile:mkdtemp']\n")
+            again = tmp_path / "again"
+            again.mkdir()
+            found = Loop(made, again)
+            for site in made:
+                site.start(named(key))
+            assert "return code is EXECUTION_EXCEPTION" in str(found.run().panics) or calls
+            assert calls and "it was called" in made[0].log()
+
+
+def test_nor_at_a_server_that_does_not_list_it(tmp_path, caplog):
+    """Its submitter is somebody else."""
+    settings = named("algorithm.module")
+    with recorded() as calls:
+        found = Loop(sites(tmp_path), tmp_path, settings)
+        assert found.run().panics == ["dpfl: not within this owner's limits"] and not calls
+        assert "algorithm.module (tempfile:mkdtemp)" in heard(caplog)
+        (found.local / "dpfl.json").write_text(json.dumps({"code": ["tempfile:mkdtemp"]}))
+        assert "it was called" in found.run().panics[-1] and calls
+        (found.local / "dpfl.json").write_text(json.dumps({"limits": "/srv/limits.yaml"}))
+        assert "limits is not a known key. Known: code." in found.run().panics[-1]
 
 
 @pytest.mark.parametrize(("kind", "calls"), [(lambda pair: pair, 1), (lambda pair: iter([pair]), 4)])

@@ -53,7 +53,8 @@ def deployed(folder, epsilons=(100, 100, 100), records=("project:records",) * 3)
         shutil.copy(APP / "project.py", custom)
     for silo, site in enumerate(SITES):
         limits = folder / f"limits-{silo}.yaml"
-        limits.write_text(f"folder: {folder / f'owner-{silo}'}\nepsilon: {epsilons[silo]}\ndelta: 1e-4\n")
+        facts = "min_records: 20\nnum_classes: 3\n"
+        limits.write_text(f"folder: {folder / f'owner-{silo}'}\nepsilon: {epsilons[silo]}\ndelta: 1e-4\n{facts}")
         limits.chmod(0o600)
         own = made.kits / site / "local" / "dpfl.json"
         own.write_text(json.dumps({"limits": str(limits), "records": records[silo]}))

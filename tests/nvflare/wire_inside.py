@@ -84,6 +84,8 @@ class Job:
     def __init__(self, parties):
         settings, folder = dict(WireContract.settings), str(parties.folder)
         self.abort, self.clients = Signal(), {site: Client(site, "token") for site in SITES}
+        for part in ("local", "startup"):  # of the server's kit
+            (parties.folder / part).mkdir(exist_ok=True)
         self.engine = Engine(parties.folder, self.clients.values())
         self.controller = PrivateController(settings, SITES, parties.model(), folder, TIMEOUT)
         self.communicator = WFCommServer(task_check_period=0.001)

@@ -24,6 +24,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 from dpfl_plugin import oracle
+from dpfl_plugin.adapters import Server, agree
+from dpfl_plugin.adapters import Silo as AdapterSilo
+from dpfl_plugin.adapters.replies import failure
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.isrl import Facts
@@ -38,7 +41,7 @@ from dpfl_plugin.core.streams import PURPOSES, stream
 from dpfl_plugin.data import persons
 from dpfl_plugin.data.base import Federation, Inputs, Silo
 from dpfl_plugin.data.memmap_store import Scratch
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DataError, DpflError, LedgerError, LimitError, UnsupportedError
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.federation.validation import counted
 from dpfl_plugin.gradients import blocks
@@ -73,7 +76,7 @@ from dpfl_plugin.privacy.statistics import Statistics
 from dpfl_plugin.runs import public_errors
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
-from tests.adapters.federation import NOISY, block
+from tests.adapters.federation import NOISY, PUBLIC, block
 from tests.privacy import oracle as twin
 from tests.quadratics import ByHand, Lab, Quadratic, rules, silo
 
@@ -692,6 +695,36 @@ def what_passes_an_owners_limits_is_refused() -> None:
     for wrong in ({"epsilon": 9.0}, {"delta": 1e-3}, {"noise_multiplier": 0, "epsilon": None}, {"unit": "silo"}):
         with pytest.raises(LimitError):
             limits.check(configure(block(privacy={**noisy, **wrong}), source="test"))
+
+
+def code_that_settings_name_is_not_imported_within_limits() -> None:
+    limits = Limits(folder=Path("/srv/silo"), epsilon=8, delta=1e-4, **PUBLIC)
+    for key in ("mechanism", "clip", "schedule"):
+        values = block(privacy={**NOISY, "epsilon": 8.0, key: {"module": "no_such_module:made"}})
+        with pytest.raises(DpflError) as refused:  # to import it would be a PluginError
+            agree(values, num_silos=1, model=torch.nn.Linear(4, 3), permit=limits.check_settings)
+        assert isinstance(refused.value, LimitError)
+
+
+def free_answers_depend_on_no_record() -> None:
+    """Two silos whose owners publish the same: of 41 records, and of 61 with one that is no number."""
+    model, heard = torch.nn.Linear(4, 3), []
+    values = block(privacy={**NOISY, "record_rate": 0.26}, rounds=1)
+    agreement = agree(values, num_silos=1, model=model)
+    message = Server(agreement, model).begin()
+    assert message is not None
+    for size in (41, 61):
+        x, y = torch.zeros(size, 4), torch.arange(size) % 3
+        x[7, 2] = math.nan if size == 61 else 0.0
+        with folder() as where:
+            where.chmod(0o700)
+            limits = Limits(folder=where, epsilon=1e3, delta=1e-4, min_records=40, num_classes=3)
+            try:
+                with AdapterSilo(agreement, 0, model, (x, y), limits=limits) as one:
+                    heard.append(one.answer(message).header)
+            except DpflError:
+                heard.append(failure(agreement, 0, message).header)
+    assert heard[0] == heard[1]
 
 
 # Persons, and what rank 0 sees

@@ -19,7 +19,9 @@ import pytest
 import torch
 
 from dpfl_plugin import oracle
+from dpfl_plugin.adapters import records
 from dpfl_plugin.algorithms.localized import Phases
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core import device_noise, draws, grid, shares, streams
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.data import persons, record_order
@@ -33,6 +35,7 @@ from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import PrivateOracle
+from dpfl_plugin.owners import limits
 from dpfl_plugin.owners.lifetime import Lifetime
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy import accountants, budget, composition, correlation, ledger, mechanisms, pld, step_loss
@@ -722,6 +725,21 @@ FAULTS = [
         (persons, "check_apart", to(nothing)),
     ),
     fault(
+        "what a silo says of its epsilon follows from its number of records",
+        holds.free_answers_depend_on_no_record,
+        (Config, "with_least_records", to(lambda self, number: self)),
+    ),
+    fault(
+        "a record that is not as its owner's file says makes a silo fail",
+        holds.free_answers_depend_on_no_record,
+        (records, "as_stated", to(lambda x, y, usable, *given: (x, y, usable, []))),
+    ),
+    fault(
+        "code that settings name is imported before an owner's limits are asked",
+        holds.code_that_settings_name_is_not_imported_within_limits,
+        (limits, "check_code", to(lambda *given: None)),
+    ),
+    fault(
         "rank 0 is told names of classes that were read from records",
         holds.rank_0_is_told_nothing_that_was_read_from_records,
         (wire, "inputs_header", to(lambda inputs, **known: asdict(inputs))),
@@ -729,7 +747,7 @@ FAULTS = [
     fault(
         "rank 0 is told what an error says of records",
         holds.rank_0_hears_no_words_of_an_error_that_may_quote_records,
-        (public_errors, "words_for_others", to(str)),
+        (public_errors, "_words", to(lambda error, *kinds: str(error))),
     ),
 ]
 

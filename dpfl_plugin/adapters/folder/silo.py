@@ -46,7 +46,7 @@ from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, Lim
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.public_errors import words_for_others
+from dpfl_plugin.runs.public_errors import owners_words
 
 FILE: Final = "folder.json"
 MODEL: Final = "model.safetensors"
@@ -96,7 +96,8 @@ class FolderSilo:
     Args:
         folder: the shared one. key: of this site, whose name among the members says which silo it is.
         model, records, own, limits, surroundings, draw: see `Silo`; ``own`` is its ``folder``.
-        most_bytes: of any file. refused: why the owner does not allow it, where that is known before anything is asked.
+        most_bytes: of any file. refused: why it takes no part, where that is known before anything is asked: the owner
+            does not allow it, or the records cannot be read. Then ``agreement`` may be None.
 
     Raises:
         ConfigError: the key is of no silo.
@@ -107,8 +108,8 @@ class FolderSilo:
         folder: Path,
         members: Members,
         key: SecretKey,
-        agreement: Agreement,
-        model: nn.Module,
+        agreement: Agreement | None,
+        model: nn.Module | None,
         records: Any,
         own: Path | None = None,
         *,
@@ -117,7 +118,7 @@ class FolderSilo:
         draw: Callable[[int], Draw] | None = None,
         most_bytes: int = MOST_BYTES,
         clock: Callable[[], float] = time.time,
-        refused: LimitError | None = None,
+        refused: DpflError | None = None,
     ) -> None:
         self.name = members.name_of(key)
         if self.name == SERVER:
@@ -166,7 +167,7 @@ class FolderSilo:
                 if head is None:
                     continue
                 about = head.about
-                if (about.run, about.members) != (self._agreement.run, self._members.digest):
+                if (about.run, about.members) != (self._run(about), self._members.digest):
                     elsewhere = elsewhere or head
                     continue
                 if self.name not in about.receivers:
@@ -195,7 +196,12 @@ class FolderSilo:
     @property
     def _limit(self) -> int:
         """Of the bytes of a file that is good."""
-        return min(self._most, OVERHEAD + num_bytes(self._agreement.down) + self._agreement.fixed_bytes)
+        agreed = self._agreement
+        return self._most if agreed is None else min(self._most, OVERHEAD + num_bytes(agreed.down) + agreed.fixed_bytes)
+
+    def _run(self, about: About) -> str:
+        """What this silo agreed to; where its owner refuses that, what the server calls it."""
+        return about.run if self._agreement is None else self._agreement.run
 
     def _signed(self, name: str, sequence: int) -> Head | None:
         """The head of a message that the server signed under this name; None if it is not there."""
@@ -221,7 +227,8 @@ class FolderSilo:
 
         Nobody is known to have signed it: so it ends nothing, and the server is waited for.
         """
-        about = About("request", SERVER, (self.name,), self._agreement.run, self._members.digest, sequence)
+        run = "" if self._agreement is None else self._agreement.run
+        about = About("request", SERVER, (self.name,), run, self._members.digest, sequence)
         if not self._is_there(about):
             self._put_failure(about)
 
@@ -232,7 +239,7 @@ class FolderSilo:
             why = "the list of members there is another: compare them by their fingerprints (dpfl keys show)"
         else:
             run = printable(about.run[:32])
-            why = f"it is of run {run}, and this silo agreed to {self._agreement.run}: configurations differ"
+            why = f"it is of run {run}, and this silo agreed to {self._run(about)}: configurations differ"
         raise ConfigError(f"a message of the server: {why}. The server was told that this silo cannot answer.")
 
     # The answer
@@ -243,6 +250,7 @@ class FolderSilo:
         try:
             if self._refused is not None:
                 raise self._refused
+            assert agreement is not None and self._model is not None
             limits, folder = self._kept_in()
             silo = Silo(
                 agreement,
@@ -257,13 +265,13 @@ class FolderSilo:
             )
         except LimitError as error:
             self._put(about, refusal(agreement, self.id, message, error))
-            words = words_for_others(error)
+            words = owners_words(error)
             self._tell(*(("failed", LOG_SAYS) if words is None else ("refused", words)))
             raise
         except BusyError:
             raise
-        except DpflError as error:
-            self._put(about, failure(agreement, self.id, message, error))
+        except DpflError:
+            self._put(about, failure(agreement, self.id, message))
             self._tell("failed", LOG_SAYS)
             raise
         with silo:
@@ -298,7 +306,7 @@ class FolderSilo:
             "answer",
             self.name,
             (SERVER,),
-            self._agreement.run,
+            self._run(about),
             self._members.digest,
             about.sequence,
             about.round,
@@ -332,15 +340,16 @@ class FolderSilo:
         except MessageError:
             return False
         self._seen, mine = {name}, head.about
-        return (mine.run, mine.members, mine.tag) == (self._agreement.run, self._members.digest, about.tag)
+        return (mine.run, mine.members, mine.tag) == (self._run(about), self._members.digest, about.tag)
 
     # The end, and what people see
 
     def _over(self, message: Message) -> Over:
         header = message.header
         folder: Path | None = None
-        with contextlib.suppress(LimitError, ConfigError):  # without limits it never took part
-            folder = self._kept_in()[1]
+        if self._agreement is not None:
+            with contextlib.suppress(LimitError, ConfigError):  # without limits it never took part
+                folder = self._kept_in()[1]
         if folder is not None and folder.is_dir():
             self._keep_model(folder, message)
         for name in self._answers():
@@ -356,8 +365,10 @@ class FolderSilo:
         return over
 
     def _keep_model(self, folder: Path, message: Message) -> None:
-        vector, layout = message.vectors.get("model"), self._agreement.layout
-        if vector is None or tuple(vector.shape) != (layout.dimension,):
+        vector = message.vectors.get("model")
+        if self._agreement is None or self._model is None or vector is None:
+            return
+        if tuple(vector.shape) != (self._agreement.layout.dimension,):
             return
         model = copy.deepcopy(self._model)
         Frozen(folder / FROZEN, model).write_to(model)
@@ -369,10 +380,13 @@ class FolderSilo:
         """(the owner's limits as they are now, this silo's own folder)."""
         own = self.id if self._surroundings == "simulation" else None
         limits = self._limits or silo_limits(self._surroundings, own=own)
+        assert self._agreement is not None
         return limits, place(self._own, limits, self._agreement, self.id)
 
     def _last(self) -> int:
         """The number of the newest request that this silo began to answer."""
+        if self._agreement is None:
+            return 0
         try:
             return _read(self._kept_in()[1] / FILE).sequence
         except (LimitError, ConfigError):  # it never took part; to answer says why

@@ -12,7 +12,7 @@ from typing import Any, Final
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DpflError, MessageError
-from dpfl_plugin.runs.public_errors import kind_and_place, kind_of, public_text, text_of
+from dpfl_plugin.runs.public_errors import FAILED, kind_and_place, kind_of, public_text, text_of
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all
 from dpfl_plugin.runtimes.mpi.rank_log import RankLog
 from dpfl_plugin.runtimes.mpi.wire import Header
@@ -64,6 +64,11 @@ class Listener(ABC):
         self._plugins: Sequence[object] = ()  # to be named where they fail
         self._leaving: list[Transfer] = []
         self._asked_to_quit = False
+
+    @property
+    @abstractmethod
+    def _limited(self) -> bool:
+        """Whether the owner of this rank's records has set limits."""
 
     @abstractmethod
     def _has_work(self) -> bool:
@@ -156,15 +161,17 @@ class Listener(ABC):
             self._heard, self._asked = self._clock(), False  # rank 0 was not the one to wait for
 
     def _report(self, error: BaseException) -> None:
-        """To rank 0 without what may quote records, which is for this rank's own log."""
-        known = kind_of(error)
-        public, text = public_text(error), text_of(error)
-        place = kind_and_place(error, self._plugins)
+        """To rank 0 without what may quote records, which is for this rank's own log; where owners have set limits,
+        without kind and place, too, on which a record may have a bearing."""
+        known, limited = kind_of(error), self._limited
+        public, text = public_text(error, limited=limited), text_of(error)
+        place = "it failed" if limited else kind_and_place(error, self._plugins)
         if public != text or isinstance(error, MessageError):
             self._log.tell(f"error: {text}" if known else "".join(traceback.format_exception(error)).rstrip())
             self._log.refer(place)
-        hidden = f"{place}; {UNTOLD.format(rank=self._link.rank)}"
-        self._say("error", kind=known, text=hidden if public is None else public, host=platform.node())
+        hidden = FAILED if limited else f"{place}; {UNTOLD.format(rank=self._link.rank)}"
+        kind = None if limited and public is None else known
+        self._say("error", kind=kind, text=hidden if public is None else public, host=platform.node())
 
     def _say(self, say: str, **more: Any) -> None:
         self._link.send(0, {"say": say, "number": self._number, **more})

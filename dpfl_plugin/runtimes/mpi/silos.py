@@ -86,6 +86,10 @@ class SiloRank(Listener):
         self._num_silos: int | None = None  # of the session
         self._unanswered = False  # a round that was asked for, and is not computed and charged as a whole
 
+    @property
+    def _limited(self) -> bool:
+        return self._custody.limits is not None
+
     def _has_work(self) -> bool:
         return bool(self._work)
 
