@@ -13,7 +13,7 @@ from dpfl_plugin.privacy.composition import Planned, Spending, Terms, undominate
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta, normalise
 
-_LIMIT = 10**7  # releases; far beyond any run, so that a budget which nothing exhausts ends the search
+_LIMIT = 10**7  # releases that are searched for; more are composed as they come
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Budget:
         """
         if self.epsilon == math.inf or any(_is_part(terms, fitting) for fitting in self._fitting):
             return True
-        if len(terms) == 1:
+        if len(terms) == 1 and terms[0].rounds <= _LIMIT:
             one = replace(terms[0], rounds=1)
             if one not in self._most:
                 self._most[one] = max_rounds(self.accountant, one, (), self.epsilon, self.delta, _LIMIT)

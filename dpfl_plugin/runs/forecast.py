@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, digits_down
@@ -24,6 +26,7 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.extra_releases import beside, check_in_shared, statistics_of
+from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
@@ -296,6 +299,7 @@ def forecast(
     check_records(config, rules, num_records, federation.names)
     statistics_of(config, federation.inputs)
     setting = make_setting(config, num_records, federation.names)
+    check_first_round(config, algorithm, setting, rules, torch.zeros(2))
     known = survey(federation)
     known = known if key is None else MarkKey.at(key).marked(known)
     before = NO_PRIOR if prior is None else prior(known.data_sha256, setting.num_silos, rules)

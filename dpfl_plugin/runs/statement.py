@@ -281,7 +281,7 @@ def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccou
         return "none: no noise was added"
     if views["server"]["worst_case_epsilon"] is None:
         falls = ", as privacy.schedule changes it," if rules.varies else ""
-        return f"none: noise_multiplier {noise:g}{falls} is too little for any epsilon to be stated"
+        return f"none: noise_multiplier {noise:g}{falls} is too little: epsilon is too large to compute"
     return f"differential privacy, as stated in {'tuning' if 'tuning' in account.ledger.facts else 'views'}"
 
 
