@@ -118,6 +118,10 @@ class Forecast:
         missing = max(0, self.setting.num_silos - len(self.num_records))
         return self.num_records + self.num_records[:1] * missing
 
+    def check(self) -> None:
+        """Raise UnsupportedError where a run would, for what its rounds ask for."""
+        check_first_round(self.config, self.algorithm, self.setting, self.rules(self.config, 1.0), torch.zeros(2))
+
     def unlimited(self) -> Forecast:
         """Without the budget, but with the noise of scores and statistics that is solved for it."""
         planned = beside(self.config, self.accountant)
@@ -299,7 +303,6 @@ def forecast(
     check_records(config, rules, num_records, federation.names)
     statistics_of(config, federation.inputs)
     setting = make_setting(config, num_records, federation.names)
-    check_first_round(config, algorithm, setting, rules, torch.zeros(2))
     known = survey(federation)
     known = known if key is None else MarkKey.at(key).marked(known)
     before = NO_PRIOR if prior is None else prior(known.data_sha256, setting.num_silos, rules)

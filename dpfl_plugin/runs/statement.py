@@ -131,7 +131,7 @@ ENDED_EARLY: Final[Mapping[Cause, str]] = {
 TIMES = "The server sees how long silos take and when their messages arrive; no epsilon covers what that reveals."
 BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
-    "at most 0.2 % more noise. It is assumed that a row of a product of matrices depends on no other row's values."
+    "at most 0.2 % more noise. It is assumed that a row of a product of matrices does not depend on other rows."
 )
 
 
