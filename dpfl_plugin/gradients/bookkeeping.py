@@ -79,7 +79,6 @@ class BookKeeping:
         loss: Loss,
         chunk_bytes: int,
         precision: Precision = "float32",
-        *,
         in_place: bool = False,
     ) -> None:
         """

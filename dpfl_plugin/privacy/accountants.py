@@ -98,14 +98,6 @@ class Checked(abc.ABC):
         """More noise counts as this much."""
         return MOST_GAUSSIAN_NOISE if all(map(_is_plain, terms)) else MOST_NOISE
 
-    def wavers(self, terms: Sequence[Term]) -> float:
-        """By how much more (relative) than of ``terms`` it may say of what costs no more; math.inf where nobody knows.
-
-        What costs no more: fewer of these releases, at smaller rates or with more noise. Whoever knows that ``terms``
-        fit a budget by that much need not ask for it.
-        """
-        return math.inf
-
     def epsilons(self, per_round: Term, rounds: Sequence[int], delta: float) -> list[float]:
         """See `Accountant.epsilons`; what does not depend on the number of rounds is computed once."""
         return [self.epsilon([_repeated(per_round, n)], delta) for n in rounds]
@@ -149,12 +141,6 @@ def in_passes(composition: Iterable[Term]) -> tuple[Term, ...]:
         )
     passes = Term(release=replace(release, sampler="full", rate=1.0), count=1, rounds=-(-term.rounds // batches))
     return pld.normalise([*(other for other in terms if other is not term), passes])
-
-
-def wavers(accountant: Accountant, terms: Sequence[Term]) -> float:
-    """`Checked.wavers` of any accountant; of one that does not say, nobody knows."""
-    known = getattr(accountant, "wavers", None)
-    return math.inf if known is None else float(known(terms))
 
 
 LEAST_NOISE: Final = 0.01  # one release costs thousands: infinity is an upper bound, and numbers that large overflow
@@ -234,11 +220,6 @@ class PLD(Checked):
         f"samples, each counts as one up to 0.54 % smaller; {_COUNTED}"
     )
 
-    def wavers(self, terms: Sequence[Term]) -> float:
-        """See `Checked.wavers`: several times what ``error`` says, and ten times what was ever seen."""
-        usual = len(terms) <= MOST_LEVELS and all(term.release.noise_multiplier >= 0.2 for term in terms)
-        return 0.002 if usual else 0.02
-
     def bound(self, terms: tuple[Term, ...], delta: float) -> float:
         """See `Checked.bound`."""
         return _gaussian(terms, delta) if all(map(_is_plain, terms)) else pld.epsilon(terms, delta)
@@ -291,10 +272,6 @@ class RDP(Checked):
         "no grid; above the exact epsilon by 3 to 20 % without sampling, 8 to 18 % for Poisson batches, "
         f"a factor of 2.2 to 2.7 for fixed ones, over reference values above 0.04; by more below; {_COUNTED}"
     )
-
-    def wavers(self, terms: Sequence[Term]) -> float:
-        """See `Checked.wavers`: sums of positive numbers, but for their rounding."""
-        return 1e-6
 
     def bound(self, terms: tuple[Term, ...], delta: float) -> float:
         """See `Checked.bound`."""

@@ -16,7 +16,6 @@ from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, Rounds, made_certa
 from dpfl_plugin.privacy.events import Batch, Charge, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
 from dpfl_plugin.privacy.extra_releases import Kind as ExtraKind
-from dpfl_plugin.privacy.headroom import Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pricing import Pricing
 from dpfl_plugin.privacy.prior import Prior
@@ -43,10 +42,9 @@ class Book:
         extra: what was released beside the rounds.
         costs: of the rounds that were begun, as far as a checkpoint or this process knows.
         found: of rounds, as the charges of the ledger show them when it is opened.
-        rounds: all that count; distinct: their costs.
+        rounds: what those cost that count, how many of each.
         spending: what silos released in rounds.
-        noise_ids: names of noise of each round. repeated: whether some round has several.
-        stretch: of rounds that are known to fit a third party's budget, until something else is counted here.
+        noise_ids: names of noise of each round. repeated: rounds that have several.
         kinds: a silo for each number of records, settings of its own and past; the others cost the same.
         eligible: silos below the cap, ascending.
         failed: whether the run ended on an error, which may come of who was drawn.
@@ -88,8 +86,7 @@ class Book:
         self.spending, self.found = Spending(in_rounds), self.pricing.rounds_in(in_rounds)
         self._count_rounds()
         self.eligible, self._participations = list(range(spec.num_silos)), defaultdict[int, set[tuple[int, str]]](set)
-        self.noise_ids, self.repeated = defaultdict[int, set[str]](set), False
-        self.stretch = Stretch()
+        self.noise_ids, self.repeated = defaultdict[int, set[str]](set), set[int]()
         self._note(batches(final))
         self.kinds = _first_of_each(self)
 
@@ -99,7 +96,11 @@ class Book:
         return self.pricing.lost
 
     def _count_rounds(self) -> None:
-        self.rounds, self.distinct = {*self.found, *self.costs}, {*self.found.values(), *self.costs.values()}
+        self.rounds = Counter({**self.found, **self.costs}.values())
+
+    def cost_of(self, round: int) -> RoundCost | None:
+        """What a round that counts costs."""
+        return self.costs.get(round, self.found.get(round))
 
     # What happens
 
@@ -113,12 +114,16 @@ class Book:
             self._length = cost.num_releases if self._length is None else self._length
             self.pricing.check_length(cost.num_releases, self._length, "as many as in other rounds")
         cost = self.dearer(round, cost)
-        if self.costs.get(round, self.found.get(round, cost)) != cost:
-            self.stretch.forget()
-        self.stretch.begun(cost)
+        self.rounds = self.with_round(round, cost)
         self.costs[round] = cost
-        self.rounds.add(round)
-        self.distinct.add(self.costs[round])
+
+    def with_round(self, round: int, cost: RoundCost) -> Counter[RoundCost]:
+        """What rounds cost, how many of each, were this one of them."""
+        rounds, before = Counter(self.rounds), self.cost_of(round)
+        if before is not None:
+            rounds[before] -= 1
+        rounds[cost] += 1
+        return +rounds
 
     def add(self, made: Sequence[Batch]) -> None:
         """Append charges to the ledger, and count them."""
@@ -144,7 +149,6 @@ class Book:
         for round, cost in list(self.costs.items()):
             self.costs[round] = _dearer(cost, self.found.get(round))
         self._count_rounds()
-        self.stretch.forget()
 
     def check_planned(self, made: Iterable[Batch]) -> None:
         """Raise PluginError if silos released other than the budget was checked for.
@@ -185,8 +189,7 @@ class Book:
             noise_ids = self.noise_ids[charge.round]
             noise_ids.add(charge.noise_id)
             if len(noise_ids) > 1:
-                self.repeated = True
-                self.stretch.forget()
+                self.repeated.add(charge.round)
             if self._cap is None:
                 continue
             for silo in silos:
@@ -233,7 +236,7 @@ class Book:
         """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
         if self._cap is None:
             return False
-        again = sum(len(noise_ids) - 1 for noise_ids in self.noise_ids.values())
+        again = sum(len(self.noise_ids[round]) - 1 for round in self.repeated)
         return self._cap < (self.spec.rounds or MOST_ROUNDS) + again
 
     def alike(self) -> defaultdict[Kind, list[int]]:
@@ -244,20 +247,29 @@ class Book:
         return alike
 
     def everywhere(
-        self, counted: Counter[RoundCost], prior: Prior | None = None, silos: Iterable[int] | None = None
+        self,
+        counted: Counter[RoundCost],
+        prior: Prior | None = None,
+        silos: Iterable[int] | None = None,
+        participants: Iterable[int] = (),
     ) -> list[Terms]:
         """Compositions of silos that take part in every round, or in as many as they may; one of each kind.
 
         Args:
             silos: of which; None for all.
+            participants: who is about to take part. No draw goes beyond the cap, but what is released counts.
         """
+        cap = self._cap
+        if cap is not None:
+            made = {silo: len(rounds) for silo, rounds in self._participations.items()}
+            cap = max([cap, *made.values(), *(made.get(silo, 0) + 1 for silo in participants)])
         earlier = (self.prior if prior is None else prior).realised
         found: list[Terms] = []
         for silo in self.silos if silos is None else silos:
             plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
             for cost, rounds in counted.items():
                 plans[tuple(self.pricing.planned(silo, cost))] += rounds
-            found += worst_case_terms(plans, self._cap, earlier.get(silo, ()))
+            found += worst_case_terms(plans, cap, earlier.get(silo, ()))
         return found
 
     def released_again(

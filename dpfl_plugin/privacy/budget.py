@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.privacy.accountants import Accountant, wavers
+from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.composition import Planned, Spending, Terms, undominated
 from dpfl_plugin.privacy.events import Term
@@ -50,7 +50,7 @@ class Budget:
             raise ConfigError(f"epsilon={epsilon!r} must be at least 0.")
         check_delta(delta)
         self.epsilon, self.delta, self.accountant = float(epsilon), float(delta), accountant
-        self._most: dict[Term, int] = {}
+        self._most: dict[tuple[Term, Terms], int | None] = {}  # see `fits`
         self._verdicts: dict[Terms, bool] = {}
         self._fitting: list[Terms] = []  # none a part of another
         by_epsilon = {value: Budget(value, delta, accountant) for value in set((own or {}).values())}
@@ -100,32 +100,24 @@ class Budget:
         """Whether a composition stays within the budget.
 
         One that is part of another which `holds` does: releasing less is post-processing. The accountant need not say
-        so, whose error may be larger for fewer releases than for more.
+        so, whose error may be larger for fewer releases than for more. Where one kind of release is asked for alone,
+        or a second time beside the same others, one search for the most of it serves all rounds to come.
         """
         if self.epsilon == math.inf or any(_is_part(terms, fitting) for fitting in self._fitting):
             return True
-        if len(terms) == 1 and terms[0].rounds <= _LIMIT:
-            one = replace(terms[0], rounds=1)
-            if one not in self._most:
-                self._most[one] = max_rounds(self.accountant, one, (), self.epsilon, self.delta, _LIMIT)
-            return terms[0].rounds <= self._most[one]
+        for n, term in enumerate(terms):
+            if term.rounds > _LIMIT:  # beyond what is searched for
+                continue
+            one, others = replace(term, rounds=1), terms[:n] + terms[n + 1 :]
+            if (one, others) not in self._most:
+                self._most[one, others] = None
+                if others:
+                    continue
+            if (most := self._most[one, others]) is None:
+                most = max_rounds(self.accountant, one, others, self.epsilon, self.delta, _LIMIT)
+                self._most[one, others] = most
+            return term.rounds <= most
         return self.holds(terms)
-
-    def most_known(self, term: Term) -> int:
-        """Up to how many rounds of a term alone are known to fit; those that `fits` was asked for among them."""
-        if self.epsilon == math.inf:
-            return _LIMIT
-        one = replace(term, rounds=1)
-        together = [other.rounds for fitting in self._fitting for other in fitting if replace(other, rounds=1) == one]
-        return max(self._most.get(one, 0), *together, 0)
-
-    def clears(self, terms: Terms) -> bool:
-        """Whether a composition stays so far within the budget that `fits` says yes to all that costs no more.
-
-        False where that is not known. Unlike `holds`, it has no effect on later answers.
-        """
-        most = self.epsilon / (1 + wavers(self.accountant, terms))
-        return most > 0 and self.accountant.epsilon(terms, self.delta) <= most
 
     def holds(self, terms: Terms) -> bool:
         """Whether a composition's own epsilon is within the budget; if so, so are all its parts from here on."""

@@ -1,7 +1,29 @@
-"""From releases to compositions: what each silo made, by groups of records that have none in common."""
+"""From releases to compositions: what each silo made, per elementary interval of its records.
+
+**Elementary intervals.** A silo's records have an order that does not depend on what is in them, and a share [a, b)
+reads the ranks round(a n) <= rank < round(b n) of n records (`core.shares.share_bounds`); of persons, where these are
+the unit. Let e_0 < e_1 < ... be the ends of all shares that a silo's releases read, and r_k = round(e_k n). As both
+multiplication by n and rounding are monotone, r_0 <= r_1 <= ..., and the ranks [r_k, r_k+1) of the elementary intervals
+[e_k, e_k+1) are disjoint.
+
+**Claim.** A record of rank t in [r_k, r_k+1) is read by those shares alone that cover [e_k, e_k+1).
+
+**Proof.** Let it be read by [a, b), so that round(a n) <= t < round(b n). The ends a and b are among the e_j. If
+a > e_k then a >= e_k+1 and round(a n) >= r_k+1 > t, a contradiction; likewise b < e_k+1 means b <= e_k and
+round(b n) <= r_k <= t. So a <= e_k and b >= e_k+1. []
+
+So replacing one record, or letting it count as zero, changes the releases of one elementary interval's shares and no
+others, and the worst of these compositions holds for all records (parallel composition, McSherry 2009, Thm 4). Of
+intervals only those count whose set of shares is not a part of another's, since fewer releases are a post-processing of
+more. An elementary interval that holds no rank of a silo can only overstate. It needs the same order and the same n in
+all runs that are composed in this way; see `dpfl_plugin.privacy.prior`. Replacing a silo (``unit: silo``) changes all
+records: all shares are one interval.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +61,6 @@ class Spending:
 
     def __init__(self, charges: Iterable[Charge] = ()) -> None:
         self._counts: dict[int, dict[int, int]] = {}  # silo -> {kind: releases}, by the numbers of `Names`
-        self._totals: dict[int, int] = {}
         self._seen = charges if isinstance(charges, Tally) else Tally()
         for (silo, kind), count in self._seen.totals().items():
             self._count(silo, kind, count)
@@ -62,41 +83,21 @@ class Spending:
     def _count(self, silo: int, kind: int, more: int) -> None:
         counts = self._counts.setdefault(silo, {})
         counts[kind] = counts.get(kind, 0) + more
-        self._totals[silo] = self._totals.get(silo, 0) + more
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._counts)
 
-    def kind(self, planned: Planned) -> int:
-        """The number of a kind of release, for `made`."""
-        return self._seen.names.kind(planned.share, planned.release)
-
-    def made(self, silo: int, kind: int) -> tuple[int, int]:
-        """(how many releases of one kind, how many in all) the silo made."""
-        counts = self._counts.get(silo)
-        return (0, 0) if counts is None else (counts.get(kind, 0), self._totals[silo])
-
     def compositions(self, silo: int, planned: Iterable[Planned] = ()) -> tuple[Terms, ...]:
-        """The silo's compositions, one for each group of overlapping shares, were ``planned`` released too.
+        """The silo's compositions, one for each elementary interval, were ``planned`` released too.
 
         Raises:
             ConfigError: neighbouring relations or units are mixed.
-            UnsupportedError: see `share_groups`.
         """
-        return compose(self._parts(silo, planned))
-
-    def composition(self, silo: int, planned: Iterable[Planned], share: Share) -> Terms:
-        """Of `compositions` the one that releases on ``share`` are in."""
-        parts = self._parts(silo, planned)
-        groups = share_groups((of for of, _ in parts), parts[0][1].release.unit)
-        return normalise(term for of, term in parts if groups[of] == groups[share])
-
-    def _parts(self, silo: int, planned: Iterable[Planned]) -> list[tuple[Share, Term]]:
         kinds = self._seen.names.kinds
         counts = Counter({kinds[kind]: count for kind, count in self._counts.get(silo, {}).items()})
         for plan in planned:
             counts[plan.share, plan.release] += plan.count
-        return [(share, Term(release=r, count=n, rounds=1)) for (share, r), n in counts.items()]
+        return compose([(share, Term(release=r, count=n, rounds=1)) for (share, r), n in counts.items()])
 
     def noise_multipliers(self) -> set[float]:
         """Of all releases that were made."""
@@ -135,55 +136,58 @@ def _least_noise_first(of_silos: Sequence[Mapping[float, int]]) -> Iterator[tupl
 
 
 def compositions(planned: Iterable[Planned]) -> tuple[Terms, ...]:
-    """Compositions of releases that are certain, one for each group of overlapping shares.
+    """Compositions of releases that are certain, one for each elementary interval.
 
     Raises:
-        ConfigError, UnsupportedError: as `Spending.compositions`.
+        ConfigError: as `Spending.compositions`.
     """
     return compose(certain_parts(planned))
 
 
 def silo_compositions(charges: Iterable[Charge], earlier: Earlier = NOTHING_EARLIER) -> dict[int, tuple[Terms, ...]]:
-    """Per silo its compositions, one for each group of overlapping record shares; a record is in one group only.
+    """Per silo its compositions, one for each elementary interval; a record is in one of them only.
 
     Raises:
-        ConfigError, UnsupportedError: as `Spending.compositions`.
+        ConfigError: as `Spending.compositions`.
     """
     spending = Spending(charges)
     return {silo: spending.compositions(silo, earlier.get(silo, ())) for silo in sorted({*spending, *earlier})}
 
 
-def share_groups(shares: Iterable[Share], unit: Unit) -> dict[Share, int]:
-    """A group number for each share; shares of different groups have no record in common.
+def shares_by_interval(shares: Iterable[Share], unit: Unit) -> tuple[frozenset[Share], ...]:
+    """The shares that cover an elementary interval, for each of these; see the module.
 
-    Replacing one record changes one group, so that groups compose in parallel (McSherry 2009, Thm 4). So does a record
-    that is there or counts as zero, which is what add_or_remove means here: the number of records is public, and no
-    other record changes its place. Chains of overlaps make one group, which can only overstate. Replacing a silo
-    changes every group: all shares are one.
+    Without those intervals whose shares all cover another one, too. Empty if there are no shares.
     """
-    ordered = sorted(set(shares))
-    if unit == "silo":
-        return dict.fromkeys(ordered, 0)
-    groups: dict[Share, int] = {}
-    group, reach = -1, float("-inf")
-    for first, last in ordered:
-        if first >= reach:
-            group += 1
-        reach = max(reach, last)
-        groups[first, last] = group
-    return groups
+    return _shares_by_interval(frozenset(shares), unit)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shares_by_interval(shares: frozenset[Share], unit: Unit) -> tuple[frozenset[Share], ...]:
+    if unit == "silo" or len(shares) < 2:
+        return (shares,) if shares else ()
+    ends = sorted({end for share in shares for end in share})
+    covers = {
+        frozenset(share for share in shares if share[0] <= first and last <= share[1])
+        for first, last in itertools.pairwise(ends)
+    }
+    largest = [cover for cover in covers if cover and not any(cover < other for other in covers)]
+    return tuple(sorted(largest, key=sorted))
 
 
 def compose(parts: Sequence[tuple[Share, Term]]) -> tuple[Terms, ...]:
-    normalise(term for _, term in parts)  # one neighbouring relation and unit over all groups
-    if not parts:
+    """The compositions of terms on shares of a silo's records, one for each elementary interval.
+
+    Raises:
+        ConfigError: as `Spending.compositions`.
+    """
+    everything = normalise(term for _, term in parts)  # one neighbouring relation and unit over all intervals
+    if not everything:
         return ()
-    release = parts[0][1].release
-    groups = share_groups((share for share, _ in parts), release.unit)
-    members: defaultdict[int, list[Term]] = defaultdict(list)
-    for share, term in parts:
-        members[groups[share]].append(term)
-    composed = {normalise(terms) for terms in members.values()}
+    intervals = shares_by_interval((share for share, _ in parts), everything[0].release.unit)
+    if len(intervals) == 1:
+        return (everything,)
+    composed = {normalise(term for share, term in parts if share in covering) for covering in intervals}
     return tuple(sorted((terms for terms in composed if terms), key=repr))
 
 

@@ -64,7 +64,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.privacy.composition import Earlier, Planned, Share, share_groups
+from dpfl_plugin.privacy.composition import Earlier, Planned, Share, shares_by_interval
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.spec import BudgetView
@@ -94,14 +94,20 @@ class Prior:
     later: bool = False
     runs: tuple[Mapping[str, Any], ...] = ()
 
-    def terms(self, silo: int, share: Share = WHOLE, *, third_party: bool = False) -> list[Term]:
-        """What to compose with a silo's releases that read ``share``: for budgets, and to solve for what is left."""
+    def terms(self, silo: int, share: Share = WHOLE, *, third_party: bool = False) -> list[list[Term]]:
+        """What to compose with a silo's releases that read ``share``, in each elementary interval that it covers.
+
+        At least one composition, which may be empty. For budgets, and to solve for what is left.
+        """
         earlier = (self.certain if third_party else self.realised).get(silo, ())
         if not earlier:
-            return []
-        release = earlier[0].release
-        groups = share_groups([share, *(p.share for p in earlier)], release.unit)
-        return [Term(release=p.release, count=p.count, rounds=1) for p in earlier if groups[p.share] == groups[share]]
+            return [[]]
+        intervals = shares_by_interval([share, *(p.share for p in earlier)], earlier[0].release.unit)
+        return [
+            [Term(release=p.release, count=p.count, rounds=1) for p in earlier if p.share in covering]
+            for covering in intervals
+            if share in covering
+        ]
 
     def joined(self, beside: Prior) -> Prior:
         """This and what the run itself releases ``beside`` its rounds, of which no draw decides anything."""

@@ -21,8 +21,9 @@ H_a((p, q) x product over S - {k}). As (P_k, Q_k) dominates (p, q), this is at m
 2022, Theorem 10). The product does not depend on which kind came first, so the server gains nothing by the order. To
 stop is to ask for nothing more, which is post-processing. []
 
-Shares: a record is in one group of overlapping shares (`views.share_groups`). What reads other groups is the same
-whatever the record is. So the theorem holds for each group by itself, and the plan's epsilon is the largest of theirs.
+Shares: a record is in one elementary interval (`dpfl_plugin.privacy.composition`), and what reads others alone is the
+same whatever the record is. So the theorem holds for each interval by itself, with the slots whose shares cover it, and
+the plan's epsilon is the largest of theirs.
 """
 
 from __future__ import annotations

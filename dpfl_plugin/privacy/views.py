@@ -24,7 +24,7 @@ from dpfl_plugin.privacy.composition import (
     Terms,
     certain_parts,
     compose,
-    share_groups,
+    shares_by_interval,
     silo_compositions,
     undominated,
 )
@@ -400,24 +400,27 @@ def outsider_view(
 def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], earlier: Sequence[Planned]) -> tuple[Terms, ...]:
     """Compositions of rounds that either make all their releases or none, and of ``earlier`` releases."""
     everything = [*earlier, *(p for plan, _ in totals for p in plan)]
-    shares, releases = [p.share for p in everything], [p.release for p in everything]
-    groups = share_groups(shares, releases[0].unit) if releases else {}
-    parts = certain_parts(earlier)
-    for (plan, probability), rounds in totals.items():
-        merged: Counter[tuple[int, SampledGaussian]] = Counter()
-        example: dict[int, Share] = {}
-        for planned in plan:
-            merged[groups[planned.share], planned.release] += planned.count
-            example[groups[planned.share]] = planned.share
-        if probability < 1 and len({group for group, _ in merged}) < len(merged):
-            raise UnsupportedError(
-                "a round that a silo takes part in with a probability below 1 makes different releases on the same "
-                "records: their mixture is not implemented. State the server's worst case, which holds here too."
-            )
-        for (group, release), count in merged.items():
-            term = Term(release=release, count=count, rounds=rounds, participation=probability)
-            parts.append((example[group], term))
-    return compose(parts)
+    if not everything:
+        return ()
+    found = set[Terms]()
+    for covering in shares_by_interval((p.share for p in everything), everything[0].release.unit):
+        terms = [term for share, term in certain_parts(earlier) if share in covering]
+        for (plan, probability), rounds in totals.items():
+            merged: Counter[SampledGaussian] = Counter()
+            for planned in plan:
+                if planned.share in covering:
+                    merged[planned.release] += planned.count
+            if probability < 1 and len(merged) > 1:
+                raise UnsupportedError(
+                    "a round that a silo takes part in with a probability below 1 makes different releases on the "
+                    "same records: their mixture is not implemented. State the server's worst case, which holds here "
+                    "too."
+                )
+            for release, count in merged.items():
+                terms.append(Term(release=release, count=count, rounds=rounds, participation=probability))
+        found.add(normalise(terms))
+    normalise(term for terms in found for term in terms)  # one neighbouring relation and unit over all intervals
+    return tuple(sorted((terms for terms in found if terms), key=repr))
 
 
 class _Attempts:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
-from dpfl_plugin.privacy.composition import Planned
+from dpfl_plugin.privacy.composition import Planned, Share
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import Prior, _envelope, envelope, prior_of, runs_in
@@ -216,9 +216,14 @@ def test_disjoint_shares_compose_in_parallel_on_the_same_records_only() -> None:
 
 def test_terms_are_those_that_a_share_overlaps() -> None:
     before = prior(shared(("one", "here", [charge(0, share=FIRST, count=50), charge(1, 1, share=SECOND)])))
-    assert [term.count for term in before.terms(0, FIRST)] == [term.count for term in before.terms(0)] == [50]
-    assert before.terms(0, SECOND) == [] == before.terms(2) == Prior().terms(0)
-    assert [term.count for term in before.terms(2, SECOND, third_party=True)] == [5]
+
+    def counts(prior: Prior, silo: int, *share: Share, third_party: bool = False) -> list[list[int]]:
+        return [[term.count for term in terms] for terms in prior.terms(silo, *share, third_party=third_party)]
+
+    assert counts(before, 0, FIRST) == counts(before, 0) == [[50]]
+    assert counts(before, 0, SECOND) == [[]] == counts(before, 2) == counts(Prior(), 0)
+    assert counts(before, 2, SECOND, third_party=True) == [[5]]
+    assert counts(before, 2, third_party=True) == [[50], [5]]  # a record is in one of the parts
 
 
 # Views

@@ -308,6 +308,14 @@ def whole_phases(stages: Any) -> Any:
     return lambda self, facts: [replace(one, share=(0.0, one.share[1])) for one in stages(self, facts)]
 
 
+def begin_in_it(of: Any) -> Any:
+    """Shares that begin in an elementary interval, without those that go on in it."""
+    return lambda shares, unit: [
+        frozenset(share for share in covering if share[0] == max(first for first, _ in covering))
+        for covering in of(shares, unit)
+    ]
+
+
 def rounded_outwards(bounds: Any) -> Any:
     return lambda share, count: (math.floor(share[0] * count), math.ceil(share[1] * count))
 
@@ -536,14 +544,19 @@ FAULTS = [
         holds.a_record_is_charged_for_all_that_reads_it,
         (
             composition,
-            "share_groups",
-            to(lambda shares, unit: {share: n for n, share in enumerate(sorted(set(shares)))}),
+            "shares_by_interval",
+            to(lambda shares, unit: [frozenset([share]) for share in set(shares)]),
         ),
     ),
     fault(
         "shares of a silo that is protected compose in parallel",
         holds.a_record_is_charged_for_all_that_reads_it,
-        (composition, "share_groups", lambda groups: lambda shares, unit: groups(shares, "record")),
+        (composition, "shares_by_interval", lambda of: lambda shares, unit: of(shares, "record")),
+    ),
+    fault(
+        "an interval is charged for the shares that begin in it",
+        holds.a_record_is_charged_for_all_that_reads_it,
+        (composition, "shares_by_interval", begin_in_it),
     ),
     fault(
         "disjoint shares have a record in common",

@@ -17,7 +17,7 @@ from scipy import integrate, stats
 
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
-from dpfl_plugin.privacy.composition import Planned, Spending, share_groups, silo_compositions, undominated
+from dpfl_plugin.privacy.composition import Planned, Spending, shares_by_interval, silo_compositions, undominated
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.views import outsider_view, server_view, third_party_view, worst_case_terms, worst_case_view
@@ -69,22 +69,43 @@ def test_overlapping_shares_are_composed_together() -> None:
     overlapping = server_view([charge(0, share=(0.0, 0.51)), charge(1, share=SECOND)], PLD(), DELTA)
     assert overlapping.epsilon == epsilon((A, 10))
     whole = server_view([charge(0, share=FIRST), charge(1, share=SECOND), charge(2)], PLD(), DELTA)
-    assert whole.epsilon == epsilon((A, 15))
+    assert whole.epsilon == epsilon((A, 10))  # a record is in one half
+
+
+def test_a_release_on_all_records_beside_disjoint_parts_is_composed_with_one_of_them() -> None:
+    """A record is in one part: 10 releases of all records and 10 of each half come to 20, not to 30."""
+    charges = [charge(0, count=10), charge(1, share=FIRST, count=10), charge(2, share=SECOND, count=10)]
+    assert server_view(charges, PLD(), DELTA).epsilon == epsilon((A, 20))
+    chain = [charge(t, share=share) for t, share in enumerate([(0.0, 0.4), (0.3, 0.7), (0.6, 1.0)])]
+    assert server_view(chain, PLD(), DELTA).epsilon == epsilon((A, 10))
+    mixture = third_party_view(
+        charges, PLD(), DELTA, silos=[0], participation=dict.fromkeys(range(3), 0.5),
+        pattern=lambda silo, t: [Planned(A, 10, ((0.0, 1.0), FIRST, SECOND)[t])],
+    )  # fmt: skip
+    assert mixture.epsilon == epsilon((A, 10, 2, 0.5))
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=8))
-def test_groups_are_the_connected_components_of_overlap(starts: list[tuple[int, int]]) -> None:
-    shares = [(a / 18, (a + n) / 18) for a, n in starts]
-    groups = share_groups(shares, "record")
-    component = {share: {share} for share in shares}
-    for x, y in itertools.combinations(set(shares), 2):
-        if x[0] < y[1] and y[0] < x[1]:
-            merged = component[x] | component[y]
-            for member in merged:
-                component[member] = merged
-    for x, y in itertools.product(shares, shares):
-        assert (groups[x] == groups[y]) == (y in component[x])
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=8),
+    st.integers(18, 60),
+    st.floats(0.5, 1.0),
+)
+def test_each_rank_is_charged_for_the_shares_that_read_it(
+    starts: list[tuple[int, int]], num_records: int, training: float
+) -> None:
+    """The interval's shares hold all that read a rank; without rounding, they are those that read some rank."""
+    shares = [(a / 18 * training, (a + n) / 18 * training) for a, n in starts]
+    intervals = shares_by_interval(shares, "record")
+    bounds = {share: [round(end * num_records) for end in share] for share in shares}
+    for rank in range(num_records):
+        reading = {share for share, (first, last) in bounds.items() if first <= rank < last}
+        assert any(reading <= covering for covering in intervals)
+    for covering in intervals:
+        place = max(first for first, _ in covering), min(last for _, last in covering)
+        assert covering == {share for share in shares if share[0] <= place[0] < place[1] <= share[1]}
+    assert not any(one < other for one in intervals for other in intervals)
+    assert shares_by_interval(shares, "silo") == (frozenset(shares),)
 
 
 def test_replacing_a_silo_changes_every_share() -> None:

@@ -135,4 +135,5 @@ class Ahead:
         for silo in book.silos:
             for planned, probability in itertools.product(book.pricing.planned(silo, cost), {1.0, cost.probability}):
                 term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
-                accountant.epsilon([term, *book.prior.terms(silo, cost.share)], book.spec.delta)
+                for terms in book.prior.terms(silo, cost.share):
+                    accountant.epsilon([term, *terms], book.spec.delta)

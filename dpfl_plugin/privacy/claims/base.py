@@ -40,18 +40,20 @@ class Claims:
         cost: RoundCost,
         epsilon: float,
         limit: int,
-        spent: Sequence[Term] = (),
+        spent: Sequence[Sequence[Term]] = ((),),
         probability: float = 1.0,
     ) -> int:
-        """How many rounds of this cost a silo may be in, on top of what was ``spent``; up to ``limit``."""
+        """How many rounds of this cost a silo may be in, on top of each of what was ``spent``; up to ``limit``."""
         # All that there is, where noise does not vary.
         planned = next(iter(self.book.pricing.planned(silo, cost)), None)
         if planned is None:
             return limit
         term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
         accountant = self.accountant if self.budget is None else self.budget.accountant
-        likely = (self.book.spec.rounds or 1) if spent else 1  # alone, more rounds never seem cheaper than fewer
-        return max_rounds(accountant, term, spent, epsilon, self.book.spec.delta, limit, likely)
+        delta, rounds = self.book.spec.delta, self.book.spec.rounds or 1
+        return min(  # alone, more rounds never seem cheaper than fewer
+            max_rounds(accountant, term, terms, epsilon, delta, limit, rounds if terms else 1) for terms in spent
+        )
 
 
 def finite(epsilon: float) -> float | None:

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
-from dpfl_plugin.privacy.book import Book, most_attempts
+from dpfl_plugin.privacy.accountants import MOST_LEVELS, rounded_down
+from dpfl_plugin.privacy.book import most_attempts
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims, finite
 from dpfl_plugin.privacy.composition import Terms, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
-from dpfl_plugin.privacy.headroom import Headroom
 from dpfl_plugin.privacy.participation import Plan
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.tally import Tally
@@ -25,26 +24,14 @@ from dpfl_plugin.privacy.views import AlikeRounds, Composed, ViewEpsilon, server
 class Server(Claims):
     """What the server learned and may learn; see `Claims`."""
 
-    def __init__(self, book: Book, accountant: Accountant, budget: Budget | None) -> None:
-        super().__init__(book, accountant, budget)
-        # With a schedule every round is of a kind of its own, of which nothing is worth remembering.
-        known = budget is not None and not book.rules.varies and not book.rules.silos and not book.spec.epsilons
-        self.headroom = Headroom(budget, book.spending) if budget is not None and known else None
-
     # What a budget allows
 
     def affords(self, round: int, cost: RoundCost, plan: Plan) -> bool:
         """Whether those who were drawn for the next round stay within a budget in the server's view."""
         assert self.budget is not None
         earlier, priced = self.book.prior.realised, self.book.pricing
-        if self.headroom is not None and self.headroom.covers(cost, plan.participants, earlier):
-            return True
         planned = {silo: [*priced.planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}
-        allowed = bool(self.budget.allows(self.book.spending, planned))
-        if allowed and self.headroom is not None:
-            of_round = {silo: priced.planned(silo, cost) for silo in planned}
-            self.headroom.learn(cost, of_round, earlier)
-        return allowed
+        return bool(self.budget.allows(self.book.spending, planned))
 
     def affords_beside(self, prior: Prior) -> bool:
         """Whether all silos stay within it with what ``prior`` holds of releases beside the rounds."""

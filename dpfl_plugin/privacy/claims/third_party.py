@@ -7,18 +7,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dpfl_plugin.privacy.accountants import Accountant, wavers
+from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.book import Book, most_attempts
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims
+from dpfl_plugin.privacy.composition import Terms, undominated
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, Probabilities, RoundCost, made_certain
 from dpfl_plugin.privacy.events import Charge, Term
-from dpfl_plugin.privacy.participation import Plan
+from dpfl_plugin.privacy.participation import CERTAIN, Plan
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.pricing import as_proven
 from dpfl_plugin.privacy.prior import WHOLE, Prior, follows_draws
-from dpfl_plugin.privacy.views import AlikeRounds, ViewEpsilon, third_party_composed, worst_case_view
+from dpfl_plugin.privacy.views import AlikeRounds, Composed, ViewEpsilon, third_party_composed, worst_case_composed
 
 FROM_THE_SEED = (
     "as if participants had been drawn unpredictably: here they follow from the seed, and whoever knows it is promised "
@@ -59,23 +60,22 @@ class ThirdParty(Claims):
         """Whether a round, the next to come, stays within a budget in a third party's view, whoever was drawn."""
         assert self.budget is not None
         book, prior = self.book, self.book.prior
-        counted = set(as_proven(book.pricing.dearest(dict(enumerate({*book.distinct, cost}))), prior).values())
-        if len(counted) == 1 and not book.repeated and not book.noise_ids.get(round):
-            # As below, without looking at every round again: all count alike, and each was released once.
-            return len(book.rounds) + (round not in book.rounds) <= self._most_cached(counted.pop())
-        kind, number = cost, len(book.rounds) + 1
-        new = round not in book.rounds and not book.noise_ids.get(round)
-        if new and book.stretch.covers(kind, prior, number):
-            return True
-        costs = as_proven(book.pricing.dearest({**book.found, **book.costs, round: cost}), prior)
-        cost = costs[round]
-        again = book.released_again(costs, {round: {*book.noise_ids.get(round, ()), "the next"}})
-        if not again and set(costs.values()) == {cost}:  # all alike: one search serves all rounds
-            return len(costs) <= self._most_cached(cost)
-        fits = self.mixture(costs, again, prior).epsilon <= self.budget.epsilon
-        if fits and new:
-            book.stretch.learn(kind, prior, number, lambda more: self._clears(costs, again, {cost: more}))
-        return fits
+        rounds = book.with_round(round, cost)
+        attempts = {again: len(book.noise_ids[again]) for again in book.repeated}
+        if book.noise_ids.get(round):
+            attempts[round] = len(book.noise_ids[round]) + 1
+        certain: Counter[RoundCost] = Counter()
+        for again, number in attempts.items():
+            repeated = cost if again == round else book.cost_of(again)
+            assert repeated is not None  # it was released
+            rounds[repeated] -= 1
+            certain[repeated] += number
+        counted = self._as_counted(+rounds)
+        if len(counted) == 1 and not certain and not book.cap_matters():  # one search serves all rounds
+            return counted.total() <= self._most_cached(*counted)
+        for alike, number in self._as_counted(certain).items():  # as in `third_party_view`
+            counted[replace(alike, participation=CERTAIN)] += number
+        return all(map(self.budget.fits, undominated(self._compositions(counted, prior, plan.participants))))
 
     def affords_beside(self, prior: Prior) -> bool:
         """Whether the rounds that were begun stay within it with what ``prior`` holds of releases beside them."""
@@ -125,21 +125,6 @@ class ThirdParty(Claims):
             self._most[cost] = self.most_alike(cost, self.budget.epsilon, MOST_ROUNDS)
         return self._most[cost]
 
-    def _clears(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], more: Mapping[RoundCost, int]) -> bool:
-        """Whether so many more rounds fit the budget, by more than the accountant wavers."""
-        assert self.budget is not None
-        last, later, by = max(costs) + 1, dict(costs), 0.0
-        for cost, number in more.items():
-            later.update(dict.fromkeys(range(last, last + number), cost))
-        for silo in self.book.silos:
-            terms = self.book.prior.terms(silo, third_party=True)
-            for cost in set(later.values()):
-                for one, likely in itertools.product(self.book.pricing.planned(silo, cost), (cost.probability, 1.0)):
-                    terms.append(Term(release=one.release, count=one.count, rounds=1, participation=likely))
-            by = max(by, wavers(self.accountant, terms))
-        most = self.budget.epsilon / (1 + by)
-        return most > 0 and self.mixture(later, again, self.book.prior).epsilon <= most
-
     # What is claimed
 
     def epsilon_of(self, rounds: Counter[RoundCost]) -> float:
@@ -163,50 +148,52 @@ class ThirdParty(Claims):
 
     def mixture(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior) -> ViewEpsilon:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
-        book, pattern = self.book, AlikeRounds(costs, self.book.pricing.planned)
-        accountant, delta, silos = self.accountant, book.spec.delta, book.silos
+        book = self.book
+        stated = self._composed(costs, charges, prior).stated(self.accountant, book.spec.delta)
         if not book.cap_matters():
-            mixture = book.once(
+            return self._as_drawn(stated, costs)
+        why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
+        return replace(stated, view="third_party", basis=f"{stated.basis}; {why}")
+
+    def _composed(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior) -> Composed:
+        """What `mixture` states."""
+        book, pattern, silos = self.book, AlikeRounds(costs, self.book.pricing.planned), self.book.silos
+        if not book.cap_matters():
+            return book.once(
                 "mixture",
                 (costs, charges, prior),
                 lambda: third_party_composed(
                     charges, silos=silos, participation=Probabilities(costs), pattern=pattern, earlier=prior.certain
                 ),
-            ).stated(accountant, delta)
-            return self._as_drawn(mixture, costs)
-        worst = worst_case_view(
-            charges,
-            accountant,
-            delta,
-            silos=silos,
-            rounds=costs,
-            pattern=pattern,
-            cap=most_attempts(book),
-            earlier=prior.realised,
+            )
+        return worst_case_composed(
+            charges, silos=silos, rounds=costs, pattern=pattern, cap=most_attempts(book), earlier=prior.realised
         )
-        why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
-        return replace(worst, view="third_party", basis=f"{worst.basis}; {why}")
 
     def _epsilon(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], prior: Prior) -> float:
         """`mixture`'s epsilon, where ``again`` is all that was released more than once."""
         return self.mixture(costs, again, prior).epsilon if again else self._counted(Counter(costs.values()), prior)
 
     def _counted(self, counted: Counter[RoundCost], prior: Prior) -> float:
-        """`mixture`'s epsilon of so many rounds of each cost, counted and not looked at, where that is the same."""
+        """`mixture`'s epsilon of so many rounds of each cost, counted and not looked at."""
+        return worst_epsilon(self.accountant, self._compositions(counted, prior), self.book.spec.delta)
+
+    def _compositions(self, counted: Counter[RoundCost], prior: Prior, participants: Iterable[int] = ()) -> list[Terms]:
         book = self.book
         if book.cap_matters():
-            return worst_epsilon(self.accountant, book.everywhere(counted, prior), book.spec.delta)
-        if any(cost.share != (0.0, 1.0) for cost in counted):
-            return self.mixture(dict(enumerate(counted.elements())), (), prior).epsilon
+            return book.everywhere(counted, prior, participants=participants)
+        if any(cost.share != WHOLE for cost in counted):
+            composed = self._composed(dict(enumerate(counted.elements())), (), prior)
+            return list(itertools.chain(*composed.compositions.values()))
         mixtures = []
         for silo in book.silos:
-            terms = prior.terms(silo, third_party=True)
-            for cost, rounds in counted.items():
-                for planned in book.pricing.planned(silo, cost):
-                    made = Term(release=planned.release, count=planned.count, rounds=rounds)
-                    terms.append(replace(made, participation=cost.probability))
-            mixtures.append(normalise(terms))
-        return worst_epsilon(self.accountant, mixtures, book.spec.delta)
+            made = [
+                Term(release=one.release, count=one.count, rounds=rounds, participation=cost.probability)
+                for cost, rounds in counted.items()
+                for one in book.pricing.planned(silo, cost)
+            ]
+            mixtures += [normalise([*made, *terms]) for terms in prior.terms(silo, third_party=True)]
+        return mixtures
 
     def _as_counted(self, rounds: Counter[RoundCost]) -> Counter[RoundCost]:
         """As a third party's epsilon counts them; see `Pricing.dearest` and `as_proven`."""
