@@ -96,6 +96,7 @@ def _of_papers(what: Experiment | Run | str | Path) -> bool:
 def _of_config(config: Config, base: Path) -> list[Row]:
     """The views of all rounds of a configuration; nothing is trained."""
     ahead = forecast(config, base)
+    ahead.check()
     noise = config.privacy.noise_multiplier
     solved = noise is None
     if solved and (said := solving(config)):

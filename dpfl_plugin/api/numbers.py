@@ -13,7 +13,7 @@ from typing import Final, ParamSpec, TypeVar
 from dpfl_plugin import registry
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
-from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.accountants import Accountant, why_infinite
 from dpfl_plugin.privacy.calibration import least_noise, max_rounds
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Term
 from dpfl_plugin.privacy.pld import check_delta
@@ -42,7 +42,7 @@ class Epsilon:
     """A guarantee, and how it was computed; ``float`` gives its epsilon.
 
     Attributes:
-        epsilon: upper bound, by ``accountant``; math.inf where nothing is guaranteed.
+        epsilon: upper bound, by ``accountant``; math.inf where nothing is guaranteed, or too large to compute.
         delta: at which it holds.
         noise_multiplier: sigma_g, noise standard deviation / L2 sensitivity, of each release.
         record_rate: s, share of the records in a batch.
@@ -71,7 +71,7 @@ class Epsilon:
     def odds(self) -> str:
         """What the number means, in a sentence."""
         if math.isinf(self.epsilon):
-            return "without noise nothing is guaranteed"
+            return why_infinite(self.noise_multiplier)
         factor = math.exp(min(self.epsilon, 700.0))
         much = f"{digits(factor, 3)}-fold" if factor < MOST_ODDS else "by a factor beyond use"
         return (
@@ -208,9 +208,12 @@ def max_steps(
     sampler: str = "fixed",
     accountant: str = "pld",
 ) -> Epsilon:
-    """The most releases that keep to ``epsilon`` at ``delta``, up to 10^7: ``steps`` of what is returned.
+    """The most releases that keep to ``epsilon`` at ``delta``: ``steps`` of what is returned.
 
     Other arguments and errors as `epsilon`; 0 releases where not even one fits.
+
+    Raises:
+        UnsupportedError: 10^7 releases fit, beyond which nothing is computed.
     """
     require(
         _is_number(noise_multiplier) and 0 < noise_multiplier < math.inf,
@@ -222,7 +225,14 @@ def max_steps(
     chosen = named_accountant(accountant)
     one = _term(noise_multiplier, record_rate, sampler, 1)
     steps = max_rounds(chosen, one, (), epsilon, delta, MOST_STEPS)
-    return _stated(chosen, _term(noise_multiplier, record_rate, sampler, steps), delta)
+    found = _stated(chosen, _term(noise_multiplier, record_rate, sampler, steps), delta)
+    if steps == MOST_STEPS:
+        raise UnsupportedError(
+            f"epsilon={epsilon!r}: cannot compute above {MOST_STEPS:,} steps, which come to epsilon "
+            f"{digits(found.epsilon, 4)} with noise_multiplier {noise_multiplier:g}. Ask for a smaller epsilon, or use "
+            "less noise."
+        )
+    return found
 
 
 def named_accountant(name: str) -> Accountant:

@@ -170,6 +170,7 @@ def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
         key = None if question.ledger is None else key_of(config, folder_of(config), question.ledger)
         try:
             ahead = forecast(question.with_budget(config), question.base, prior, key=key)
+            ahead.check()
         except (ConfigError, DataError) as error:
             raise in_file(error, question.path, variant) from error
         try:

@@ -50,6 +50,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.oracle import PrivateOracle as RoundOracle
 from dpfl_plugin.owners.limits import find_limits
 from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.accountants import why_infinite
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, follows_draws
@@ -306,7 +307,7 @@ class PrivateOracle:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         releases = "1 release" if self.num_releases == 1 else f"{self.num_releases} releases"
-        unbounded = "no epsilon holds" if math.isinf(self.epsilon) else ""
+        unbounded = why_infinite(self.noise_multiplier) if math.isinf(self.epsilon) else ""
         spent = unbounded or f"epsilon {places(self.epsilon, 3)} at delta {self.delta:.15g}"
         return f"PrivateOracle({self._place!r}: {releases}, {spent}{state})"
 

@@ -46,7 +46,7 @@ def account_mechanism(
         named = {"accountant": found.accountant, "sound": found.sound, "caveat": found.caveat, "error": found.error}
         print(to_json({"epsilon": found.epsilon, "delta": delta, "neighbouring": found.neighbouring, **named}))
     elif math.isinf(found.epsilon):
-        print("epsilon: none (without noise nothing is guaranteed)")
+        print(f"epsilon: none ({found.odds})")
     else:
         relation = found.neighbouring.replace("_", "-")
         shown = digits(found.epsilon, 6)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dpfl_plugin.api.numbers import MOST_STEPS, calibrate, max_steps
+from dpfl_plugin.api.numbers import calibrate, max_steps
 from dpfl_plugin.cli.account import sampling
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError, require
@@ -61,7 +61,7 @@ def plan_mechanism(numbers: Numbers, solve: str | None, *, as_json: bool) -> Non
     else:
         assert numbers.sigma is not None
         own = max_steps(noise_multiplier=numbers.sigma, **budget, **sampled)
-        found = f"{own.steps} releases" + (" or more" if own.steps == MOST_STEPS else "")
+        found = f"{own.steps} releases"
     if as_json:
         said = {"noise_multiplier": own.noise_multiplier, "steps": own.steps, "epsilon": own.epsilon}
         print(to_json({"solved": SOLVED[solve], **said, "delta": own.delta, "accountant": own.accountant}))

@@ -111,6 +111,18 @@ def subset(rng: np.random.Generator, num_all: int, size: int) -> NDArray[np.int6
     return _subset(sfc64, rng, num_all, np.empty(size, np.int64))
 
 
+def shuffled(rng: np.random.Generator, index: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``index`` (n,) in a uniform order."""
+    if not isinstance(rng, FreshGenerator):
+        return rng.permutation(index)
+    while True:
+        words = rng.words(len(index))
+        order = np.argsort(words)
+        found = words[order]
+        if bool((found[1:] != found[:-1]).all()):  # equal ones would keep some order
+            return np.asarray(index[order], np.int64)
+
+
 def uniform(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
     """(count,) numbers uniform on the multiples of 2^-53 in [0, 1)."""
     if not isinstance(rng, FreshGenerator):

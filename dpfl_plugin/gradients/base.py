@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dpfl_plugin.core.balls import Normalised, inner, longest
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import PluginError
+from dpfl_plugin.gradients.blocks import pieces
 from dpfl_plugin.models.fixed import FREEZE, frozen_norm
 
 PIECE: Final = {"cpu": 2**17, "cuda": 2**24}
@@ -98,8 +99,8 @@ class Engine(Protocol):
         a gradient that is not finite, or 2^120 times as long as C (`longest`), adds nothing, and neither does a record
         that is not usable, unless ``clip_norm`` is inf: then no batch has any. An empty batch gives zeros.
 
-        Noise covers what one record does to the sum, rounding included. For two batches of one length that differ in
-        one record, or in that it counts as zero in one of them, it moves by no more than Delta (1 + SUM_SLACK), Delta =
+        Noise covers what one record does to the sum, rounding included. For two batches that differ in one record, or
+        in that it counts as zero or is missing in one of them, it moves by no more than Delta (1 + SUM_SLACK), Delta =
         2 C or C: `blocks` has the proof, and what an engine keeps for it; `testing.EngineContract` tests it.
 
         Args:
@@ -190,8 +191,8 @@ def in_chunks(
     """`Engine.clipped_sum` of one chunk of ``size`` examples after another."""
     part, norms = torch.empty_like(out), []
     out.zero_()
-    for first in range(0, len(batch), size):
-        norms.append(clipped_sum(y, batch.between(first, min(first + size, len(batch))), clip_norm, part))
+    for first, last in pieces(len(batch), size):
+        norms.append(clipped_sum(y, batch.between(first, last), clip_norm, part))
         out += part
     known = [norm for norm in norms if norm is not None]
     return torch.cat(known) if len(known) == len(norms) else None

@@ -6,12 +6,12 @@ replaced among 60,000 may move a float32 sum by six times 2 C (Casacuberta, Shoh
 batch is cut into blocks. A record is in one of them, of no more than `LONGEST` records, and the others do not change.
 
 **Promise.** Let D and D' be batches of one length that differ in the record at one place, or in that it counts as zero
-in one of them. For every engine, every C and bounds by layer that together are C,
+in one of them; or let D' be D without one record, in which case (7.) the last record of D takes its place. For every
+engine, every C and bounds by layer that together are C,
 
     ||S(D) - S(D')|| <= Delta (1 + `slack`) <= Delta (1 + SUM_SLACK),
 
-Delta = 2 C where the record is replaced, C where it counts as zero. To add or remove a record means that: it counts as
-zero at its place, how many were drawn and where all others are stays.
+Delta = 2 C where the record is replaced, C where it counts as zero or is not there.
 
 **What an engine has to keep** for this, where g_i is the gradient of record i as it was computed:
 
@@ -21,8 +21,8 @@ zero at its place, how many were drawn and where all others are stays.
 2. v_i, what is added for record i, is clipped by a norm that was computed from the numbers that v_i is made of, to
    `inner` (C). It is the outer product of two vectors of float32 numbers, one product for each entry; or a row that was
    added up within the record before its norm was taken; or, of sequences, a sum over positions in float64 (5.).
-3. The batch is cut into blocks by `blocks_of`, by the records' places. Of each block the v_i are added up by
-   themselves; the blocks' sums are added up in float64, and are float64 from there on.
+3. The batch is cut into chunks by `chunk_of`, and these into blocks by `blocks_of`, by the records' places. Of each
+   block the v_i are added up by themselves; the blocks' sums are added up in float64, and are float64 from there on.
 4. A record whose gradient does not count as finite has v_i = 0 at its place, in a product of the same shape: one whose
    norm, or the norm of one of whose layers, is not a number or more than `balls.longest`, 2^120 C.
 
@@ -47,7 +47,8 @@ zero at its place, how many were drawn and where all others are stays.
 3. *All blocks.* Those without the record are the same numbers in D and in D'. n float64 numbers whose norms are b C
    together are added up to n 2^-53 b C; n is the number of blocks of a chunk, and of chunks (`depth`).
 4. S(D) - S(D') is v_i - v_i' and these errors. Relative to Delta: gamma_B B + n 2^-53 b where a record is replaced;
-   gamma_B (2 B - 1) + 2 n 2^-53 b where it counts as zero. B = 88 is the most that leaves room for the rest of 2^-10.
+   gamma_B (2 B - 1) + 2 n 2^-53 b where it counts as zero; 4 gamma_B B + 2 n 2^-53 b where it is not there (7.). B = 62
+   is the most that leaves room for the rest of 2^-10.
 5. *Sequences* of T positions whose gradients are not formed: v_i is a sum of T products an entry, and the sum L_i of
    their norms may be longer than v_i by any factor, if positions cancel. There float32 numbers are multiplied and added
    up in float64: off by gamma_(B T) (of 2^-53) times sum_i w_i L_i, w_i the clip factor. The norm that w_i was made of
@@ -57,11 +58,27 @@ zero at its place, how many were drawn and where all others are stays.
    min(1, `inner` / norm) than that it is at most `inner` / norm and a normal number; so is this one, between 2^-121 and
    2^30, for gamma is between 1e-9 C and 1e9 C.
 
+7. *With and without a record.* Amplification by sampling compares the batches that have a record with those that have
+   not. Samplers hand out each batch in a uniform order (`draws.shuffled`), by which few blocks differ.
+   Poisson batches: let T, of k records, be the others that were drawn, t_1, ..., t_k in a uniform order, and p uniform
+   in 1, ..., k + 1. Put x at place p, and t_p, if there is one, behind the last. Of (order of T, p) and orders of T and
+   x each gives the other, so that one is uniform, too. Thus coupled, all records but x and t_p stay at their places.
+   Beyond 2 B records a place is in the same block whatever the length of the batch (`blocks_of`, `chunk_of`, `pieces`).
+   So two blocks differ, that of p and the last. S(D) - S(D') is v_x and four errors of gamma_B B C or less (2.): of
+   these blocks, of D and of D'. Up to 2 B records all blocks may differ: then 2. for all records of D and of D' gives
+   gamma_B (2 b - 1) C, which is less than 4 gamma_B B C.
+   Batches of fixed size: those with x, and those with another record z in its place, have one law, order included; they
+   differ at one place, as in 4.
+   In the order of a file all blocks behind x would differ: worst records move a sum over 5,000 by 1.002 C, one over
+   20,000 by 1.009 C (`tests/gradients/test_sums.py`).
+
 Layers' parts of v_i are orthogonal: by Minkowski's inequality the bounds hold for all layers together.
 
 **Assumed**: products by the definition, in any order (no Strassen, no reduced formats: `precision.check`); IEEE
 arithmetic, with or without numbers below 2^-126; clipping norms in [2^-40, 2^40] (bounds of a
-layer, or adapted, in [2^-50, 2^50]). Others are refused.
+layer, or adapted, in [2^-50, 2^50]). Others are refused. For 7. also: what is computed of a record is the same at
+another place and in a batch of another length. Rows of torch's products are, of two columns or more; in products of one
+column, as of models with one output, the last few rows may be rounded otherwise, which is not covered.
 """
 
 from __future__ import annotations
@@ -76,8 +93,10 @@ from torch import Tensor
 from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.errors import UnsupportedError
 
-LONGEST: Final = 88
+LONGEST: Final = 62
 """Records of a block: see the proof, 4."""
+HALVED: Final = 2 * LONGEST
+"""Records that are cut into equal blocks: see the proof, 7."""
 AT_A_TIME: Final = 2**16
 """Records of a chunk, whatever the memory: blocks' sums are added up chunk by chunk."""
 AT_ONCE: Final = {"cpu": 2**18, "cuda": 2**22}
@@ -101,22 +120,43 @@ class Blocks:
 
 @functools.lru_cache(maxsize=4096)
 def blocks_of(count: int) -> Blocks:
-    """The fewest blocks of at most `LONGEST` of ``count`` records, as equal as can be: a function of their number."""
-    length = -(-count // max(1, -(-count // LONGEST)))
-    return Blocks(length, *divmod(count, length)) if count else Blocks(1, 0, 0)
+    """The fewest blocks of at most `LONGEST` of ``count`` records: as equal as can be up to `HALVED`, and beyond of
+    `LONGEST` each but for the last, so that a record's block follows from its place alone."""
+    if not count:
+        return Blocks(1, 0, 0)
+    length = LONGEST if count > HALVED else -(-count // -(-count // LONGEST))
+    return Blocks(length, *divmod(count, length))
 
 
 def filled(count: int) -> int:
-    """The next number of records, ``count`` or more, whose blocks are all equal."""
+    """The next number of records, ``count`` or more, whose blocks are all equal; ``count`` if that is far beyond it."""
     blocks = blocks_of(count)
-    return blocks.count * blocks.length
+    equal = blocks.count * blocks.length
+    return equal if 10 * equal <= 11 * count or count <= HALVED else count
+
+
+def pieces(count: int, size: int) -> list[tuple[int, int]]:
+    """Where chunks begin and end, of ``count`` records and at most ``size`` each (`chunk_of`): beside others, what
+    `blocks_of` would halve is two blocks, so that their length does not follow from how many records there are."""
+    found = []
+    for first in range(0, count, size):
+        last = min(first + size, count)
+        if last - first < count and LONGEST < last - first <= HALVED:
+            found.append((first, first + LONGEST))
+            first += LONGEST
+        found.append((first, last))
+    return found
+
+
+Neighbouring = Literal["replace_one", "zeroed", "add_or_remove"]
+"""The record at a place is another one; counts as zero; or is there or not, and another takes its place."""
 
 
 def slack(
     count: int,
     at_a_time: int = AT_A_TIME,
     dtype: torch.dtype = torch.float32,
-    neighbouring: Literal["replace_one", "add_or_remove"] = "add_or_remove",
+    neighbouring: Neighbouring = "add_or_remove",
     depth: int | None = None,
 ) -> float:
     """The proven bound on (||S(D) - S(D')|| - Delta) / Delta for batches of ``count`` records: see above.
@@ -132,7 +172,13 @@ def slack(
     of_positions = longest * 2.0**-29 if dtype is torch.float32 else 0.0
     if depth is None:
         depth = longest + blocks_of(size).count + -(-count // size)
-    of_blocks = (lost + of_positions) * (longest if neighbouring == "replace_one" else 2 * longest - 1)
+    # How often a block's error, gamma C for each of its records, counts, over Delta.
+    errors = {
+        "replace_one": longest,
+        "zeroed": 2 * longest - 1,
+        "add_or_remove": 2 * count - 1 if count <= HALVED else 4 * longest,
+    }
+    of_blocks = (lost + of_positions) * errors[neighbouring]
     added_up = depth * _U64 * count * (1 if neighbouring == "replace_one" else 2)
     return (of_blocks + added_up) * (1 + 2.0**-10) + _REST
 
@@ -145,7 +191,8 @@ def chunk_of(count: int, most: int, depth: int | None = None) -> int:
         UnsupportedError: there are so many that nothing is proven of their sum.
     """
     size = max(1, min(most, AT_A_TIME))
-    size = max(1, -(-count // max(1, -(-count // size))))  # as equal as can be, so that buffers can be kept
+    if count > size >= LONGEST:
+        size -= size % LONGEST  # whole blocks, so that a record's block follows from its place alone
     if slack(count, size, depth=depth) > SUM_SLACK:
         raise UnsupportedError(
             f"a batch of {count:,} records, {size:,} at a time, is too large: rounding could move its sum by more than "

@@ -37,7 +37,7 @@ from dpfl_plugin.gradients.base import (
     squared_inputs,
     squared_norms,
 )
-from dpfl_plugin.gradients.blocks import add_products, add_rows, blocks_of, chunk_of
+from dpfl_plugin.gradients.blocks import add_products, add_rows, blocks_of, chunk_of, pieces
 from dpfl_plugin.gradients.persons import Persons
 from dpfl_plugin.gradients.precision import Precision, passes
 
@@ -279,8 +279,8 @@ class BookKeeping:
         # Rows of a table are added up one record after another, whatever the chunk.
         depth = len(batch) if any(isinstance(layer, nn.Embedding) for layer in self._layers.values()) else None
         size = chunk_of(len(batch), self._chunk_bytes // self.record_bytes(y, batch), depth) if len(batch) else 1
-        for first in range(0, len(batch), size):
-            yield batch.between(first, min(first + size, len(batch)))
+        for first, last in pieces(len(batch), size):
+            yield batch.between(first, last)
 
 
 def _owners(model: nn.Module) -> dict[str, list[tuple[str, str]]]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dpfl_plugin.core.balls import MOST_RATIO, inner
 from dpfl_plugin.gradients.base import Engine, Records, squared_inputs, squared_norms
-from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of, filled
+from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of, filled, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +224,8 @@ class StackedLayers:
         width = max(1, min(chunk_of(batches.longest, most), batches.longest))
         height = max(1, most // width)
         out.zero_()
-        for at in range(0, batches.longest, width):
-            records = slice(at, at + width)
+        for at, end in pieces(batches.longest, width):
+            records = slice(at, end)
             for first in range(0, len(batches), height):
                 silos = slice(first, first + height)
                 found = self._sums(

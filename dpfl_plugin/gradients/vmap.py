@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Loss, Records, bad_among, clip_factors, layers, mixing, squared_norms
-from dpfl_plugin.gradients.blocks import add_rows, chunk_of
+from dpfl_plugin.gradients.blocks import add_rows, chunk_of, pieces
 from dpfl_plugin.gradients.precision import Precision, full, passes
 from dpfl_plugin.gradients.trace import trace
 
@@ -93,8 +93,8 @@ class Vmap:
 
     def _chunks(self, batch: Records, y: Tensor) -> Iterator[Records]:
         size = chunk_of(len(batch), self._chunk_bytes // self.record_bytes(y, batch)) if len(batch) else 1
-        for first in range(0, len(batch), size):
-            yield batch.between(first, min(first + size, len(batch)))
+        for first, last in pieces(len(batch), size):
+            yield batch.between(first, last)
 
 
 def _add_clipped(

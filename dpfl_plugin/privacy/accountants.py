@@ -91,7 +91,12 @@ class Checked(abc.ABC):
             return 0.0
         if min(term.release.noise_multiplier for term in terms) < LEAST_NOISE:
             return math.inf
-        return self.bound(_levelled(pld.normalise(map(_clamped, terms))), delta)
+        most = self.most_noise(terms)
+        return self.bound(_levelled(pld.normalise(_clamped(term, most) for term in terms)), delta)
+
+    def most_noise(self, terms: Sequence[Term]) -> float:
+        """More noise counts as this much."""
+        return MOST_GAUSSIAN_NOISE if all(map(_is_plain, terms)) else MOST_NOISE
 
     def epsilons(self, per_round: Term, rounds: Sequence[int], delta: float) -> list[float]:
         """See `Accountant.epsilons`; what does not depend on the number of rounds is computed once."""
@@ -139,12 +144,23 @@ def in_passes(composition: Iterable[Term]) -> tuple[Term, ...]:
 
 
 LEAST_NOISE: Final = 0.01  # one release costs thousands: infinity is an upper bound, and numbers that large overflow
-MOST_NOISE: Final = 1e4  # more is accounted for as this much, which is an upper bound: tiny numbers cancel
 
 
-def _clamped(term: Term) -> Term:
+def why_infinite(noise_multiplier: float) -> str:
+    """Why releases with this noise have an infinite epsilon, in words."""
+    if noise_multiplier == 0:
+        return "without noise nothing is guaranteed"
+    return f"noise_multiplier {noise_multiplier:g} is below {LEAST_NOISE:g}: epsilon is too large to compute"
+
+
+MOST_NOISE: Final = 1e4  # more counts as this much, which is an upper bound: tiny numbers cancel
+MOST_GAUSSIAN_NOISE: Final = 1e7  # the same, where nothing is sampled and there is a closed form
+_COUNTED: Final = "noise multipliers above 1e4 on samples, and above 1e7 without sampling, count as these"
+
+
+def _clamped(term: Term, most: float) -> Term:
     release = term.release
-    return replace(term, release=replace(release, noise_multiplier=min(release.noise_multiplier, MOST_NOISE)))
+    return replace(term, release=replace(release, noise_multiplier=min(release.noise_multiplier, most)))
 
 
 MOST_LEVELS: Final = 64  # noise multipliers that are composed as they are
@@ -201,7 +217,7 @@ class PLD(Checked):
     error: ClassVar[str] = (
         "never below the exact epsilon; 1e-5 to 5e-4 (relative) above it for noise multipliers from 0.2 on, up to 1 % "
         "below 0.2, where epsilon is in the hundreds; exact without sampling; with more than 64 noise multipliers on "
-        "samples, each counts as one up to 0.54 % smaller"
+        f"samples, each counts as one up to 0.54 % smaller; {_COUNTED}"
     )
 
     def bound(self, terms: tuple[Term, ...], delta: float) -> float:
@@ -219,7 +235,10 @@ class Gaussian(Checked):
 
     name: ClassVar[str] = "Gaussian"
     caveat: ClassVar[str] = "holds for full batches in every round only, and refuses everything else"
-    error: ClassVar[str] = "exact, but for rounding: delta is met to 1e-8 (relative)"
+    error: ClassVar[str] = (
+        "exact, but for rounding: delta is met to 1e-8 (relative) by noise multipliers up to 1e4, and to 1e-5 up to "
+        "1e7; more count as 1e7"
+    )
 
     def refusal(self, term: Term) -> str:
         """See `Checked.refusal`."""
@@ -235,7 +254,8 @@ def _gaussian(terms: tuple[Term, ...], delta: float) -> float:
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
     mu = math.hypot(*(math.sqrt(t.count * t.rounds) / t.release.noise_multiplier for t in terms))
-    return float(get_epsilon_gaussian(1 / mu, delta))
+    with np.errstate(divide="ignore"):  # log(0), where not even epsilon 0 has that delta
+        return float(get_epsilon_gaussian(1 / mu, delta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +270,7 @@ class RDP(Checked):
     caveat: ClassVar[str] = "is loose: no Renyi bound in use is tight for fixed batches"
     error: ClassVar[str] = (
         "no grid; above the exact epsilon by 3 to 20 % without sampling, 8 to 18 % for Poisson batches, "
-        "a factor of 2.2 to 2.7 for fixed ones, over reference values above 0.04; by more below"
+        f"a factor of 2.2 to 2.7 for fixed ones, over reference values above 0.04; by more below; {_COUNTED}"
     )
 
     def bound(self, terms: tuple[Term, ...], delta: float) -> float:
@@ -326,7 +346,8 @@ class PRV(Checked):
         "and takes the rounding errors of its Fourier transform for negligible"
     )
     error: ClassVar[str] = (
-        "not below the exact epsilon, and at most 2.2 eps_error above it: absolute, 0.022 for the default of 0.01"
+        "not below the exact epsilon, and at most 2.2 eps_error above it: absolute, 0.022 for the default of 0.01; "
+        "noise multipliers above 1e4 count as 1e4"
     )
 
     def __post_init__(self) -> None:
@@ -339,6 +360,10 @@ class PRV(Checked):
         if term.release.sampler != "poisson" and term.release.rate < 1:
             return "Opacus' PRV accountant knows Poisson batches only. Use pld or rdp."
         return ""
+
+    def most_noise(self, terms: Sequence[Term]) -> float:
+        """See `Checked.most_noise`: it has no closed form."""
+        return MOST_NOISE
 
     def bound(self, terms: tuple[Term, ...], delta: float) -> float:
         """See `Checked.bound`.

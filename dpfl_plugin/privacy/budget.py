@@ -13,7 +13,7 @@ from dpfl_plugin.privacy.composition import Planned, Spending, Terms, undominate
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta, normalise
 
-_LIMIT = 10**7  # releases; far beyond any run, so that a budget which nothing exhausts ends the search
+_LIMIT = 10**7  # releases that are searched for; more are composed as they come
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,8 @@ class Budget:
         if self.epsilon == math.inf or any(_is_part(terms, fitting) for fitting in self._fitting):
             return True
         for n, term in enumerate(terms):
+            if term.rounds > _LIMIT:  # beyond what is searched for
+                continue
             one, others = replace(term, rounds=1), terms[:n] + terms[n + 1 :]
             if (one, others) not in self._most:
                 self._most[one, others] = None

@@ -116,7 +116,7 @@ class FixedSize:
         return self.divisor(self.least_records) / self.least_records
 
     def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
-        return draws.subset(rng, num_records, int(self.divisor(num_records)))
+        return draws.shuffled(rng, draws.subset(rng, num_records, int(self.divisor(num_records))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Poisson:
 
     def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
         drawn_rate = math.floor(self.record_rate * _STEPS) / _STEPS
-        return np.flatnonzero(draws.uniform(rng, num_records) < drawn_rate)
+        return draws.shuffled(rng, np.flatnonzero(draws.uniform(rng, num_records) < drawn_rate))
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,10 @@ def _epsilons(said: dict[str, Any]) -> str:
     if budget["epsilon"] is not None:
         of = "what the server sees" if budget["view"] == "server" else "what third parties see"
         with_others = ", other runs in the shared ledger included" if said["shared"] else ""
-        lines.append(f"\nThe run was given a budget of epsilon {number(budget['epsilon'])} for {of}{with_others}.")
+        own = any(silo.get("budget", budget["epsilon"]) != budget["epsilon"] for silo in said["silos"] or ())
+        except_own = "; a silo with a budget of its own (table of silos below) keeps to that" * own
+        given = f"a budget of epsilon {number(budget['epsilon'])} for {of}{with_others}{except_own}"
+        lines.append(f"\nThe run was given {given}.")
     lines += _in_advance(said)
     lines.append(f"\nAccountant: {accountant['name']}; {accountant['error']}.")
     if accountant["caveat"]:

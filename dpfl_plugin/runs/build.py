@@ -12,13 +12,11 @@ import torch
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
-from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.federation.memory import Memory
-from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import smoothing
@@ -28,14 +26,10 @@ from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.models.fixed import Before, state_before
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
-from dpfl_plugin.privacy.cycles import check_round
 from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.held_by import HeldBy
-from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
-from dpfl_plugin.privacy.released import check_released
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.engines import (
     check_engine,
@@ -47,6 +41,7 @@ from dpfl_plugin.runs.engines import (
     stack_of,
 )
 from dpfl_plugin.runs.extra_releases import beside, statistics_of, statistics_planned
+from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
@@ -59,7 +54,6 @@ from dpfl_plugin.runs.silo_settings import (
     noise_of,
     others,
     own_settings,
-    refuse_silos,
     weights_by_noise,
     with_own,
 )
@@ -227,7 +221,11 @@ def build(
         setting = replace(setting, weights=weights_by_noise(rules, survey.num_records))
     check_engine(draft.engine, rules, draft.module, draft.loss, draft.model, draft.trial)
     lockstep = lockstep_of(config, draft.engine, rules)
-    _check_first_round(config, draft.algorithm, setting, rules, draft.module, draft.loss, draft.model)
+    first = check_first_round(config, draft.algorithm, setting, rules, draft.model)
+    for round in {0, (setting.rounds or 1) - 1}:
+        rules.factors(round, first.num_gradients)
+    if first.smoothing is not None:
+        smoothing.engine(first.smoothing, draft.module, draft.loss)
     return Parts(
         host=_silo_group(config, draft, rules, extra, lockstep=lockstep),
         algorithm=draft.algorithm,
@@ -335,48 +333,3 @@ def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Besid
         outcome=draft.holding.survey.outcome,
         statistics=statistics_planned(config, draft.holding.survey.inputs, extra),
     )
-
-
-def _check_first_round(
-    config: Config,
-    algorithm: Algorithm,
-    setting: Setting,
-    rules: PrivacyRules,
-    module: torch.nn.Module,
-    loss: engines.Loss,
-    model: torch.Tensor,
-) -> None:
-    """Raise what the first round would, before anything is on disk."""
-    server = algorithm.init_server(model, setting)
-    first = algorithm.round_plan(server, 0, setting, stream(config.public_seed, "plan"))
-    if first.participation == WITH_REPLACEMENT:
-        refuse_silos(config, "drawing with replacement is accounted for silos that have one noise")
-    for round in {0, (setting.rounds or 1) - 1}:
-        rules.factors(round, first.num_gradients)
-    if isinstance(rules.sampler, Cyclic):
-        check_round(first.share, first.smoothing)
-    if first.smoothing is not None:
-        if rules.unit == "person":
-            raise UnsupportedError(
-                "privacy.unit='person': gradients of smoothed losses are taken of single records. Use unit: record, or "
-                "an algorithm without smoothing."
-            )
-        if rules.augmentation is not None:
-            raise UnsupportedError(
-                "augmentation: gradients of smoothed losses are taken of records as they are. Leave it out, or use an "
-                "algorithm without smoothing."
-            )
-        if config.runtime.precision != "float32":
-            raise UnsupportedError(
-                f"runtime.precision={config.runtime.precision!r}: gradients of smoothed losses are taken in full "
-                "precision only. Use float32."
-            )
-        for key in ("lockstep", "graphs"):
-            if getattr(config.runtime, key):
-                raise UnsupportedError(
-                    f"runtime.{key}=true: gradients of smoothed losses are taken silo by silo. Leave {key} out."
-                )
-        smoothing.engine(first.smoothing, module, loss)
-    if rules.unit == "silo":
-        up, rehearsal = rehearse(algorithm, server, first)
-        check_released(up, rehearsal.released)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, digits_down
@@ -24,6 +26,7 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.extra_releases import beside, check_in_shared, statistics_of
+from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
@@ -114,6 +117,10 @@ class Forecast:
         """As if all silos were of these sizes, also where noise is solved for some of them: any may be drawn."""
         missing = max(0, self.setting.num_silos - len(self.num_records))
         return self.num_records + self.num_records[:1] * missing
+
+    def check(self) -> None:
+        """Raise UnsupportedError where a run would, for what its rounds ask for."""
+        check_first_round(self.config, self.algorithm, self.setting, self.rules(self.config, 1.0), torch.zeros(2))
 
     def unlimited(self) -> Forecast:
         """Without the budget, but with the noise of scores and statistics that is solved for it."""

@@ -21,7 +21,7 @@ from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluati
 from dpfl_plugin.federation.planning import Planner, fresh_coins
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.privacy.account import PrivacyAccount, know_to_fit
-from dpfl_plugin.privacy.accountants import LEAST_NOISE
+from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
@@ -121,10 +121,11 @@ def prior_in(
         return NO_PRIOR
     release = rules.release(1.0)
     if release.noise_multiplier < LEAST_NOISE:
+        noise_multiplier = release.noise_multiplier
+        why = "no noise covers what this run would release" if noise_multiplier == 0 else why_infinite(noise_multiplier)
         raise ConfigError(
             Worded(
-                f"{{ledger}} {path}: no noise covers what this run would release (noise_multiplier "
-                f"{release.noise_multiplier:g}), so that after it nothing that the ledger holds would have an epsilon. "
+                f"{{ledger}} {path}: {why}, so that after it nothing that the ledger holds would have an epsilon. "
                 "Leave {ledger} out."
             )
         )

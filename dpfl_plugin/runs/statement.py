@@ -139,7 +139,7 @@ ENDED_EARLY: Final[Mapping[Cause, str]] = {
 TIMES = "The server sees how long silos take and when their messages arrive; no epsilon covers what that reveals."
 BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
-    "at most 0.2 % more noise. It is assumed that a row of a product of matrices depends on no other row's values."
+    "at most 0.2 % more noise. It is assumed that a row of a product of matrices does not depend on other rows."
 )
 
 
@@ -297,7 +297,7 @@ def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccou
         return "none: no noise was added"
     if views["server"]["worst_case_epsilon"] is None:
         falls = ", as privacy.schedule changes it," if rules.varies else ""
-        return f"none: noise_multiplier {noise:g}{falls} is too little for any epsilon to be stated"
+        return f"none: noise_multiplier {noise:g}{falls} is too little: epsilon is too large to compute"
     return f"differential privacy, as stated in {'tuning' if 'tuning' in account.ledger.facts else 'views'}"
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.errors import ConfigError, DpflError
+from dpfl_plugin.errors import ConfigError, DpflError, UnsupportedError
 from tests.cli.command import dpfl as command
 
 MECHANISM = {"noise_multiplier": 8.0, "record_rate": 0.2, "steps": 300, "delta": 1e-5}
@@ -41,9 +41,24 @@ def test_the_noise_found_keeps_to_the_budget_and_is_what_dpfl_plan_finds():
     assert float(dpfl.epsilon(noise_multiplier=0.999 * found.noise_multiplier, **wanted)) > 1.5
 
 
-def test_no_noise_is_no_guarantee():
-    found = dpfl.epsilon(**MECHANISM | {"noise_multiplier": 0})
-    assert math.isinf(float(found)) and "epsilon none" in str(found) and "nothing is guaranteed" in str(found)
+@pytest.mark.parametrize(
+    ("noise", "says"),
+    [
+        (0, "without noise nothing is guaranteed"),
+        (0.009, "noise_multiplier 0.009 is below 0.01: epsilon is too large to compute"),
+    ],
+)
+def test_no_noise_and_little_noise_are_told_apart(noise, says):
+    found = dpfl.epsilon(**MECHANISM | {"noise_multiplier": noise})
+    assert math.isinf(float(found))
+    assert "epsilon none" in str(found)
+    assert says in str(found)
+    assert says in command("account", "--mechanism", "gaussian-wor", "--sigma", noise, *OPTIONS).out
+
+
+def test_more_steps_than_are_looked_for_are_no_answer():
+    with pytest.raises(UnsupportedError, match=r"epsilon=3.0: cannot compute above 10,000,000 steps, .* epsilon 2\.5"):
+        dpfl.max_steps(noise_multiplier=5000.0, epsilon=3.0, delta=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,11 @@ def _batch_norm():
         ({"privacy": {**GIVEN, "unit": "silo"}}, UnsupportedError, "an oracle protects records"),
         ({"privacy": {**GIVEN, "randomness": "seeded"}}, ConfigError, "seeded needs a seed"),
         ({"seed": 1}, ConfigError, "noise that follows from a seed protects nothing. Leave out ledger"),
-        ({"privacy": {**GIVEN, "noise_multiplier": 0}}, ConfigError, "no noise covers .* Leave ledger out"),
+        (
+            {"privacy": {**GIVEN, "noise_multiplier": 0}},
+            ConfigError,
+            "no noise covers .* Leave ledger out",
+        ),
         ({"outcome": "regression"}, ConfigError, "outcome: .*range"),
         ({"outcome": {"kind": "survival", "range": (0, 9)}}, DataError, r"must have shape \(50, 2\)"),
         (
@@ -464,7 +468,7 @@ def test_without_noise_it_says_that_nothing_is_guaranteed():
     with made(None, privacy={**EXACT, "clip_norm": 1.0}) as oracle:
         oracle.gradient()
         assert oracle.epsilon == math.inf
-        assert "no epsilon holds" in repr(oracle)
+        assert "without noise nothing is guaranteed" in repr(oracle)
         assert "**Nothing is protected**: no noise was added." in oracle.statement
 
 

@@ -169,9 +169,12 @@ def test_rdp_takes_rounding_for_no_evidence_of_privacy() -> None:
 
 
 def test_noise_beyond_what_doubles_bear_is_not_credited() -> None:
-    for accountant in (PLD(), RDP(), PRV(), Gaussian(), Paper()):
-        most = accountant.epsilon([term("full", 1.0, 1e4)], 1e-9)
-        assert accountant.epsilon([term("full", 1.0, 1e7)], 1e-9) == most > 0
+    for accountant, most in ((PLD(), 1e7), (RDP(), 1e7), (Gaussian(), 1e7), (PRV(), 1e4)):
+        limit = accountant.epsilon([term("full", 1.0, most)], 1e-9)
+        assert accountant.epsilon([term("full", 1.0, 100 * most)], 1e-9) == limit > 0
+    for accountant in (PLD(), RDP()):
+        limit = accountant.epsilon([term("poisson", 0.5, 1e4)], 1e-9)
+        assert accountant.epsilon([term("poisson", 0.5, 1e6)], 1e-9) == limit > 0
 
 
 # Very many noise multipliers

@@ -160,3 +160,11 @@ def test_what_does_not_fit_vouches_for_nothing() -> None:
     budget = Budget(1.0, DELTA, PLD())
     term = Term(release=A, count=1, rounds=10**5)
     assert not budget.holds((term,)) and not budget.fits((replace(term, rounds=10**5 - 1),))
+
+
+def test_more_releases_than_are_searched_for_are_composed_as_they_come() -> None:
+    """20 million with noise 20,000: one Gaussian of noise 4.47, epsilon 0.85."""
+    one = SampledGaussian(noise_multiplier=2e4, sampler="full", rate=1.0, neighbouring="replace_one")
+    terms = (Term(release=one, count=1, rounds=2 * 10**7),)
+    assert Budget(0.9, 1e-5, PLD()).fits(terms)
+    assert not Budget(0.8, 1e-5, PLD()).fits(terms)

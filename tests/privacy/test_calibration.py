@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
+import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.privacy import calibration
 from dpfl_plugin.privacy.accountants import MOST_NOISE, PLD, PRV, RDP, Accountant, Gaussian
 from dpfl_plugin.privacy.calibration import least_noise, most, with_noise, worst_epsilon
 from dpfl_plugin.privacy.events import SampledGaussian, Term
@@ -114,7 +117,7 @@ def test_budgets_that_make_no_sense(bad: float) -> None:
 
 def test_what_no_noise_reaches_is_refused() -> None:
     """Lemma B.7 does not vanish with the noise; and no amount of it is more than the accountants take."""
-    with pytest.raises(ConfigError, match=r"out of reach.*still 12\.9"):
+    with pytest.raises(ConfigError, match=r"out of reach: cannot compute below 12\.9"):
         least_noise(lambda noise: Paper().epsilon(with_noise([term("fixed", 0.2, 20_000)], noise), 2.5e-6), 1.0)
     with pytest.raises(ConfigError, match="delta"):
         least_noise(lambda noise: PLD().epsilon(with_noise([term("full", 1.0, 9)], noise), 1.0), 1.0)
@@ -131,7 +134,40 @@ def test_noise_that_is_not_supported_counts_as_too_little() -> None:
         return 10 / noise
 
     assert least_noise(at, 2.0) in (5.0, 5.0001)
-    assert 3.0 <= least_noise(at, 8.0) < 3.001  # where the support ends
+    with pytest.raises(UnsupportedError, match=r"epsilon=8.0: cannot compute above 3\.33\d, .* noise_multiplier 3"):
+        least_noise(at, 8.0)
+    with pytest.raises(UnsupportedError, match=r"cannot compute above 100, .* noise_multiplier 0\.01"):
+        least_noise(lambda noise: 1 / noise if noise >= 0.01 else math.inf, 101.0)
+
+
+def test_a_search_that_takes_too_long_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PRV computes no epsilon above 500, and needs a minute for each one near that."""
+    monkeypatch.setattr(calibration, "SECONDS", 1.0)
+    began = time.thread_time()
+    with pytest.raises(UnsupportedError, match=r"cannot compute the least noise within 1 s .* is enough \(epsilon"):
+        solved(PRV(), [(term("poisson", 0.1, 10),)], 1000.0)
+    assert time.thread_time() - began < 10
+
+
+@pytest.mark.parametrize("accountant", [PLD(), Gaussian()], ids=lambda one: one.name)
+def test_without_sampling_noise_is_found_far_beyond_what_samples_can_have(accountant: Accountant) -> None:
+    noise, own = solved(accountant, [(term("full", 1.0, 100),)], 1e-4)
+    assert noise > MOST_NOISE
+    assert 1e-4 * (1 - 1e-3) < own <= 1e-4
+    assert accountant.epsilon(with_noise([term("full", 1.0, 100)], 2 * noise), DELTA) < own
+    with pytest.raises(ConfigError, match=r"out of reach: cannot compute below .* noise_multiplier 10000\."):
+        solved(PLD(), [(term("fixed", 0.2, 100),)], 1e-6)
+
+
+@pytest.mark.parametrize("sigma", [1e4, 3e5, 1e7])
+@pytest.mark.parametrize("delta", [1e-9, 1e-12, 1e-15])
+def test_the_closed_form_holds_for_as_much_noise_as_it_says(sigma: float, delta: float) -> None:
+    """Against Balle, Wang 2018, Thm 8, in 60 digits."""
+    epsilon = Gaussian().epsilon([term("full", 1.0, 1, sigma=sigma)], delta)
+    with mpmath.workdps(60):
+        mu, exact = 1 / mpmath.mpf(sigma), mpmath.mpf(epsilon)
+        found = mpmath.ncdf(mu / 2 - exact / mu) - mpmath.exp(exact) * mpmath.ncdf(-mu / 2 - exact / mu)
+        assert abs(found / delta - 1) < (1e-8 if sigma <= 1e4 else 1e-5)
 
 
 def test_the_answer_fits_whatever_else_is_asked() -> None:
@@ -139,7 +175,7 @@ def test_the_answer_fits_whatever_else_is_asked() -> None:
 
 
 def test_the_least_noise_of_all() -> None:
-    """Nothing released, or a budget that nothing exhausts: the least that has an epsilon at all."""
+    """Nothing released: the least that has an epsilon at all."""
     assert least_noise(lambda noise: 0.0, 1.0) == 0.01
     assert least_noise(lambda noise: 1 / noise, 1.0 / MOST_NOISE) == MOST_NOISE
 

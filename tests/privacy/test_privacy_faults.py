@@ -516,6 +516,11 @@ FAULTS = [
         (draws, "subset", to(lambda rng, count, size: rng.integers(count, size=size))),
     ),
     fault(
+        "batches are in the order of the file",
+        holds.batches_are_in_a_uniform_order,
+        (draws, "shuffled", to(lambda rng, index: np.sort(index))),
+    ),
+    fault(
         "half of the sampling rate is charged",
         holds.a_batch_is_uniform_and_as_likely_as_is_charged,
         (FixedSize, "rate", lambda rate: lambda self, count: rate(self, count) / 2),

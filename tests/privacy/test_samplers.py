@@ -51,6 +51,7 @@ class Uniform:
 
     def __init__(self, numbers):
         self.random = lambda count: np.array(numbers) / 2**53
+        self.permutation = lambda index: index
 
 
 @pytest.mark.parametrize("rate", [LEAST_RATE, 1.7 * 2.0**-30, 1e-6, 0.01, 0.1, 1 / 3, 0.2, 0.5, 0.999, 1.0])
