@@ -64,6 +64,7 @@ from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 from dpfl_plugin.runs.locations import shared_key
 from dpfl_plugin.runs.models import flat_model
 from dpfl_plugin.runs.publishable import published
+from dpfl_plugin.runs.models import check_fields
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import refuse_seeded, weak_claims
 from dpfl_plugin.runs.silo_settings import refuse_cycles
@@ -169,6 +170,7 @@ class PrivateOracle:
         module = copy.deepcopy(net)
         check_layers(module, type(net).__name__)
         records = _records(dataset, module, outcome)
+        check_fields(module, hold(records))  # in the order of the data set, in which an error numbers them
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked_shared(path))
             key = None if path is None else MarkKey.at(shared_key(path))

@@ -47,7 +47,7 @@ def model_and_loss(
     else:
         module = module.eval()
         check_model(module, known.feature_shape, words=words)
-    _check_fields(module, holding)
+    check_fields(module, holding)
     trial = torch.zeros(2, *known.feature_shape, dtype=torch.int64 if words else dtype, device=device)
     module = module.to(device=device, dtype=dtype)
     return module, _loss(config.loss if loss is None else loss, module, trial, known), trial
@@ -97,7 +97,7 @@ def records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records]
     return train, {i: records.only_usable() for i, records in test.items()}
 
 
-def _check_fields(module: torch.nn.Module, holding: Holding) -> None:
+def check_fields(module: torch.nn.Module, holding: Holding) -> None:
     """Raise DataError where a record has a word, or a category, that the model's fields do not have."""
     fields = fields_of(module)
     if fields is None:

@@ -290,7 +290,7 @@ def test_the_norm_of_an_example_that_is_not_finite_is_infinite(model, bad):
 def test_an_example_that_is_not_finite_in_one_layer_adds_nothing_in_any():
     gradients = torch.tensor([[3.0, 0.0, 4.0], [math.inf, 1.0, 1.0], [1.0, math.nan, 1.0], [0.5, 0.0, 0.5]])
     out = torch.zeros(3)
-    norms = _add_clipped(gradients, gradients.split([1, 2], dim=1), (1.0, 2.0), out.split([1, 2]))
+    norms = _add_clipped(gradients, gradients.split([1, 2], dim=1), (1.0, 2.0), out.split([1, 2]), None)
     assert torch.stack(norms, dim=1).tolist() == [[3.0, 4.0], [math.inf] * 2, [math.inf] * 2, [0.5, 0.5]]
     torch.testing.assert_close(out, torch.tensor([1.5, 0.0, 2.5]), rtol=1e-5, atol=0)
 
