@@ -62,9 +62,8 @@ from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.job import new_account, shared_prior
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 from dpfl_plugin.runs.locations import shared_key
-from dpfl_plugin.runs.models import flat_model
+from dpfl_plugin.runs.models import check_fields, flat_model
 from dpfl_plugin.runs.publishable import published
-from dpfl_plugin.runs.models import check_fields
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import refuse_seeded, weak_claims
 from dpfl_plugin.runs.silo_settings import refuse_cycles
