@@ -292,3 +292,18 @@ def test_agreements_are_made_once_for_the_same_settings_and_models_built_alike()
 
 class TheirAlgorithm(FedAvg):
     """Might keep anything."""
+
+
+def test_records_are_ordered_by_the_silos_secret_and_known_again_in_any_order(tmp_path):
+    """In a file of its folder that nobody else can read; a seeded simulation takes records as they are given."""
+    agreement = agree(block(rounds=6), num_silos=1, model=module())
+    x, y = records()[0]
+    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    trained = []
+    for given in ((x, y), (x[shuffled], y[shuffled])):
+        with SimulatedSilo(agreement, 0, module(), given, tmp_path / "fresh") as silo:
+            trained.append(silo._host.train[0].features)
+    assert torch.equal(*trained) and not torch.equal(trained[0], x.to(trained[0]))
+    assert (tmp_path / "fresh" / "key").stat().st_mode & 0o777 == 0o600
+    with SimulatedSilo(agreement, 0, module(), (x, y), tmp_path / "seeded", draw=draws(0, "same")) as silo:
+        assert torch.equal(silo._host.train[0].features, x.to(trained[0]))
