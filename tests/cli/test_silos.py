@@ -38,7 +38,9 @@ def test_each_silo_keeps_to_its_own_budget_and_uses_it_up(tmp_path: Path) -> Non
     assert result["epsilon"]["third_party"]["epsilon"] == result["epsilon"]["server"]["worst_case_epsilon"] <= 3.0
     rows = list(csv.DictReader((folder / "silos.csv").read_text().splitlines()))
     assert [float(row["budget"]) for row in rows] == [3.0, 0.5, 3.0, 3.0]
-    assert "| 1 | 24 | 6 | 0.5 | 0.5 |" in (folder / "privacy.md").read_text()
+    text = (folder / "privacy.md").read_text()
+    assert "| 1 | 24 | 6 | 0.5 | 0.5 |" in text
+    assert "a budget of epsilon 3 for what the server sees; a silo with a budget of its own" in text
     checked = dpfl("check", path)
     assert f"silo 1: epsilon 0.5, noise_multiplier {stated[1]['noise_multiplier']:g}, clip_norm 1" in checked.out
     # What the ledger alone says is the same.
