@@ -1,8 +1,9 @@
 """One silo's process: it trains by the private oracle, charges its ledger, and answers the server.
 
-What it keeps is in its folder, and nobody else's: `ledger.jsonl`, `state.safetensors`, `config.yaml`, and the privacy
-statement, `privacy.md` and `ledger.json`, which is never behind the ledger. An answer leaves when its charges are on
-disk, and it is on disk itself: a silo that is asked the same again sends the same bits again, which costs nothing.
+What it keeps is in its folder, and nobody else's: `ledger.jsonl`, `state.safetensors`, `config.yaml`, `key` (of its
+records' order, unless an owner's limits have a secret), and the privacy statement, `privacy.md` and `ledger.json`,
+which is never behind the ledger. An answer leaves when its charges are on disk, and it is on disk itself: a silo that
+is asked the same again sends the same bits again, which costs nothing.
 Whether an upload counted is known with the next download only; till then the silo keeps both states, so that one whose
 upload was lost, refused or computed just before a crash goes on as if it had not taken part, but for what it was
 charged.

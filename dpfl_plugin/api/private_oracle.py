@@ -171,7 +171,7 @@ class PrivateOracle:
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked_shared(path))
             key = None if path is None else MarkKey.at(shared_key(path))
-            if key is not None or config.fresh:
+            if config.fresh:  # a seeded oracle repeats with records as they are given
                 secret = secrets.token_bytes(32) if key is None else key.value
                 records.silos[0], _ = ordered(records.silos[0], key_of(secret, 0))
             parts = _parts(config, module, records, of_loss, key, path)

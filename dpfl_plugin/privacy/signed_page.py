@@ -113,7 +113,10 @@ def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:
         site, counts = _site(silo["silo"], names), _counts(silo, unit)
         lines.append(f"| {site} | {counts} | {silo['rounds']} | {spent[0]} | {spent[1]} |")
     if any("num_test_records" in silo for silo in said["silos"]):
-        lines.append("\nRecords to test on are in no release, and nothing is promised of them.")
+        lines.append(
+            "\nRecords to test on are in no release, and nothing is promised of them. Any record may be one of them, "
+            "so that raw test measures are covered for nobody."
+        )
     return "\n".join(lines)
 
 

@@ -144,10 +144,8 @@ def test_one_pass_reads_each_record_exactly_once(records: int, rounds: int) -> N
         lab.step()
     for batches in (read[::2], read[1::2]):
         numbers = [number for batch in batches for number in batch]
-        assert sorted(numbers) == list(range(records))
-        assert numbers != sorted(numbers), "files are often sorted, by label say"
+        assert numbers == list(range(records)), "intervals of the order that the records have"
     assert {len(batch) for batch in read} <= {records // rounds, math.ceil(records / rounds)}
-    assert read[::2] != read[1::2], "each silo has an order of its own"
 
 
 def test_one_pass_goes_on_from_stage_to_stage() -> None:

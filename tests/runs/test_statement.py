@@ -171,3 +171,20 @@ def test_the_users_own_code_is_trusted_and_may_leave_the_grid(tmp_path: Path, mo
     for own, text in said.items():
         assert ("whole steps of a grid" in text) == (not own)
         assert "The user's own code is trusted" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "dealt", "secret"),
+    [
+        ({}, True, False),
+        ({"data": {"partition": "natural"}}, False, False),
+        ({"data": {"partition": "natural"}, "privacy": {"randomness": "fresh"}}, False, True),
+    ],
+)
+def test_it_says_what_of_dealing_cutting_and_testing_is_covered(
+    tmp_path: Path, changes: dict[str, Any], dealt: bool, secret: bool
+) -> None:
+    text = (Path(run(write(tmp_path, changes))["folder"]) / "privacy.md").read_text()
+    assert ("How records were dealt to silos (data.partition) is taken as given" in text) == dealt
+    assert ("Its key is the silos' secret" in text) == secret
+    assert "raw test measures are covered for nobody" in text
