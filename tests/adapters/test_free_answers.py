@@ -14,7 +14,9 @@ from dpfl_plugin.adapters import Message, Server, Silo, agree
 from dpfl_plugin.adapters import owner as owner_module
 from dpfl_plugin.adapters.records import silo_for, silo_of
 from dpfl_plugin.adapters.replies import failure, refusal
+from dpfl_plugin.adapters.stated_records import as_stated
 from dpfl_plugin.errors import DpflError, LimitError, UnsupportedError
+from dpfl_plugin.models.fields import Field, Fields
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.samplers import FixedSize
 from tests.adapters.federation import block, over_the_wire
@@ -150,6 +152,17 @@ def test_words_are_checked_by_the_owners_file(tmp_path: Path) -> None:
             apart = limits_of(limits.folder / str(number), ranges=limits.ranges)
             heard.append(answer_of(tmp_path, (x, y), made, settings, apart))
         assert all(one == heard[0] for one in heard) and heard[0]["status"] == status
+
+
+def test_records_that_are_none_of_the_models_fields_add_nothing(tmp_path: Path) -> None:
+    fields = Fields(ids=Field((2,), below=50), age=Field())
+    x = np.array([[1, 49, 0.5], [1, 50, 0.5], [0.5, 1, 0.5], [-1, 1, 0.5], [2, 3, 70.0]])
+    limits = limits_of(tmp_path, min_records=None, ranges=((0.0, 60.0), (0.0, 60.0), (0.0, 60.0)))
+    found, y, usable, notes = as_stated(x, np.ones(5, np.int64), None, limits, fields)
+    assert usable is not None and list(usable) == [True, False, False, False, False] and len(notes) == 2
+    assert not found[1:].any() and not y[1:].any()
+    with pytest.raises(LimitError, match="ranges has 2 pairs, and a record has 3 features"):
+        as_stated(x, y, None, limits_of(tmp_path, ranges=((0.0, 1.0), (0.0, 1.0))), None)
 
 
 MISSING = {
