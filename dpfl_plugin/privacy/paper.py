@@ -96,7 +96,7 @@ class Paper(Checked):
     )
     error: ClassVar[str] = (
         "no grid; above the exact epsilon by a factor of 2.6 to 131 over the reference values, 6.8 at rate 0.2, noise "
-        "multiplier 60 and 20,000 releases"
+        "multiplier 60 and 20,000 releases; noise multipliers above 1e4 count as 1e4"
     )
 
     def refusal(self, term: Term) -> str:
