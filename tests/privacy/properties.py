@@ -52,7 +52,7 @@ from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.owners import lifetime
 from dpfl_plugin.owners.agreed_plan import AgreedPlan
 from dpfl_plugin.owners.limits import Limits
-from dpfl_plugin.privacy import composition, step_loss
+from dpfl_plugin.privacy import composition, filters, step_loss
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.budget import Budget
@@ -74,6 +74,7 @@ from dpfl_plugin.runs import public_errors
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
 from tests.adapters.federation import NOISY, block
+from tests.privacy import adaptive
 from tests.privacy import oracle as twin
 from tests.quadratics import ByHand, Lab, Quadratic, rules, silo
 
@@ -486,6 +487,34 @@ def a_budget_is_never_passed() -> None:
 
 
 # Ledger, slots, limits
+
+
+def runs_chosen_by_what_was_seen_stay_within_a_limit() -> None:
+    """The second run of a ledger by what the first one showed: at most what the limit's filter was created for."""
+    first = adaptive.poisson(5.0)
+    filter = filters.chosen_filter(1.0, DELTA, _plan(first, 1))
+
+    def fits(then: SampledGaussian) -> bool:
+        return filters.affords(filter, [_plan(first, 1), _plan(then, 1)])
+
+    options = [adaptive.least_noise(rate, fits) for rate in (1.0, 0.05)]
+    assert adaptive.delta_of_a_choice(first, [one for one in options if fits(one)], 1.0) <= DELTA
+    # As much room as the formula gives, which what plans disclose takes from.
+    disclosed = 2 * filters.FIRST_DELTA * DELTA
+    mu = math.sqrt(filters.PlanFilter(1.0, DELTA).most)
+    assert disclosed + (1 - disclosed) * float(filters.profile(mu, np.ones(1))[0]) <= DELTA * (1 + 1e-9)
+
+
+def what_an_odometer_says_holds_wherever_somebody_stops() -> None:
+    """Who stops when the losses were large has learned no more than what is said then."""
+    one = _plan(event(4.0), 1)
+    odometer = filters.odometer_for(one, DELTA)
+    said = [odometer.said([one] * n) for n in range(1, 21)]
+    assert adaptive.delta_of_a_stop(said, 1 / 4.0) <= DELTA
+
+
+def _plan(release: SampledGaussian, count: int) -> filters.Plan:
+    return filters.Plan("", {0: [Planned(release, count)]})
 
 
 def each_release_takes_a_slot_of_its_own_kind() -> None:

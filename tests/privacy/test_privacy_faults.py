@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -33,10 +33,21 @@ from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import PrivateOracle
 from dpfl_plugin.owners.lifetime import Lifetime
 from dpfl_plugin.owners.limits import Limits
-from dpfl_plugin.privacy import accountants, budget, composition, correlation, ledger, mechanisms, pld, step_loss
+from dpfl_plugin.privacy import (
+    accountants,
+    budget,
+    composition,
+    correlation,
+    filters,
+    ledger,
+    mechanisms,
+    pld,
+    step_loss,
+)
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.clipping import PerLayer
 from dpfl_plugin.privacy.correlation import Correlation
+from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.ledger_file import LedgerFile
 from dpfl_plugin.privacy.noise import SiloNoise
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -75,6 +86,7 @@ class Fault:
 CACHES = [
     *(blocks.blocks_of, blocks.chunk_of, mechanisms._in_steps, correlation.correlation),
     *(step_loss.step_loss, step_loss.loss_scale, pld._epsilon, accountants._gaussian, accountants._release_rdp),
+    *(filters.mu_of, filters.divergence, filters._most_squared),
 ]
 
 
@@ -306,6 +318,11 @@ def drawn_in_turn(seek: Any) -> Any:
 
 def whole_phases(stages: Any) -> Any:
     return lambda self, facts: [replace(one, share=(0.0, one.share[1])) for one in stages(self, facts)]
+
+
+def pld_of(plans: Sequence[filters.Plan], delta: float) -> float:
+    terms = [Term(release=o.release, count=o.count, rounds=1) for plan in plans for o in plan.silos[0]]
+    return accountants.PLD().epsilon(terms, delta)
 
 
 def begin_in_it(of: Any) -> Any:
@@ -572,6 +589,27 @@ FAULTS = [
         "one release more than the budget allows",
         holds.a_budget_is_never_passed,
         (budget, "max_rounds", lambda most: lambda *args: most(*args) + 1),
+    ),
+    # Totals of runs that were chosen after looking
+    fault(
+        "a limit is kept by the PLD of what was released",
+        holds.runs_chosen_by_what_was_seen_stay_within_a_limit,
+        (filters, "affords", to(lambda filter, plans: pld_of(plans, filter.delta) <= filter.epsilon)),
+    ),
+    fault(
+        "what plans disclose is not summed",
+        holds.runs_chosen_by_what_was_seen_stay_within_a_limit,
+        (filters, "most_mu", lambda most: lambda epsilon, disclosed, delta: most(epsilon, 0.0, delta)),
+    ),
+    fault(
+        "an odometer says what was released by its PLD",
+        holds.what_an_odometer_says_holds_wherever_somebody_stops,
+        (filters.Odometer, "said", to(lambda self, plans: pld_of(plans, self.delta))),
+    ),
+    fault(
+        "each threshold of an odometer has all of delta",
+        holds.what_an_odometer_says_holds_wherever_somebody_stops,
+        (filters, "odometer_for", lambda of: lambda first, delta: of(first, filters.THRESHOLDS * delta)),
     ),
     # Ledger, slots, limits
     fault(

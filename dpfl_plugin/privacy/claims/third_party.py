@@ -178,9 +178,7 @@ class ThirdParty(Claims):
         """`mixture`'s epsilon of so many rounds of each cost, counted and not looked at."""
         return worst_epsilon(self.accountant, self._compositions(counted, prior), self.book.spec.delta)
 
-    def _compositions(
-        self, counted: Counter[RoundCost], prior: Prior, participants: Iterable[int] = ()
-    ) -> list[Terms]:
+    def _compositions(self, counted: Counter[RoundCost], prior: Prior, participants: Iterable[int] = ()) -> list[Terms]:
         book = self.book
         if book.cap_matters():
             return book.everywhere(counted, prior, participants=participants)
