@@ -59,18 +59,27 @@ records, is added.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from dpfl_plugin.errors import require
+from dpfl_plugin.errors import LedgerError, require
 from dpfl_plugin.privacy import pld
-from dpfl_plugin.privacy.accountants import LEAST_NOISE, MOST_NOISE, in_passes
-from dpfl_plugin.privacy.composition import Planned, Terms, certain_parts, shares_by_interval
+from dpfl_plugin.privacy.accountants import LEAST_NOISE, MOST_NOISE, PLD, in_passes
+from dpfl_plugin.privacy.calibration import worst_epsilon
+from dpfl_plugin.privacy.composition import (
+    Planned,
+    Terms,
+    certain_parts,
+    compositions,
+    shares_by_interval,
+    undominated,
+)
 from dpfl_plugin.privacy.events import SampledGaussian
 from dpfl_plugin.privacy.step_loss import Array, Direction, renyi_moment
 
@@ -111,6 +120,14 @@ class Filter(Protocol):
         """What releases cost that are a part of the plan at this ``place``, counted from 0."""
         ...
 
+    def needed(self, cost: float) -> float:
+        """The smallest epsilon, at this delta, of a filter of this kind that costs so much do not pass."""
+        ...
+
+    def mu(self, cost: float) -> float:
+        """That of the Gaussian which costs so much."""
+        ...
+
 
 # Gaussian profiles
 
@@ -120,7 +137,7 @@ def profile(mu: float, loss: Array) -> Array:
     from scipy.special import log_ndtr
 
     first, second = log_ndtr(mu / 2 - loss / mu), loss + log_ndtr(-mu / 2 - loss / mu)
-    return np.exp(first) * -np.expm1(np.minimum(second - first, 0.0))
+    return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)), dtype=np.float64)
 
 
 def epsilon_of(mu: float, disclosed: float, delta: float) -> float:
@@ -179,7 +196,7 @@ def mu_of(terms: Terms, disclosed: float) -> float:
     for term in terms:
         pld.check_release(term.release)
     if all(term.release.rate == 1 for term in terms):
-        return math.hypot(*(math.sqrt(term.count * term.rounds) / term.release.noise_multiplier for term in terms))
+        return math.sqrt(math.fsum(t.count * t.rounds / t.release.noise_multiplier**2 for t in terms))
     clamped = pld.normalise(
         replace(t, release=replace(t.release, noise_multiplier=min(t.release.noise_multiplier, MOST_NOISE)))
         for t in terms
@@ -220,6 +237,14 @@ class PlanFilter:
     def cost(self, terms: Terms, place: int) -> float:
         """mu^2 of the module."""
         return mu_of(terms, self.delta * FIRST_DELTA / 4 ** math.floor(math.log2(place + 1))) ** 2
+
+    def needed(self, cost: float) -> float:
+        """See `Filter.needed`."""
+        return epsilon_of(math.sqrt(cost), 2 * FIRST_DELTA * self.delta, self.delta)
+
+    def mu(self, cost: float) -> float:
+        """See `Filter.mu`."""
+        return math.sqrt(cost)
 
 
 @functools.lru_cache(maxsize=256)
@@ -272,6 +297,14 @@ class RenyiFilter:
         """The divergence of all releases."""
         return math.fsum(term.count * term.rounds * divergence(term.release, self.order) for term in in_passes(terms))
 
+    def needed(self, cost: float) -> float:
+        """See `Filter.needed`."""
+        return renyi_epsilon(cost, self.order, self.delta)
+
+    def mu(self, cost: float) -> float:
+        """See `Filter.mu`."""
+        return math.sqrt(2 * cost / self.order)
+
 
 # What plans cost
 
@@ -315,8 +348,44 @@ def _of_silo(plans: Sequence[tuple[int, Sequence[Planned]]], filter: Filter) -> 
 
 
 def affords(filter: Filter, plans: Sequence[Plan]) -> bool:
-    """Whether these plans, the last of them included, are within a filter."""
+    """Whether these plans, the last of them included, are within a filter.
+
+    So is a first one that its PLD says to be, and then, if the filter does not afford it, no other: what is registered
+    first is known before the filter begins, and may be all that it lets happen.
+    """
+    if len(plans) == 1 and planned_epsilon(plans, filter.delta) <= filter.epsilon:
+        return True
     return cost_of(plans, filter) <= filter.most
+
+
+def planned_epsilon(plans: Iterable[Plan], delta: float) -> float:
+    """Epsilon of plans that were all registered before the first release, by their PLD.
+
+    Raises:
+        ConfigError, UnsupportedError: as `Accountant.epsilon`.
+    """
+    of_records: defaultdict[str, defaultdict[int, list[Planned]]] = defaultdict(lambda: defaultdict(list))
+    for plan in plans:
+        for silo, made in plan.silos.items():
+            of_records[plan.records][silo] += made
+    worst = [
+        undominated(itertools.chain(*(compositions(made) for made in silos.values()))) for silos in of_records.values()
+    ]
+    together = (pld.normalise(itertools.chain(*chosen)) for chosen in itertools.product(*(one for one in worst if one)))
+    return worst_epsilon(PLD(), together, delta)
+
+
+def adaptive_epsilon(filter: Filter, plans: Sequence[Plan]) -> float:
+    """The smallest limit, at the filter's delta, that affords plans of which later ones were chosen after looking."""
+    if len(plans) == 1:
+        return planned_epsilon(plans, filter.delta)
+    return filter.needed(cost_of(plans, filter))
+
+
+def epsilon_left(filter: Filter, plans: Sequence[Plan]) -> float:
+    """Epsilon, at the filter's delta, of the Gaussian that a filter would afford beside plans; 0 if none."""
+    left = max(0.0, filter.most - cost_of(plans, filter))
+    return epsilon_of(filter.mu(left), 0.0, filter.delta)
 
 
 def copies(filter: Filter, plan: Plan, limit: int = 10**6) -> int:
@@ -351,6 +420,27 @@ def chosen_filter(epsilon: float, delta: float, first: Plan) -> PlanFilter | Ren
         elif afforded < best / 2:
             break  # beyond the best order: what is left takes ever longer to integrate
     return by_plan if copies(by_plan, first) >= copies(by_order, first) else by_order
+
+
+def kind_of(filter: PlanFilter | RenyiFilter) -> dict[str, Any]:
+    """What a filter is besides its limit, as plain values for a ledger."""
+    return {"kind": "renyi", "order": filter.order} if isinstance(filter, RenyiFilter) else {"kind": "plan"}
+
+
+def filter_of(kind: Mapping[str, Any], epsilon: float, delta: float) -> PlanFilter | RenyiFilter:
+    """The filter of a limit that `kind_of` wrote of.
+
+    Raises:
+        LedgerError: it is something else.
+    """
+    try:
+        if kind["kind"] == "plan":
+            return PlanFilter(epsilon, delta)
+        if kind["kind"] == "renyi" and float(kind["order"]) > 1:
+            return RenyiFilter(epsilon, delta, float(kind["order"]))
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise LedgerError(f"the filter of the limit cannot be read: {kind!r}.")
 
 
 @dataclass(frozen=True, slots=True)

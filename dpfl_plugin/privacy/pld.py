@@ -269,7 +269,7 @@ class _Composition:
             place = index - round(float(losses[0]) / self.dl)
             there = np.where(place < 0, 1.0, bound[np.clip(place, 0, bound.size - 1)])
             bounds = np.minimum(bounds, there)
-        return self.dl * index, bounds
+        return self.dl * index.astype(np.float64), bounds
 
     def _minimise(self, objective: Callable[[float], float]) -> float:
         """A tilt that about minimises the objective. Every tilt gives a bound; a good one gives a tight bound."""

@@ -698,18 +698,21 @@ def one_record_moves_statistics_by_their_sensitivity_at_most() -> None:
 def agreements_add_up_over_a_lifetime() -> None:
     with folder() as where:
         where.chmod(0o700)
-        limits = Limits(folder=where, epsilon=3.0, delta=1e-4)
+        limits = Limits(folder=where, epsilon=2.5, delta=1e-4)
         begin = functools.partial(_agree, limits)
         begin("a", 2.0)
-        begin("b", 1.0)
+        begin("b", 3.0)
         with pytest.raises(LimitError):
-            begin("c", 0.5)
+            begin("c", 2.0)
+        begin("d", 8.0)
         with pytest.raises(LimitError):
             _agree(replace(limits, epsilon=1.0), "a", 2.0)  # the owner lowered them
+        mu = math.sqrt(1 / 2.0**2 + 1 / 3.0**2 + 1 / 8.0**2)
+        assert filters.epsilon_of(mu, 0.0, 1e-4) <= 2.5 < filters.epsilon_of(math.hypot(mu, 1 / 2.0), 0.0, 1e-4)
 
 
-def _agree(limits: Limits, name: str, epsilon: float) -> None:
-    plan = AgreedPlan((Planned(event(2.0), 1),), epsilon, 1e-6)
+def _agree(limits: Limits, name: str, noise_multiplier: float) -> None:
+    plan = AgreedPlan((Planned(event(noise_multiplier), 1),), 1.0, 1e-6)
     with lifetime.opened(limits) as one:
         one.begin(name, name, {0: plan}, "records", "replace_one")
 

@@ -31,7 +31,7 @@ from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import PrivateOracle
-from dpfl_plugin.owners.lifetime import Lifetime
+from dpfl_plugin.owners import lifetime
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy import (
     accountants,
@@ -650,7 +650,7 @@ FAULTS = [
     fault(
         "agreements do not add up over a lifetime",
         holds.agreements_add_up_over_a_lifetime,
-        (Lifetime, "spent", to((0.0, 0.0))),
+        (lifetime.Total, "with_plan", lambda of: lambda self, plan: of(lifetime.Total(self._limits, ()), plan)),
     ),
     fault(
         "an owner's limits are not asked",
