@@ -41,7 +41,6 @@ from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.errors import DataError, LedgerError
-from dpfl_plugin.owners.agreed_plan import AgreedPlan
 from dpfl_plugin.owners.limits import Limits, own_folder
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
@@ -56,6 +55,7 @@ from dpfl_plugin.privacy.filters import (
 )
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, to_plain
+from dpfl_plugin.runs.agreed_plan import AgreedPlan
 from dpfl_plugin.runs.folder import locked, to_json, write_atomic
 
 SECRET: Final = "secret"

@@ -50,7 +50,6 @@ from dpfl_plugin.gradients.stacked import Pool, Sums
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.owners import lifetime
-from dpfl_plugin.owners.agreed_plan import AgreedPlan
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy import composition, filters, step_loss
 from dpfl_plugin.privacy.account import PrivacyAccount
@@ -71,6 +70,7 @@ from dpfl_plugin.privacy.slots import Slots, released
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.statistics import Statistics
 from dpfl_plugin.runs import public_errors
+from dpfl_plugin.runs.agreed_plan import AgreedPlan
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
 from tests.adapters.federation import NOISY, block
