@@ -159,7 +159,7 @@ class PrivateOracle:
                 warnings.warn(said, stacklevel=2)
             key.keep()
             account.shared = shared = stack.enter_context(open_shared(path))
-            shared.begin_run(_facts(config, parts, token, account.prior))
+            shared.begin_run(_facts(config, parts, token, account.earlier))
             shared.sync()
             found = cls(net, _Opened(config, parts, account, path, token, stack.pop_all()))
         _opened[path.resolve()] = found
@@ -225,7 +225,7 @@ class PrivateOracle:
     def epsilon(self) -> float:
         """What has been released comes to, at `delta`, with all else that the ledger holds."""
         account, config = self._opened.account, self._opened.config
-        composed = server_composed(account.ledger.tally, earlier=account.prior.realised)
+        composed = server_composed(account.ledger.tally, earlier=account.earlier.realised)
         return composed.stated(self._opened.parts.accountant, config.privacy.delta).epsilon
 
     @property

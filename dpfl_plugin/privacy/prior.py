@@ -85,6 +85,7 @@ class Prior:
         later: whether one of them came in after this run had begun: what a budget of this run allowed until then did
             not count it.
         runs: facts of the earlier runs, once each, with ``same_records`` and ``num_charges``.
+        bounded: whether a budget of this run is for them together; else the ledger has a limit, which bounds all.
     """
 
     realised: Earlier = field(default_factory=dict)
@@ -93,6 +94,7 @@ class Prior:
     drawn: bool = False
     later: bool = False
     runs: tuple[Mapping[str, Any], ...] = ()
+    bounded: bool = True
 
     def terms(self, silo: int, share: Share = WHOLE, *, third_party: bool = False) -> list[list[Term]]:
         """What to compose with a silo's releases that read ``share``, in each elementary interval that it covers.
@@ -124,7 +126,7 @@ def follows_draws(prior: Prior, view: BudgetView, *, capped: bool) -> bool:
     Args:
         capped: whether a silo takes part in so many rounds at most: then a third party's budget is the server's.
     """
-    return prior.draws_decided or (prior.drawn and (view == "server" or capped))
+    return prior.bounded and (prior.draws_decided or (prior.drawn and (view == "server" or capped)))
 
 
 def _side_by_side(one: Earlier, other: Earlier) -> Earlier:
