@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import itertools
 import os
 import secrets
 import threading
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,14 +47,18 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.oracle import PrivateOracle as RoundOracle
 from dpfl_plugin.owners.limits import find_limits
 from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
+from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import Prior, earlier_runs, follows_draws
+from dpfl_plugin.privacy.registered import Registration, first_line, limit_of, slots_to_plain
+from dpfl_plugin.privacy.slots import Kind
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.job import new_account, shared_prior
+from dpfl_plugin.runs.job import check_limit, new_account, shared_prior
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 from dpfl_plugin.runs.locations import shared_key
 from dpfl_plugin.runs.publishable import published
@@ -149,18 +156,24 @@ class PrivateOracle:
         check_layers(module, type(net).__name__)
         mine = _records(dataset, module)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(locked_shared(path))
+            held = stack.enter_context(locked_shared(path))
+            assert held is not None
             key = MarkKey.at(shared_key(path))
             parts = _parts(config, module, mine, of_loss, key, path)
             _check_labels(parts, mine, named=isinstance(loss, str))
             account = _account(config, parts, path)
-            token = secrets.token_hex(8)
+            token, plan = secrets.token_hex(8), Plan(parts.data_sha256, _slots(config, steps, account))
+            check_limit(held, path, config, token, plan)
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
             key.keep()
-            account.shared = shared = stack.enter_context(open_shared(path))
-            shared.begin_run(_facts(config, parts, token, account.earlier))
+            totals = functools.partial(first_line, plan, config.privacy.ledger_epsilon, config.privacy.delta)
+            account.shared = shared = stack.enter_context(open_shared(path, totals if plan.silos else dict))
+            facts = _facts(config, parts, token, account.earlier)
+            shared.begin_run(facts | ({"slots": slots_to_plain(plan.silos)} if plan.silos else {}))
             shared.sync()
+            if limit_of(shared) is not None:
+                account.registration = Registration(shared, token)
             found = cls(net, _Opened(config, parts, account, path, token, stack.pop_all()))
         _opened[path.resolve()] = found
         return found
@@ -409,6 +422,25 @@ def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
     if parts.planned is not None and not parts.rules.varies:
         account.look_ahead(parts.planned)
     return account
+
+
+def _slots(config: Config, steps: int | None, account: PrivacyAccount) -> dict[int, list[Planned]]:
+    """What an oracle registers in its ledger: all steps, or as many as the budget has room for.
+
+    Raises:
+        ConfigError: the ledger is to have a limit, and nothing says how many there are.
+    """
+    if steps is None and config.privacy.epsilon is not None:
+        steps = account.expected_rounds(PLAN, MOST_ROUNDS)
+    if steps is None:
+        if config.privacy.ledger_epsilon is not None:
+            raise ConfigError("privacy.ledger_epsilon needs steps, or privacy.epsilon: how many releases there are.")
+        return {}
+    counts: Counter[Kind] = Counter()
+    for step, times in zip(range(steps), itertools.repeat(1)) if account.rules.varies else ((0, steps),):
+        for charge in account.charges(step, PLAN):
+            counts[charge.release, charge.share] += times * charge.count
+    return {0: [Planned(release, count, share) for (release, share), count in counts.items()]}
 
 
 def _parts(config: Config, module: nn.Module, mine: Silo, loss: Any, key: MarkKey, path: Path) -> Parts:

@@ -130,7 +130,7 @@ def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
     plans, filter = plans_in(ledger), limit_of(ledger)
     if filter is not None:
         known = affords(filter, plans)
-        why = "the limit that the ledger was created with, which a filter keeps" if known else "its limit was passed"
+        why = "the limit with which the ledger was begun, which a filter keeps" if known else "its limit was passed"
         return {"epsilon": filter.epsilon if known else None, "delta": filter.delta, "why": why}
     if not plans:
         return {"epsilon": 0.0, "delta": delta, "why": "nothing was released"}
@@ -138,7 +138,7 @@ def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
     odometer = odometer_for(plans[0], delta) if said is None else Odometer(tuple(said["thresholds"]), said["delta"])
     threshold = odometer.said(plans)
     known = math.isfinite(threshold)
-    why = "the smallest of the thresholds that were fixed with the ledger's first run and are not passed"
+    why = "the smallest threshold, of those fixed with the ledger's first run, that all runs do not pass"
     last = digits(odometer.thresholds[-1], 4)
     return {
         "epsilon": threshold if known else None,

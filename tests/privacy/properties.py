@@ -51,7 +51,7 @@ from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.owners import lifetime
 from dpfl_plugin.owners.limits import Limits
-from dpfl_plugin.privacy import composition, filters, step_loss
+from dpfl_plugin.privacy import composition, filters, registered, step_loss
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.budget import Budget
@@ -511,6 +511,22 @@ def what_an_odometer_says_holds_wherever_somebody_stops() -> None:
     odometer = filters.odometer_for(one, DELTA)
     said = [odometer.said([one] * n) for n in range(1, 21)]
     assert adaptive.delta_of_a_stop(said, 1 / 4.0) <= DELTA
+
+
+def a_run_that_ended_early_costs_what_it_registered() -> None:
+    """What decides on the end of a run may have been released: the rounds that ran are no bound (7 times in delta)."""
+    ledger = Ledger(facts={"shared": "a"})
+    slots, beyond = [Planned(event(4.0), 20)], Planned(event(8.0), 1)
+    facts = {"data_sha256": "x", "draws_decided": False, "drawn": False, "follows_draws": False}
+    ledger.begin_run({"noise": "one", "name": "one", "slots": registered.slots_to_plain({0: slots}), **facts})
+    ledger.append([Charge(round=t, silo=0, release=event(4.0), count=1, noise_id=f"{t}") for t in range(3)])
+    assert registered.plans_in(ledger) == [filters.Plan("x", {0: slots})]
+    ledger.append([Charge(round=3, silo=0, release=beyond.release, count=1, noise_id="3")])
+    assert registered.plans_in(ledger) == [filters.Plan("x", {0: slots}), filters.Plan("x", {0: [beyond]})]
+    ran = [filters.epsilon_of(math.sqrt(n) / 4.0, 0.0, DELTA) for n in range(1, 21)]
+    ledger.facts.update(registered.first_line(filters.Plan("x", {0: slots}), 1.01 * ran[-1], DELTA))
+    said = registered.adaptive_total(ledger, DELTA)["epsilon"]
+    assert said is None or adaptive.delta_of_a_stop([said] * 20, 1 / 4.0) <= DELTA
 
 
 def _plan(release: SampledGaussian, count: int) -> filters.Plan:

@@ -42,6 +42,7 @@ from dpfl_plugin.privacy import (
     ledger,
     mechanisms,
     pld,
+    registered,
     step_loss,
 )
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
@@ -610,6 +611,16 @@ FAULTS = [
         "each threshold of an odometer has all of delta",
         holds.what_an_odometer_says_holds_wherever_somebody_stops,
         (filters, "odometer_for", lambda of: lambda first, delta: of(first, filters.THRESHOLDS * delta)),
+    ),
+    fault(
+        "of a run that ended early the rounds that ran are charged",
+        holds.a_run_that_ended_early_costs_what_it_registered,
+        (registered, "_slots", to(lambda facts: {})),
+    ),
+    fault(
+        "what a run released beyond its slots is not charged",
+        holds.a_run_that_ended_early_costs_what_it_registered,
+        (registered, "_beyond", to(lambda slots, ledger, noise: {})),
     ),
     # Ledger, slots, limits
     fault(
