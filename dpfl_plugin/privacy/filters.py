@@ -165,17 +165,17 @@ def _bisected(holds: Callable[[float], bool], *, upwards: bool) -> float:
     The number that is returned was tried; math.inf or 0 where that cannot be told from all or none.
     """
     low, high = -40.0, 20.0  # of log2
-    if holds(2.0**low) != upwards:
-        return 0.0 if upwards else 2.0**low
-    if holds(2.0**high) == upwards:
-        return 2.0**high if upwards else math.inf
+    if holds(math.exp2(low)) != upwards:
+        return 0.0 if upwards else math.exp2(low)
+    if holds(math.exp2(high)) == upwards:
+        return math.exp2(high) if upwards else math.inf
     while high - low > 1e-9:
         middle = (low + high) / 2
-        if holds(2.0**middle) == upwards:
+        if holds(math.exp2(middle)) == upwards:
             low = middle
         else:
             high = middle
-    return 2.0**low if upwards else 2.0**high
+    return math.exp2(low if upwards else high)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -34,9 +34,8 @@ In other runs x may have been in any share: they all count as reading everything
 
 **What it is not.** The runs, their noise, rounds and steps, are those that were going to be made whatever earlier ones
 showed. An experimenter who looks at a run and then chooses the next one's parameters is an adversary who chooses
-mechanisms adaptively; a composition of those that happened to be chosen, at one (epsilon, delta), is no bound for that
-(see `dpfl_plugin.privacy.slots`). The sum of the runs' own epsilons and deltas is, as `owners.lifetime` keeps it for
-the owner of the data.
+mechanisms adaptively; a composition of those that happened to be chosen, at one (epsilon, delta), is no bound for that.
+What is, see `dpfl_plugin.privacy.filters` and `dpfl_plugin.privacy.registered`: a limit of the ledger, or its odometer.
 
 **A third party** sees global models. Its guarantee averages over the draws of participants, and two runs of one seed
 draw the same ones, so that an earlier run's realised draws say what this run's will be. Therefore earlier runs count as
