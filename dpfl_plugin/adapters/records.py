@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpfl_plugin.adapters.loaders import pair_of, source_of
+from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.data.base import Silo
+from dpfl_plugin.data.outcome_option import labels_of
+from dpfl_plugin.data.table import Table
 from dpfl_plugin.errors import DataError, RecordKindError
 
 
-def silo_of(data: Any, model: nn.Module) -> Silo:
+def silo_of(data: Any, model: nn.Module, outcome: Outcome = CLASSES, label_names: Sequence[str] = ()) -> Silo:
     """A silo's training records, each once and in a fixed order.
 
     Features become floats, except where they are integers and the model takes integers: then they are word numbers,
@@ -26,24 +31,27 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
         data: a ``DataLoader`` (the records that its sampler gives, in the order of the data set: batches are drawn
             here), a data set of pairs (features, label), a pair of arrays or tensors, or an iterable of batches of such
             pairs, of which nothing may be random: shares of the records are cut from their order.
+        outcome: what labels are. label_names: of the labels of multi_label.
 
     Raises:
         DataError: it holds no records, one of them twice, they are not alike, or the model has no such word.
         RecordKindError: labels are not classes, or features are not numbers.
         UnsupportedError: it cannot be told which records a loader gives.
     """
-    return silo_for(data, lambda: model)
+    return silo_for(data, lambda: model, outcome, label_names)
 
 
-def silo_for(data: Any, model: Callable[[], nn.Module]) -> Silo:
+def silo_for(
+    data: Any, model: Callable[[], nn.Module], outcome: Outcome = CLASSES, label_names: Sequence[str] = ()
+) -> Silo:
     """As `silo_of`; the model is asked for only where it decides what becomes of integers."""
     features, labels = all_records(data)
     if len(features) == 0:
         raise DataError("the silo has no training records.")
-    if labels.is_floating_point() or labels.is_complex():
+    if outcome.has_classes and (labels.is_floating_point() or labels.is_complex()):
         raise RecordKindError(
-            f"labels are {labels.dtype}: they must be classes, as integers from 0. dpfl run has other outcomes "
-            "(docs/outcomes.md), also on MPI ranks; platforms do not.",
+            f"labels are {labels.dtype}: they must be classes, as integers from 0. dpfl run, also on MPI ranks, and "
+            "PrivateOracle.of(outcome=...) have other outcomes (docs/outcomes.md); platforms do not.",
             "labels are not classes, as integers from 0",
         )
     if features.is_complex() or features.dtype == torch.bool:
@@ -53,9 +61,15 @@ def silo_for(data: Any, model: Callable[[], nn.Module]) -> Silo:
         )
     features = features.detach().cpu()
     x: NDArray[Any] = (features.float() if features.dtype == torch.bfloat16 else features).numpy()
-    y = labels.detach().cpu().numpy().reshape(-1).astype(np.int64)
+    y = labels.detach().cpu().numpy()
+    if outcome.has_classes:
+        y = y.reshape(-1).astype(np.int64)
     if len(x) != len(y):
         raise DataError(f"{len(x)} rows of features, but {len(y)} labels.")
+    if not outcome.has_classes:
+        (y,), notes = labels_of([Table(Path("the data set"), x, y, None, ())], outcome, label_names)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
     x = np.ascontiguousarray(_numbers(x, model))
     if not np.isfinite(x).all():
         raise DataError("a feature is not finite. Remove the record, or fill the value in.")
@@ -106,7 +120,7 @@ def _fails(model: nn.Module, x: NDArray[Any]) -> str:
 
 
 def all_records(data: Any) -> tuple[Tensor, Tensor]:
-    """All records' features [n, *shape] and labels [n]; other arguments and errors as `silo_of`."""
+    """All records' features [n, *shape] and labels [n], or [n, k] of k numbers; arguments and errors as `silo_of`."""
     source = source_of(data)
     features, labels = [], []
     for item in source.items:
@@ -117,6 +131,7 @@ def all_records(data: Any) -> tuple[Tensor, Tensor]:
         raise DataError("the silo has no training records.")
     try:
         join = torch.stack if source.one_by_one else torch.cat
-        return join(features), torch.cat([label.reshape(-1) for label in labels])
+        x, y = join(features), join(labels)
+        return x, y if y.dim() == 2 and y.shape[1] > 1 else y.reshape(-1)
     except (RuntimeError, TypeError) as error:
         raise DataError(f"training records are not alike: {str(error).splitlines()[0]}") from error

@@ -5,8 +5,9 @@ allows, and what is charged is a line of a shared ledger, as if each oracle were
 counts all that earlier oracles and runs released, `dpfl account` adds it up, and `dpfl.train(ledger=...)` may share it.
 
 A release is computed, charged, on the disk, and only then handed out. A process that ends between has charged more than
-left, never less. Noise is from the operating system and never repeats: an oracle that goes on with a ledger releases
-anew, under a new name, and is charged anew.
+left, never less. Fresh noise is from the operating system and never repeats: an oracle that goes on with a ledger
+releases anew, under a new name, and is charged anew. Without a file, charges are kept in memory and end with the
+process. Seeded oracles, and those without noise, protect nobody, and have no file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import math
 import os
 import secrets
 import threading
@@ -38,11 +40,14 @@ from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
+from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, UnsupportedError, require
-from dpfl_plugin.gradients.base import layers
-from dpfl_plugin.models.build import check_layers
+from dpfl_plugin.gradients.base import Engine, layers
+from dpfl_plugin.gradients.live import LiveModel
+from dpfl_plugin.models.build import check_layers, check_model
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.oracle import PrivateOracle as RoundOracle
 from dpfl_plugin.owners.limits import find_limits
@@ -51,19 +56,21 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import Prior, earlier_runs, follows_draws
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, follows_draws
 from dpfl_plugin.privacy.registered import Registration, first_line, limit_of, slots_to_plain
 from dpfl_plugin.privacy.slots import Kind
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_composed
-from dpfl_plugin.runs.build import Parts, build
+from dpfl_plugin.runs.build import Parts, PriorOf, build
+from dpfl_plugin.runs.engines import check_engine, choose_engine
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.job import check_limit, new_account, shared_prior
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 from dpfl_plugin.runs.locations import shared_key
+from dpfl_plugin.runs.models import flat_model
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.record_marks import MarkKey
-from dpfl_plugin.runs.rules import weak_claims
+from dpfl_plugin.runs.rules import refuse_seeded, weak_claims
 from dpfl_plugin.runs.silo_settings import refuse_cycles
 from dpfl_plugin.runs.statement import statement
 
@@ -80,12 +87,13 @@ _opened: weakref.WeakValueDictionary[Path, PrivateOracle] = weakref.WeakValueDic
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What an oracle has while it is open."""
+    """What an oracle has while it is open; ``path`` is None where charges are kept in memory."""
 
     config: Config
     parts: Parts
+    live: LiveModel
     account: PrivacyAccount
-    path: Path
+    path: Path | None
     name: str
     stack: contextlib.ExitStack
 
@@ -97,7 +105,7 @@ class PrivateOracle:
 
     Attributes:
         net: the model whose gradients are asked for, the caller's own.
-        path: the ledger's file.
+        path: the ledger's file; None where charges are kept in memory.
         num_releases: of this oracle so far.
     """
 
@@ -107,8 +115,8 @@ class PrivateOracle:
         self._closed = False
         parts = opened.parts
         self._layout, self._clip_norms = parts.layout, [parts.rules.clip_norm]
-        self._shapes = dict(zip(self._layout.names, self._layout.shapes, strict=True))
-        self._fixed = _fixed(net, dict(net.named_parameters()))
+        self._layers = layers(self._layout)
+        self._trained = _trained(dict(net.named_parameters()))
 
     @classmethod
     def of(
@@ -117,9 +125,11 @@ class PrivateOracle:
         dataset: Any,
         *,
         privacy: Privacy | Mapping[str, Any],
-        ledger: str | Path,
+        ledger: str | Path | None,
         steps: int | None = None,
+        seed: int | None = None,
         loss: Any = "auto",
+        outcome: str | Mapping[str, Any] | None = None,
         l2: float = 0.0,
         engine: str = "auto",
         name: str = "oracle",
@@ -127,13 +137,20 @@ class PrivateOracle:
         """An oracle of the mean gradient of ``net`` over batches of a data set, which it draws itself.
 
         Args:
-            net: is read only; its frozen layers and buffers must stay as they are.
+            net: is called at every step as it is then, in eval mode, and never written to. Its attributes and layers
+                may change between steps; its trainable parameters must remain the same ones in number format and shape,
+                and frozen ones and buffers must stay as they are.
             dataset: one silo's records: a data set of pairs (features, label), a ``DataLoader``, of which the records
-                count and not the batches, or a pair of arrays or tensors (n, ...), (n,).
-            privacy: `Privacy` at record level, or its keys; noise is always from the operating system.
-            ledger: the file to charge; a new one, or one that earlier oracles or runs on this silo's data began.
+                count and not the batches, or a pair of arrays or tensors (n, ...), (n,) or (n, k).
+            privacy: `Privacy` at record level, or its keys. With noise_multiplier=0 nothing is guaranteed.
+            ledger: the file to charge; a new one, or one that earlier oracles or runs on this silo's data began. None
+                keeps the charges in memory: they are lost when the process ends, and nothing else counts them.
             steps: releases for which the noise is solved; needed where ``privacy`` gives no noise_multiplier.
+            seed: as that of `train`: None: noise is fresh. A number: batches and noise that repeat and protect nobody,
+                unless ``privacy.randomness`` is "fresh".
             loss: a name, or a function (outputs, labels) -> one value for each record.
+            outcome: what labels are, if not classes: {"kind": "regression", "range": (0, 100)}, ... (docs/outcomes.md).
+                For "ordinal" the net gives K - 1 cumulative logits, as `models.ordinal.Thresholds` does.
             l2: lambda of lambda/2 ||y||^2, whose gradient is added after the noise. engine: of per-example gradients.
             name: what the ledger calls it.
 
@@ -144,84 +161,96 @@ class PrivateOracle:
             BudgetError: earlier releases in the ledger left too little. BusyError: another process, or an oracle of
             this one, has the ledger. LedgerError: it is damaged.
         """
-        config, of_loss = _config(net, privacy, steps, loss, l2, engine, name)
+        config, of_loss = _config(net, privacy, steps, seed, loss, l2, engine, name)
         path = _file(ledger)
+        if path is not None:
+            refuse_seeded(config)
         _refuse_limits()
-        if (other := _opened.get(path.resolve())) is not None:
+        if path is not None and (other := _opened.get(path.resolve())) is not None:
             raise BusyError(
                 f"ledger={str(ledger)!r}: an oracle of this process uses it, after {other.num_releases} releases. Call "
                 "its close(), or use it in a with block."
             )
         module = copy.deepcopy(net)
         check_layers(module, type(net).__name__)
-        mine = _records(dataset, module)
+        records = _records(dataset, module, outcome)
         with contextlib.ExitStack() as stack:
             held = stack.enter_context(locked_shared(path))
-            assert held is not None
-            key = MarkKey.at(shared_key(path))
-            parts = _parts(config, module, mine, of_loss, key, path)
-            _check_labels(parts, mine, named=isinstance(loss, str))
+            key = None if path is None else MarkKey.at(shared_key(path))
+            parts = _parts(config, module, records, of_loss, key, path)
+            _check_labels(parts, records.silos[0], named=isinstance(loss, str))
             account = _account(config, parts, path)
             token, plan = secrets.token_hex(8), Plan(parts.data_sha256, _slots(config, steps, account))
-            check_limit(held, path, config, token, plan)
+            if held is not None and path is not None:
+                check_limit(held, path, config, token, plan)
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
-            key.keep()
-            totals = functools.partial(first_line, plan, config.privacy.ledger_epsilon, config.privacy.delta)
-            account.shared = shared = stack.enter_context(open_shared(path, totals if plan.silos else dict))
-            facts = _facts(config, parts, token, account.earlier)
-            shared.begin_run(facts | ({"slots": slots_to_plain(plan.silos)} if plan.silos else {}))
-            shared.sync()
-            if limit_of(shared) is not None:
-                account.registration = Registration(shared, token)
-            found = cls(net, _Opened(config, parts, account, path, token, stack.pop_all()))
-        _opened[path.resolve()] = found
+            live = _live(config, parts, net)
+            if path is not None and key is not None:
+                key.keep()
+                totals = functools.partial(first_line, plan, config.privacy.ledger_epsilon, config.privacy.delta)
+                account.shared = shared = stack.enter_context(open_shared(path, totals if plan.silos else dict))
+                facts = _facts(config, parts, token, account.earlier)
+                shared.begin_run(facts | ({"slots": slots_to_plain(plan.silos)} if plan.silos else {}))
+                shared.sync()
+                if limit_of(shared) is not None:
+                    account.registration = Registration(shared, token)
+            found = cls(net, _Opened(config, parts, live, account, path, token, stack.pop_all()))
+        if path is not None:
+            _opened[path.resolve()] = found
         return found
 
     @torch.no_grad()
     def gradient(self) -> dict[str, Tensor]:
         """The private mean gradient at the net's parameters, by parameter name, each of that one's shape.
 
-        Every call draws a batch, adds fresh noise and is charged, on the disk, before it returns.
+        Every call draws a batch, adds new noise and is charged, in the ledger's file if any, before it returns.
 
         Raises:
             BudgetError: it would pass the budget; nothing was released.
-            ConfigError: the oracle is closed, of another process, or the net was changed otherwise than by training.
+            ConfigError: the oracle is closed, or trainable parameters of the net were added, removed, frozen or moved.
+            UnsupportedError: the net was changed into one that mixes records, or that no engine supports.
             LedgerError: it cannot be charged; nothing was released.
             ChangedError: a buffer, a mode or a frozen parameter of the net changed; nothing was released.
         """
+        return self._release()[0]
+
+    def _release(self) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
+        """(`gradient`, the net's parameters)."""
         with self._lock:
             named = self._checked()
             opened, step = self._opened, self.num_releases
             parts, account = opened.parts, opened.account
             y = self._layout.flatten(named).to(parts.model)
-            if not bool(torch.isfinite(y).all()):
+            # A sum takes less time than looking at each number, and hides none that is not finite.
+            if not math.isfinite(float(y.sum())) and not bool(torch.isfinite(y).all()):
                 raise ConfigError("a parameter of the net is not finite: training diverged. Nothing was released.")
             if not account.affords(step, PLAN):
                 raise BudgetError(
-                    f"{self.path}: the budget is used up after {step} releases: {account.why_not()}. Nothing was "
+                    f"{self._place}: the budget is used up after {step} releases: {account.why_not()}. Nothing was "
                     "released. End the loop here, or begin an oracle with a larger privacy.epsilon."
                 )
-            oracle = RoundOracle(
-                parts.rules,
-                parts.host.engine,
-                [parts.host.train[0]],
-                [0],
-                Draw.fresh(step, opened.name),
-                max_gradients=1,
-                layers=layers(self._layout),
-                clip_norms=self._clip_norms,
-            )
-            value = oracle.gradient(y.unsqueeze(0))[0]
-            parts.host.fixed_state.check()
+            with opened.live.step() as (engine, records):
+                oracle = RoundOracle(
+                    parts.rules,
+                    engine,
+                    [records],
+                    [0],
+                    self._draw(step),
+                    max_gradients=1,
+                    layers=self._layers,
+                    clip_norms=self._clip_norms,
+                )
+                value = oracle.gradient(y.unsqueeze(0))[0]
             oracle.close()
             account.begin_round(step, PLAN)
             self.num_releases += 1  # whatever comes of it: the next one has another name
             account.append(oracle.charges())
             account.sync()  # on the disk, before anything leaves
             self._clip_norms = list(oracle.clip_norms)
-        return {name: part.to(named[name]) for name, part in self._layout.unflatten(value).items()}
+        return {name: part.to(named[name]) for name, part in self._layout.unflatten(value).items()}, named
 
+    @torch.no_grad()
     def backward(self) -> None:
         """`gradient` in place of ``loss.backward()``: sets ``.grad`` of each trainable parameter, for an optimizer.
 
@@ -230,8 +259,8 @@ class PrivateOracle:
         Raises:
             as `gradient`.
         """
-        parameters = dict(self.net.named_parameters())
-        for name, value in self.gradient().items():
+        gradients, parameters = self._release()
+        for name, value in gradients.items():
             parameters[name].grad = value.clone()
 
     @property
@@ -271,7 +300,8 @@ class PrivateOracle:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                _opened.pop(self.path.resolve(), None)
+                if self.path is not None:
+                    _opened.pop(self.path.resolve(), None)
                 self._opened.stack.close()
 
     def __enter__(self) -> PrivateOracle:
@@ -285,11 +315,22 @@ class PrivateOracle:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         releases = "1 release" if self.num_releases == 1 else f"{self.num_releases} releases"
-        spent = f"epsilon {places(self.epsilon, 3)} at delta {self.delta:.15g}"
-        return f"PrivateOracle({str(self.path)!r}: {releases}, {spent}{state})"
+        unbounded = "no epsilon holds" if math.isinf(self.epsilon) else ""
+        spent = unbounded or f"epsilon {places(self.epsilon, 3)} at delta {self.delta:.15g}"
+        return f"PrivateOracle({self._place!r}: {releases}, {spent}{state})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PrivateOracle cannot be copied or sent to another process: two would charge one ledger.")
+
+    @property
+    def _place(self) -> str:
+        """Where charges are, in words."""
+        return "in memory" if self.path is None else str(self.path)
+
+    def _draw(self, step: int) -> Draw:
+        """Names the random bits of a release."""
+        config = self._opened.config
+        return Draw.fresh(step, self._opened.name) if config.fresh else Draw(config.public_seed, step)
 
     def _checked(self) -> dict[str, nn.Parameter]:
         """The net's parameters by name, if the oracle may release anything at them."""
@@ -297,12 +338,10 @@ class PrivateOracle:
             raise ConfigError(f"this oracle is closed. Make another one by {WHERE} with the same ledger.")
         _refuse_limits()  # an owner's word counts from the next release on
         named = dict(self.net.named_parameters())
-        trained = {name: value.shape for name, value in named.items() if value.requires_grad}
-        if trained != self._shapes or _fixed(self.net, named) != self._fixed:
+        if _trained(named) != self._trained:
             raise ConfigError(
-                "since the oracle was made, parameters of the net were frozen, unfrozen or replaced, or its frozen "
-                "layers or buffers changed: the oracle has those that it was given. Close it, and make another by "
-                f"{WHERE}."
+                "since the oracle was made, parameters of the net were added, removed, frozen or unfrozen, or moved to "
+                f"another device or number format. Close it, and make another by {WHERE}."
             )
         return named
 
@@ -315,7 +354,7 @@ class PrivateOracle:
             "rounds": self.num_releases,
             "status": "done" if self._closed else "running",
             "reason": "",
-            "oracle": opened.path.name,
+            "oracle": None if opened.path is None else opened.path.name,
         }
         said = statement(
             opened.config,
@@ -332,7 +371,7 @@ class PrivateOracle:
 
 
 def _config(
-    net: nn.Module, privacy: Any, steps: int | None, loss: Any, l2: float, engine: str, name: str
+    net: nn.Module, privacy: Any, steps: int | None, seed: Any, loss: Any, l2: float, engine: str, name: str
 ) -> tuple[Config, Callable[..., Any] | None]:
     """(what a file would say of such a run, the loss where that is a function)."""
     if not isinstance(net, nn.Module):
@@ -340,11 +379,6 @@ def _config(
     if not isinstance(privacy, PrivacyConfig | Mapping):
         raise ConfigError(f"{WHERE}: privacy is a {type(privacy).__name__}: give dpfl.Privacy(epsilon=..., delta=...).")
     given = privacy if isinstance(privacy, PrivacyConfig) else Privacy(**{str(k): v for k, v in privacy.items()})
-    if given.randomness == "seeded":
-        raise ConfigError(
-            "privacy.randomness='seeded': an oracle's batches and noise are from the operating system, never from a "
-            "seed. Leave it out."
-        )
     if given.unit != "record":
         raise UnsupportedError(f"privacy.unit={given.unit!r}: an oracle protects records. Use unit='record'.")
     if given.budget_view != "server":
@@ -355,8 +389,6 @@ def _config(
     if steps is not None:
         whole = isinstance(steps, int) and not isinstance(steps, bool)
         require(whole and 1 <= steps <= 10**7, "steps", steps, "be a whole number from 1 to 10,000,000: of releases")
-    if given.noise_multiplier == 0:
-        raise ConfigError("privacy.noise_multiplier=0: nothing would be private. Use torch's own gradients for that.")
     if given.noise_multiplier is None and given.epsilon is not None and steps is None:
         raise ConfigError(
             f"steps is missing: give the number of releases, for which the least noise within privacy.epsilon="
@@ -368,7 +400,8 @@ def _config(
     values: dict[str, Any] = {
         "name": plain(name),
         "algorithm": {"name": "fedsgd", "form": "single", "local_lr": 1.0},
-        "privacy": {**given.model_dump(exclude_unset=True), "randomness": "fresh"},
+        "privacy": given.model_dump(exclude_unset=True),
+        "seed": plain(seed),
         "loss": said,
         "l2": plain(l2),
         "engine": plain(engine),
@@ -379,9 +412,14 @@ def _config(
     return configure(values, source=WHERE), of_loss
 
 
-def _file(ledger: Any) -> Path:
+def _file(ledger: Any) -> Path | None:
+    if ledger is None:
+        return None
     if not isinstance(ledger, str | os.PathLike) or not str(ledger).strip():
-        raise ConfigError(f"{WHERE}: ledger={ledger!r} must be the path of a file, new or of an earlier oracle.")
+        raise ConfigError(
+            f"{WHERE}: ledger={ledger!r} must be the path of a file, new or of an earlier oracle; or None, to keep the "
+            "charges in memory."
+        )
     return Path(ledger)
 
 
@@ -395,23 +433,46 @@ def _refuse_limits() -> None:
         )
 
 
-def _records(dataset: Any, module: nn.Module) -> Silo:
-    mine = silo_of(dataset, module)
-    if hasattr(dataset, "__len__") and digest(silo_of(dataset, module)) != digest(mine):
+def _records(dataset: Any, module: nn.Module, outcome: Any) -> Federation:
+    """The records of a data set, whose labels are classes or ``outcome``."""
+    known, names = _outcome(outcome)
+    silo = silo_of(dataset, module, known, names)
+    if hasattr(dataset, "__len__") and digest(silo_of(dataset, module, known, names)) != digest(silo):
         raise DataError(
             "the data set gives other records when it is read again: an oracle's must not change at random "
             "(augmentation). Leave that out; nothing was released."
         )
-    return mine
+    num_levels = _num_outputs(module, silo) + 1 if known.kind == "ordinal" else 0
+    return Federation([silo], num_levels, silo.train_x.shape[1:], outcome=known)
 
 
-def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
+def _outcome(given: Any) -> tuple[Outcome, tuple[str, ...]]:
+    """(what labels are, names of the labels of multi_label)."""
+    block = {"kind": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else given
+    if block == {"kind": "ordinal"}:  # how many levels there are follows from the net's outputs
+        return Outcome("ordinal"), ()
+    try:
+        return parse(plain(block), None)
+    except ConfigError as error:
+        raise type(error)(str(error).replace("data.dataset.outcome", "outcome")) from error
+
+
+def _num_outputs(module: nn.Module, silo: Silo) -> int:
+    """Of the module, in eval mode, on a made-up record: its code may keep what it is given."""
+    like = next(module.parameters(), torch.empty(0))
+    zeros = torch.zeros(1, *silo.train_x.shape[1:], device=like.device)
+    with torch.no_grad():
+        outputs = module.eval()(zeros.long() if silo.train_x.dtype.kind == "i" else zeros.to(like.dtype))
+    return 1 if outputs.dim() == 1 else int(outputs.shape[1])
+
+
+def _account(config: Config, parts: Parts, path: Path | None) -> PrivacyAccount:
     """What counts an oracle's releases together with those that the ledger holds.
 
     Raises:
         BudgetError, ConfigError: not one release is left.
     """
-    prior = shared_prior(path)(parts.data_sha256, 1, parts.rules)
+    prior = _prior(path)(parts.data_sha256, 1, parts.rules)
     account = new_account(config, parts, prior, Ledger())
     if not account.affords(0, PLAN):
         held = f"{path} holds {earlier_runs(prior)}, at epsilon {digits(account.held(), 4)}: " if prior.runs else ""
@@ -443,15 +504,24 @@ def _slots(config: Config, steps: int | None, account: PrivacyAccount) -> dict[i
     return {0: [Planned(release, count, share) for (release, share), count in counts.items()]}
 
 
-def _parts(config: Config, module: nn.Module, mine: Silo, loss: Any, key: MarkKey, path: Path) -> Parts:
+def _prior(path: Path | None) -> PriorOf:
+    """What a ledger holds of earlier oracles and runs."""
+    if path is not None:
+        return shared_prior(path)
+    return lambda data_sha256, num_silos, rules: NO_PRIOR
+
+
+def _parts(
+    config: Config, module: nn.Module, records: Federation, loss: Any, key: MarkKey | None, path: Path | None
+) -> Parts:
     refuse_cycles(config, "releases of an oracle are composed with those of earlier ones in the ledger")
-    found = hold(Federation([mine], 0, mine.train_x.shape[1:]))
-    holding = replace(found, survey=key.marked(found.survey))
+    found = hold(records)
+    holding = found if key is None else replace(found, survey=key.marked(found.survey))
 
     def held(config: Config, base: Path) -> Holding:
         return holding
 
-    parts = build(config, Path(), None, shared_prior(path), held, module=module, loss=loss)
+    parts = build(config, Path(), None, _prior(path), held, module=module, loss=loss)
     if parts.rules.clipping.measures:
         raise UnsupportedError(
             f"privacy.clip: {parts.rules.clipping.statement}, so that no epsilon holds. Use clip='flat' or 'adaptive'."
@@ -459,14 +529,14 @@ def _parts(config: Config, module: nn.Module, mine: Silo, loss: Any, key: MarkKe
     return parts
 
 
-def _check_labels(parts: Parts, mine: Silo, *, named: bool) -> None:
+def _check_labels(parts: Parts, silo: Silo, *, named: bool) -> None:
     """Raise DataError unless the model has an output for each label; of a loss of one's own nothing is known."""
-    if not named:
+    outcome = parts.outcome
+    if not outcome.has_classes or (outcome.kind == "classes" and not named):
         return
-    with torch.no_grad():
-        outputs = parts.module(torch.zeros_like(parts.host.train[0].features[:1]))  # no record: its code may keep it
-    num_classes = max(2, 1 if outputs.dim() == 1 else int(outputs.shape[1]))
-    least, most = int(mine.train_y.min()), int(mine.train_y.max())
+    num_outputs = _num_outputs(parts.module, silo)
+    num_classes = num_outputs + 1 if outcome.kind == "ordinal" else max(2, num_outputs)
+    least, most = int(silo.train_y.min()), int(silo.train_y.max())
     if least < 0 or most >= num_classes:
         raise DataError(
             f"labels are from {least} to {most}, and the model has outputs for the classes 0..{num_classes - 1}: give "
@@ -474,10 +544,25 @@ def _check_labels(parts: Parts, mine: Silo, *, named: bool) -> None:
         )
 
 
-def _fixed(net: nn.Module, named: Mapping[str, nn.Parameter]) -> list[tuple[str, int, int]]:
-    """What shows that frozen parameters and buffers stay as they were, without reading them."""
-    frozen = [(name, one) for name, one in named.items() if not one.requires_grad]
-    return [(name, id(one), one._version) for name, one in (*frozen, *net.named_buffers())]
+def _trained(named: Mapping[str, nn.Parameter]) -> list[tuple[str, torch.Size, torch.dtype, torch.device]]:
+    """What trainable parameters must stay as they are in."""
+    return [(name, one.shape, one.dtype, one.device) for name, one in named.items() if one.requires_grad]
+
+
+def _live(config: Config, parts: Parts, net: nn.Module) -> LiveModel:
+    """The caller's net with its engine, which follows what becomes of it."""
+    records, survey = parts.train[0], parts.holding.survey
+    trial = torch.zeros_like(records.features[:1]).expand(2, *records.features.shape[1:])
+
+    def choose(module: nn.Module, in_place: bool) -> Engine:
+        check_layers(module, type(net).__name__)
+        check_model(module.eval(), survey.feature_shape, words=not trial.is_floating_point())
+        rules, loss, room = parts.rules, parts.loss, parts.memory
+        engine, _ = choose_engine(config, rules, module, loss, survey, trial, room, in_place=in_place)
+        check_engine(engine, rules, module, loss, flat_model(module), trial)
+        return engine
+
+    return LiveModel(net, parts.loss, records, parts.engine, choose)
 
 
 def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def run(
 ) -> None:
     """Train what a file describes; a run for each of its variants.
 
-    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted with a checkpoint, 5
-    another run uses the ledger, 7 interrupted before a round was finished.
+    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted after a round
+    of this command, 5 another run uses the ledger, 7 interrupted before one.
     """
     from dpfl_plugin.cli.run import Options, run_file
 

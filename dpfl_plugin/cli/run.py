@@ -46,7 +46,7 @@ from dpfl_plugin.runtimes.mpi import job
 MOST_COLUMNS = 8  # whose private statistics are printed
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
-NO_ROUND = 7  # interrupted before a round was finished
+NO_ROUND = 7  # interrupted before this command finished a round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 TOLD: Final = b"\ndpfl: interrupted while it was starting: nothing was run, and nothing is lost.\n"
-INTERRUPTED: Final = 4
+INTERRUPTED: Final = 7  # no round was finished
 
 
 def begin() -> None:

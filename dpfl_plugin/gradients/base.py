@@ -62,7 +62,9 @@ class Engine(Protocol):
     for which even that is too much is refused before it begins. One with a method ``clipped_sums`` answers several
     silos at once (`stacked.MultiSiloEngine`). One with a class attribute ``persons`` that is true takes persons for
     examples, too, where the model is `persons.Persons`: features (b, k, *feature_shape), labels (b, k). One that runs a
-    copy of the model has it as ``runs``, whose fixed state is compared in each round (`fixed_state`).
+    copy of the model has it as ``runs``, whose fixed state is compared in each round (`fixed_state`). One with a method
+    ``on(model) -> Engine | None`` gives its like that calls that very model, at the model's own parameters, and so sees
+    whatever changes in it; None where there is none.
     """
 
     name: str
@@ -99,6 +101,12 @@ class Engine(Protocol):
             as finite. None where ``clip_norm`` is inf, or from an engine that does not tell.
         """
         ...
+
+
+def in_place(engine: Engine, model: nn.Module) -> Engine | None:
+    """The like of an engine that calls ``model`` itself: see `Engine`. None where there is none."""
+    on: Callable[[nn.Module], Engine | None] | None = getattr(engine, "on", None)
+    return None if on is None else on(model)
 
 
 def layers(layout: Layout) -> dict[str, int]:

@@ -15,6 +15,7 @@ only.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
@@ -71,19 +73,32 @@ class BookKeeping:
     persons = True
     precisions = ("bf16", "tf32")
 
-    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
-        self._layout, self._precision = Layout.of(model), precision
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        chunk_bytes: int,
+        precision: Precision = "float32",
+        in_place: bool = False,
+    ) -> None:
+        """
+        Args:
+            in_place: whether to call ``model`` itself, at its own parameters; else a copy of it is called.
+        """
+        self._layout, self._precision, self._in_place = Layout.of(model), precision, in_place
         self._loss, self._chunk_bytes = loss, chunk_bytes
-        self.runs = self._model = copy.deepcopy(model)  # its own: hooks, and parameters that are views of y
+        # A copy has hooks, and parameters that are views of y.
+        self.runs = self._model = model if in_place else copy.deepcopy(model)
         named, owners = dict(self._model.named_modules()), _owners(self._model)
         # Of each parameter, in the order of the flat vector: the part of the vector that is clipped together, the layer
         # that computes with it, and its name there.
         self._places = [(name.rpartition(".")[0], *owners[name][0]) for name in self._layout.names]
         self._layers = {path: named[path] for _, path, _ in self._places}
-        for path, layer in self._layers.items():
-            layer.register_forward_hook(self._keeper(path))
-        for parameter in self._model.parameters():
-            parameter.requires_grad_(False)  # derivatives by outputs are all that backward has to compute
+        self._keepers = [(layer, self._keeper(path)) for path, layer in self._layers.items()]
+        if not in_place:
+            self._attach()
+            for parameter in self._model.parameters():
+                parameter.requires_grad_(False)  # derivatives by outputs are all that backward has to compute
         self._kept: dict[str, list[Call]] = {}
         self._bytes: dict[torch.Size, int] = {}
         self._of_persons = isinstance(model, Persons)
@@ -91,11 +106,12 @@ class BookKeeping:
     @staticmethod
     def unsupported(model: nn.Module, loss: Loss) -> str | None:
         """Layers that are called twice, or other than as modules, show only when the model runs: see `clipped_sum`."""
-        for name, found in _owners(model).items():
+        places = _owners(model)
+        for name, found in places.items():
             if len(found) > 1:
                 paths = " and ".join(path or "the model" for path, _ in found)
                 return f"{paths} share the parameter {name}, of whose gradient each sees a part"
-        owners = {path for found in _owners(model).values() for path, _ in found}
+        owners = {path for found in places.values() for path, _ in found}
         for path, layer in model.named_modules():
             place = f"{path or 'the model'}: {type(layer).__name__}"
             if path in owners and (reason := _unsupported_layer(layer)):
@@ -103,6 +119,10 @@ class BookKeeping:
             if getattr(layer, "inplace", False):
                 return f"{place} overwrites its input, which may be another layer's output"
         return mixing(model)
+
+    def on(self, model: nn.Module) -> BookKeeping:
+        """See `Engine`."""
+        return BookKeeping(model, self._loss, self._chunk_bytes, self._precision, in_place=True)
 
     def prepare(self, records: Records) -> Records:
         return records
@@ -160,10 +180,14 @@ class BookKeeping:
         """The gradients of every parameter, by layer, in the order of the flat vector."""
         self._forward_backward(y, batch)
         joined = {path: _joined(self._kept[path]) for path in self._layers}
+        squares = {
+            path: functools.cache(functools.partial(squared_norms, g.flatten(1))) for path, (_, g) in joined.items()
+        }
         count = len(batch) if self._of_persons else None
         found: dict[str, list[Part]] = {}
         for group, path, name in self._places:
-            found.setdefault(group, []).append(_part(self._layers[path], name, *joined[path], count))
+            parts = found.setdefault(group, [])
+            parts.append(_part(self._layers[path], name, *joined[path], squares[path], count))
         self._kept = {}
         return list(found.values())
 
@@ -178,22 +202,34 @@ class BookKeeping:
             gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
         finally:
             for parameter in parameters:
-                parameter.requires_grad_(False)
+                parameter.requires_grad_(self._in_place)
             self._kept = {}
         for place, gradient in zip(out.split(self._layout.sizes), gradients, strict=True):
             place += gradient.flatten()
 
     def _losses(self, y: Tensor, batch: Records) -> Tensor:
         """The sum of the losses, of which derivatives can be taken; ``_kept`` is what layers were given and put out."""
-        # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
-        values = self._layout.unflatten(y.clone()).values()
-        for (_, path, name), value in zip(self._places, values, strict=True):
-            getattr(self._layers[path], name).data = value
         self._kept = {}
-        with torch.enable_grad():
-            with passes(self._precision, y.device):
-                outputs = self._model(batch.features)
-            return self._loss(outputs.to(y.dtype), batch.labels).sum()
+        if self._in_place:
+            hooks = self._attach()
+        else:
+            # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
+            values = self._layout.unflatten(y.clone()).values()
+            for (_, path, name), value in zip(self._places, values, strict=True):
+                getattr(self._layers[path], name).data = value
+            hooks = []
+        try:
+            with torch.enable_grad():
+                with passes(self._precision, y.device):
+                    outputs = self._model(batch.features)
+                return self._loss(outputs.to(y.dtype), batch.labels).sum()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _attach(self) -> list[RemovableHandle]:
+        """Have layers keep what they are given and put out, before other hooks change that."""
+        return [layer.register_forward_hook(keeper, prepend=True) for layer, keeper in self._keepers]
 
     def _forward_backward(self, y: Tensor, batch: Records) -> None:
         """Leaves each layer's input, and the derivative of the losses by its output, in ``_kept``."""
@@ -231,6 +267,8 @@ class BookKeeping:
                     f"engine: bookkeeping: the model calls its layer {path or 'itself'} with keywords. "
                     "Use engine: vmap."
                 )
+            if self._in_place and (reason := _unsupported_layer(layer)):  # it may have been changed since the last call
+                raise UnsupportedError(f"engine: bookkeeping: the model's layer {path or 'itself'} {reason} any more.")
             if not output.requires_grad:
                 output.requires_grad_()
             self._kept.setdefault(path, []).append(Call(inputs[0].detach(), output, output._version))
@@ -252,12 +290,14 @@ def _owners(model: nn.Module) -> dict[str, list[tuple[str, str]]]:
     """
     named = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     found: dict[str, list[tuple[str, str]]] = {name: [] for name in named.values()}
-    for path, layer in model.named_modules():
-        for own, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+    modules = dict(model.named_modules())
+    for path, layer in modules.items():
+        for own, parameter in layer._parameters.items():
             if id(parameter) in named:
                 found[named[id(parameter)]].append((path, own))
-    modules = dict(model.named_modules())
     for name, places in found.items():
+        if len(places) == 1:
+            continue
         known = [place for place in places if _unsupported_layer(modules[place[0]]) is None]
         by_parts = [place for place in places if place not in known and list(modules[place[0]].children())]
         if known and len(known) + len(by_parts) == len(places):
@@ -291,8 +331,10 @@ def _unsupported_layer(layer: nn.Module) -> str | None:
     return "has parameters of its own and is not supported"
 
 
-def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor, count: int | None) -> Part:
+def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor, squares: Callable[[], Tensor], count: int | None) -> Part:
     """The gradients of parameter ``name`` of a layer with inputs ``a`` and derivatives by its outputs ``g``.
+
+    squares: (b,) squared norms of ``g``, worked out once for weight and bias.
 
     count: of persons, where these are the examples: the layer has seen k records of each, one after another, and a
     person has k times as many positions as a record.
@@ -301,6 +343,8 @@ def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor, count: int | None) 
         return _embedding(layer, a if count is None else a.reshape(count, -1), g)
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         return _normalisation(layer, name, a, g, count)
+    if isinstance(layer, nn.Linear) and g.dim() == 2 and count is None:
+        return _outer(a.unsqueeze(1), g.unsqueeze(1), squares) if name == "weight" else _bias(g, squares)
     if isinstance(layer, nn.Linear):
         g = _positions(g)  # (b, T, o)
         if name == "bias":
@@ -339,23 +383,33 @@ def _instantiated(gradients: Tensor) -> Part:
     return Part(squares=lambda: squared_norms(gradients), add=add)
 
 
+def _bias(g: Tensor, squares: Callable[[], Tensor]) -> Part:
+    """Gradients ``g`` (b, o) of a Linear layer's bias, with their squared norms."""
+
+    def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
+        add_rows(factors, g if bad is None else g.masked_fill(bad.unsqueeze(1), 0.0), place)
+
+    return Part(squares=squares, add=add)
+
+
 def _products(a: Tensor, g: Tensor) -> Part:
     """Gradients sum_t g_t a_t^T of a matrix for each of G groups: ``a`` (b, G, T, i), ``g`` (b, G, T, o)."""
     T, i, o = a.shape[2], a.shape[3], g.shape[3]
     if T == 1:
-        return _outer(a.squeeze(2), g.squeeze(2))
+        a, g = a.squeeze(2), g.squeeze(2)
+        return _outer(a, g, lambda: squared_norms(g.reshape(-1, o)))
     if ghost(T, i, o, a.element_size()):
         return _ghost(a, g)
     return _instantiated((g.transpose(2, 3) @ a).flatten(1))
 
 
-def _outer(a: Tensor, g: Tensor) -> Part:
-    """Gradients g a^T for each of G groups: ``a`` (b, G, i), ``g`` (b, G, o)."""
+def _outer(a: Tensor, g: Tensor, of_outputs: Callable[[], Tensor]) -> Part:
+    """Gradients g a^T for each of G groups: ``a`` (b, G, i), ``g`` (b, G, o) with its squared norms (b G,)."""
     count, groups, i = a.shape
 
     def squares() -> Tensor:
         of_inputs = squared_inputs(a.reshape(-1, i)).double()
-        return (of_inputs * squared_norms(g.reshape(-1, g.shape[2]))).view(count, groups).sum(dim=1)
+        return (of_inputs * of_outputs()).view(count, groups).sum(dim=1)
 
     def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
         scaled = g if factors is None else g * factors.view(-1, 1, 1)

@@ -23,7 +23,7 @@ from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM, Normalised
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError, told
 from dpfl_plugin.gradients import costs, independence
-from dpfl_plugin.gradients.base import Engine, Loss, Records, mixing
+from dpfl_plugin.gradients.base import Engine, Loss, Records, in_place, mixing
 from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
 from dpfl_plugin.gradients.persons import MeanLoss, Persons, some_labels
 from dpfl_plugin.gradients.precision import Precision, check, passes, unreduced
@@ -49,6 +49,7 @@ class Terms:
         precision: of forward and backward passes.
         lockstep: whether silos are answered together, where an engine can do that.
         normalised: whether gradients are scaled to C instead of clipped.
+        in_place: whether the engine has to have its like that calls the model itself.
     """
 
     chunk_bytes: int
@@ -57,6 +58,7 @@ class Terms:
     precision: Precision = "float32"
     lockstep: bool = False
     normalised: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +310,8 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: _Trial) 
         return None, f"it computes in full precision only, and runtime.precision is {terms.precision}"
     try:
         engine: Engine = kind(model, loss, terms.chunk_bytes, *reduced)
+        if terms.in_place and in_place(engine, model) is None:
+            return None, "it does not call the model itself, and attributes that cannot be pickled cannot be compared"
         with torch.no_grad(), unreduced(trial.device):
             if (known := trial.passed(kind)) is not None:  # but there may be less memory now
                 reason = _too_large(engine, terms, *known)

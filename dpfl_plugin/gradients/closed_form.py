@@ -185,8 +185,8 @@ def linear_layer(model: torch.nn.Module) -> torch.nn.Linear | None:
     """The one Linear layer of a model that is nothing else, or None."""
     model = unwrapped(model)
     layers = [module for module in model.modules() if not list(module.children())]
-    linear = [module for module in layers if isinstance(module, torch.nn.Linear)]
-    plain = all(isinstance(module, torch.nn.Linear | torch.nn.Flatten | torch.nn.Identity) for module in layers)
+    linear = [m for m in layers if isinstance(m, torch.nn.Linear) and type(m).forward is torch.nn.Linear.forward]
+    plain = all(type(module) in (torch.nn.Flatten, torch.nn.Identity) for module in layers if module not in linear)
     containers = [module for module in model.modules() if list(module.children())]
     sequential = all(type(module) is torch.nn.Sequential for module in containers)
     if len(linear) != 1 or not plain or not sequential or not all(p.requires_grad for p in model.parameters()):

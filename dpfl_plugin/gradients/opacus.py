@@ -77,6 +77,9 @@ class Opacus(Vmap):
                 return f"{name or 'the model'}: {type(module).__name__} has parameters and buffers"
         return Vmap.unsupported(model, loss)
 
+    def on(self, model: nn.Module) -> None:
+        """None: its hooks are on a copy."""
+
 
 def replacement(module: nn.Module) -> str:
     """What to write in place of a layer that Opacus has another form of."""

@@ -26,7 +26,7 @@ class Vmap:
     precisions = ("bf16", "tf32")
 
     def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
-        self._layout = Layout.of(model)
+        self._layout, self._precision = Layout.of(model), precision
         self._layer_sizes = list(layers(self._layout).values())
         self._chunk_bytes = chunk_bytes
         self._model, self._loss = model, loss
@@ -50,6 +50,10 @@ class Vmap:
     def unsupported(model: torch.nn.Module, loss: Loss) -> str | None:
         """Modules whose output for one example depends on others, or on hidden random state, are refused."""
         return mixing(model)
+
+    def on(self, model: torch.nn.Module) -> Vmap | None:
+        """See `Engine`."""
+        return Vmap(model, self._loss, self._chunk_bytes, self._precision)
 
     def prepare(self, records: Records) -> Records:
         return records

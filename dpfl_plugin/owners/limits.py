@@ -189,7 +189,7 @@ def find_limits(named: object = None, by: str = "", environment: Mapping[str, st
     if environment.get(VARIABLE):
         given[VARIABLE] = environment[VARIABLE]
     if not given:
-        given = {place: place for place in PLACES if Path(place).expanduser().exists()}
+        given = {place: place for place in PLACES if os.path.exists(os.path.expanduser(place))}
     paths = {where: Path(path).expanduser() for where, path in given.items()}
     if len({os.path.realpath(path) for path in paths.values()}) > 1:
         both = " and ".join(f"{path} (by {where})" for where, path in paths.items())

@@ -374,6 +374,11 @@ def _verify(said: dict[str, Any]) -> str:
     shared = said["shared"]
     if "oracle" in said["run"]:
         file = said["run"]["oracle"]
+        if file is None:
+            return (
+                "## How to verify\n\nThe charges were kept in memory (`ledger=None`): they are lost when the process "
+                "ends, nobody can verify them, and no other run on the same records counts them."
+            )
         return (
             f"## How to verify\n\n`dpfl account {file}` reads the ledger, checks that no line was changed or is "
             "missing between others, and adds up all that it holds. The ledger and its key are not to be "

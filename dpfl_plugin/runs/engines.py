@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +191,17 @@ def choose_engine(
     trial: torch.Tensor,
     room: Memory,
     passed: PassedTrials | None = None,
+    *,
+    in_place: bool = False,
 ) -> tuple[engines.Engine, str]:
-    """The engine that a run uses, tried on made-up records, or persons; and why it is that one."""
+    """The engine that a run uses, tried on made-up records, or persons; and why it is that one.
+
+    Args:
+        in_place: see `Terms`.
+    """
     seen, loss_of_one, shape = examples(config, module, loss, known.feature_shape)
     made_up, terms = choice.made_up(seen, shape, trial), _terms(config, rules, known.num_records, room)
+    terms = replace(terms, in_place=in_place)
     return choice.choose(config.engine, seen, loss_of_one, terms, made_up, passed)
 
 

@@ -31,7 +31,7 @@ def test_an_interruption_while_a_run_starts_is_one_line(tmp_path: Path, imported
                 break
         process.send_signal(signal.SIGINT)
         said = [line for line in process.stderr if line.strip() and not line.startswith("import time:")]
-        assert process.wait() == 4
+        assert process.wait() == 7
         assert said == ["dpfl: interrupted while it was starting: nothing was run, and nothing is lost.\n"]
         assert not process.stdout.read() and not (tmp_path / "runs").exists()
 

@@ -220,6 +220,7 @@ def test_standard_deviations_that_are_refused(std):
         rounded.by_numpy(1, std, words())
     with pytest.raises(ValueError, match="at most 2\\^45"):
         draws.add_rounded(torch.zeros(1, dtype=torch.float64), 1.0, std, FreshStream().seek(b""), torch.zeros(1))
+    rounded.check_std(2.0**45)
 
 
 def test_sums_are_rounded_to_the_grid_before_the_noise_is_added():

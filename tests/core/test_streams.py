@@ -119,6 +119,20 @@ def test_fresh_batches_are_uniform_subsets(way, monkeypatch):
         draws.subset(FreshGenerator(), 3, 4)
 
 
+def test_numbers_below_a_count_that_does_not_divide_are_as_likely_as_each_other():
+    """Of 3 2^30 numbers, without words that are thrown away, multiples of 3 would be half of all instead of a third."""
+    found = draws._below(FreshGenerator().words(20_000), 3 * 2**30)
+    assert abs(np.mean(found % 3 == 0) - 1 / 3) < 6 * math.sqrt(2 / 9 / len(found))  # false alarm: 2e-9
+    assert found.min() >= 0 and 2.99 * 2**30 < found.max() < 3 * 2**30
+    with pytest.raises(ValueError, match=r"below 2\^32"):
+        draws.subset(FreshGenerator(), 2**32, 1)
+
+
+def test_words_of_fresh_noise_come_from_aes_and_not_from_its_numpy_generator():
+    generator = FreshGenerator()
+    assert draws._words_of(generator) == generator.words
+
+
 def test_fresh_uniform_numbers_are_uniform():
     found = draws.uniform(FreshGenerator(), 100_000)
     assert stats.kstest(found, "uniform").pvalue > ALPHA

@@ -261,6 +261,20 @@ def test_blocks_are_equal_short_and_of_the_number_of_records_alone():
     assert blocks.blocks_of(0).count == 0
 
 
+@pytest.mark.parametrize("count", [0, 1, 88, 89, 100, 267])  # of 89 the second block is shorter, of 267 the fourth
+def test_what_is_added_up_by_blocks_is_the_sum(count):
+    rows, factors = torch.randn(2, count, 3), torch.rand(count)
+    for add, expected in (
+        (lambda out: blocks.add_up(rows, out), rows.double().sum(dim=1)),
+        (lambda out: blocks.add_rows(factors, rows[0], out[0]), (factors.double().unsqueeze(1) * rows[0]).sum(dim=0)),
+    ):
+        out = torch.ones(2, 3, dtype=torch.float64)
+        add(out)
+        torch.testing.assert_close(
+            out[: len(expected) if expected.dim() > 1 else 1], 1 + expected.view(-1, 3), rtol=0, atol=1e-4
+        )
+
+
 def test_what_is_not_proven_is_refused():
     with pytest.raises(UnsupportedError, match="batch of 4,194,304 records, 1 at a time, is too large"):
         blocks.chunk_of(2**22, 0)

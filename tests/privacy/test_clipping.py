@@ -510,9 +510,13 @@ def test_bits_must_be_noised_more_than_the_whole():
     assert rules(2.0, 0.5, clipping=Adaptive(bit_noise_multiplier=2.1)).release(1.0).noise_multiplier == 2.0
     with pytest.raises(ConfigError, match="clip_norm=inf"):
         rules(0.0, math.inf, clipping=Adaptive())
-    for option in ({"quantile": 0.0}, {"quantile": 1.0}, {"lr": 0.0}, {"bit_noise_multiplier": -1.0}):
+    refused = {"quantile": (0.0, 1.0), "lr": (0.0, math.inf), "bit_noise_multiplier": (-1.0, 0.0, math.inf)}
+    for option in ({name: value} for name, values in refused.items() for value in values):
         with pytest.raises(ConfigError, match=next(iter(option))):
             Adaptive(**option)
+    for noise_multiplier in (-1.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="noise_multiplier"):
+            Gaussian(noise_multiplier)
 
 
 class Greedy(Clipping):

@@ -19,7 +19,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.privacy import pld
+from dpfl_plugin.privacy import pld, step_loss
 from dpfl_plugin.privacy.events import SampledGaussian, Sampler, Term
 
 
@@ -163,12 +163,46 @@ def test_discretised_masses_are_those_of_two_distributions(q: float, sigma: floa
             np.testing.assert_allclose(step.mass[::-1], step.mass * np.exp(-losses), rtol=1e-9, atol=1e-300)
 
 
+@pytest.mark.parametrize("q", [1e-9, 0.01, 0.7, 1 - 1e-9])
+@pytest.mark.parametrize("sigma", [0.05, 1.0, 300.0])
+def test_the_loss_of_a_point_is_that_of_the_two_normals_and_its_inverse_finds_the_point(q: float, sigma: float) -> None:
+    """At all sizes of t = (z - 1 / (2 sigma)) / sigma, between which the way to compute it changes."""
+    t = np.array([-60.0, -1.1, -1.0, -0.9, -1e-6, 1e-6, 1.0, 29.9, 30.0, 30.1, 30.9, 31.5, 60.0, 600.0])
+    z = sigma * t + 0.5 / sigma
+    loss, off = step_loss._loss(z, sigma, q), 4e-16 * (1 + 1 / sigma**2)  # z is rounded
+    with mpmath.workdps(60):
+        of_points = [(mpmath.mpf(float(at)) - mpmath.mpf(0.5) / sigma) / sigma for at in z]
+        expected = [float(mpmath.log1p(mpmath.mpf(q) * mpmath.expm1(one))) for one in of_points]
+    np.testing.assert_allclose(loss, expected, rtol=1e-14, atol=off)
+    found = (step_loss._points(loss[t > -1], sigma, q) - 0.5 / sigma) / sigma
+    np.testing.assert_allclose(found, t[t > -1], rtol=1e-12, atol=off + 1e-15 / q)
+
+
 def test_fine_grids_do_not_cancel() -> None:
     one = release("fixed", 0.05, 1e4)
     step = pld.step_loss(one, "symmetric", 8.0, 5e-6 / 1e3)
     ratio = step.mass[1:] / step.mass[:-1]
     middle = -step.first
     assert np.abs(np.diff(np.log(ratio[middle + 5 : middle + 2000]))).max() < 1e-5  # a smooth density, no noise
+
+
+# Curves
+
+
+CURVE = np.array([-1.0, 0.0, 1.0, 2.0]), np.array([0.5, 0.4, 0.2, 0.1])
+HALF = math.log1p(0.5 * math.expm1(1.0))  # half of the way from 0 to 1, in e^epsilon
+
+
+def test_between_points_bounds_are_linear_in_e_to_the_epsilon_and_beyond_them_nothing_is_claimed() -> None:
+    values = {-2.0: 1.0, -1.0: 0.5, 0.0: 0.4, HALF: 0.3, 1 + HALF: 0.15, 2.0: 0.1, 3.0: 0.1}
+    for at, bound in values.items():
+        assert pld._value_at(*CURVE, at) == pytest.approx(bound), at
+    for delta, epsilon in {0.6: 0.0, 0.45: 0.0, 0.4: 0.0, 0.3: HALF, 0.2: 1.0, 0.15: 1 + HALF, 0.1: 2.0}.items():
+        assert pld._first_below(*CURVE, delta) == pytest.approx(epsilon), delta
+    assert pld._first_below(CURVE[0] + 3, CURVE[1], 0.6) == 2.0
+    assert pld._first_below(CURVE[0] - 4, CURVE[1], 0.15) == 0.0
+    with pytest.raises(UnsupportedError, match="no finite epsilon"):
+        pld._first_below(*CURVE, 0.05)
 
 
 # Composition

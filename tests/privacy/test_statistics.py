@@ -17,6 +17,7 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.federation.scaled_records import noisy_sums
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.events import SampledGaussian
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FullBatch
@@ -32,6 +33,15 @@ MEASURED = (
 WIDTH = 9
 STATISTICS = Statistics(MEASURED, 0.0)
 OF_RECORDS = 1
+
+
+@pytest.mark.parametrize(("neighbouring", "squares"), [("replace_one", 2 * 4 + 3 * 2), ("add_or_remove", 5)])
+def test_a_sum_is_charged_as_one_release_of_all_records_with_the_sensitivity_of_what_is_measured(neighbouring, squares):
+    statistics = Statistics(MEASURED, 3.0)
+    assert statistics.sensitivity(neighbouring) == pytest.approx(math.sqrt(squares))
+    assert statistics.release(neighbouring, "person") == SampledGaussian(
+        noise_multiplier=3.0, sampler="full", rate=1.0, neighbouring=neighbouring, unit="person"
+    )
 
 
 def anything(rng: np.random.Generator, count: int) -> torch.Tensor:
