@@ -85,6 +85,7 @@ from dpfl_plugin.privacy.step_loss import Array, Direction, renyi_moment
 
 FIRST_DELTA: Final = 0.02  # of delta: what the first plans of a plan filter may disclose by
 THRESHOLDS: Final = 8
+SLACK: Final = 0.004  # of the cost of plans that are like the first
 ORDERS: Final = tuple(1 + 2 ** (n / 8) for n in range(-40, 81))  # 1.03 to 1,025
 _CELLS: Final = 4000
 _LEVELS: Final = 4  # tilts, each for a good bound on another part of a profile; more change nothing that shows
@@ -462,15 +463,15 @@ class Odometer:
 
 
 def odometer_for(first: Plan, delta: float) -> Odometer:
-    """Thresholds at what 1, 2, 4, ... copies of the first plan cost.
+    """Thresholds at what 1, 2, 4, ... copies of the first plan cost, or hardly more.
+
+    Later plans may disclose less, so that their cost is a little higher: `SLACK` allows for that.
 
     Raises:
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
     share = delta / THRESHOLDS
-    filter, total, thresholds = PlanFilter(0.0, share), 0.0, []
-    for octave in range(THRESHOLDS):
-        each = cost_of([first], filter, first=2**octave - 1)
-        thresholds.append(epsilon_of(math.sqrt(total + each) * (1 + 1e-9), 2 * FIRST_DELTA * share, share))
-        total += 2**octave * each
-    return Odometer(tuple(thresholds), delta)
+    filter = PlanFilter(0.0, share)
+    one = cost_of([first], filter) * (1 + _ROUNDING)
+    costs = [one, *(2**octave * one * (1 + SLACK) for octave in range(1, THRESHOLDS))]
+    return Odometer(tuple(filter.needed(cost) * (1 + 1e-6) for cost in costs), delta)
