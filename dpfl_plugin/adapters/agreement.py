@@ -117,6 +117,11 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
     if values.get("seed") is None:
         values["seed"] = 0  # not drawn, so that a server that is started again goes on with the same draws
     config = configure(values, source=source)
+    if config.privacy.ledger_epsilon is not None:
+        raise UnsupportedError(
+            f"{source}: privacy.ledger_epsilon limits runs of one ledger, and here owners' limits bound agreements. "
+            "Leave it out."
+        )
     check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it
     layout, dtype = Layout.of(model), _dtype(model)
     algorithm = check_parts(config, layout, source)

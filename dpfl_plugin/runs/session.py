@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, ConfigError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
@@ -122,6 +122,13 @@ def run_session(
     given.check_all(config.model_dump(mode="python"))
     check_beginning(folder, resume, stage is None, reporter.note, label)
     callbacks = callbacks_of(config, base, callbacks)
+    if config.privacy.ledger_epsilon is not None and (ledger is None or stage is not None):
+        raise ConfigError(
+            Worded(
+                "privacy.ledger_epsilon limits the runs of a shared ledger: give {ledger}, or leave it out. A tuning "
+                "has a ledger of its own, which privacy.epsilon bounds."
+            )
+        )
     if ledger is not None:
         _refuse_shared(config, alone=stage is None)
     with locked_shared(ledger, wait) as shared:

@@ -593,6 +593,7 @@ def test_a_limit_is_fixed_with_the_ledger_and_kept(tmp_path: Path) -> None:
         **{"epsilon": 1.4, "delta": 1e-5},
         "why": "the limit with which the ledger was begun, which a filter keeps",
     }
+    one_message(dpfl("run", config, "--out", tmp_path / "r", "--set", "privacy.ledger_epsilon=2"), "give --ledger")
     other = dpfl("run", config, "--out", tmp_path / "r", "--ledger", ledger, "--set", "privacy.ledger_epsilon=2")
     one_message(other, "begun with the limit 1.4 at delta 1e-05")
     budget = ("--set", "privacy.epsilon=0.93", "--set", "algorithm.local_lr=0.2")
