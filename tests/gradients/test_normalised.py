@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dpfl_plugin.core.balls import Normalised
+from dpfl_plugin.core.balls import LEAST_STABILITY, MOST_STABILITY, Normalised
 from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, UnsupportedError
@@ -159,6 +159,14 @@ def test_what_is_not_sound_or_has_no_meaning_is_refused():
         AutoS(gamma=0)
     with pytest.raises(ConfigError, match=r"privacy.clip.gamma=1e-11 must be in"):
         replace(RULES, clipping=AutoS(gamma=1e-11))
+    with pytest.raises(ConfigError, match=r"privacy.clip_norm=inf must be finite with clip: auto_s"):
+        replace(RULES, clip_norm=math.inf, mechanism=Gaussian(0.0))
+    least, most = 4 * LEAST_STABILITY, 4 * MOST_STABILITY
+    for gamma in (least, most):
+        assert replace(RULES, clip_norm=4.0, clipping=AutoS(gamma=gamma)).clipping.whole(4.0).gamma == gamma
+    for gamma in (0.9 * least, 1.1 * most):
+        with pytest.raises(ConfigError, match=r"privacy\.clip\.gamma"):
+            replace(RULES, clip_norm=4.0, clipping=AutoS(gamma=gamma))
 
 
 def test_only_engines_that_can_are_asked():
