@@ -137,7 +137,7 @@ def check_limit(shared: Ledger, path: Path, config: Config, noise: str, plan: Pl
         BudgetError: it does not afford the plan.
     """
     wanted, filter = config.privacy.ledger_epsilon, limit_of(shared)
-    if shared.runs and wanted is not None and (filter is None or filter.epsilon != wanted):
+    if shared.facts and wanted is not None and (filter is None or filter.epsilon != wanted):
         has = "without a limit" if filter is None else f"with the limit {filter.epsilon:g} at delta {filter.delta:g}"
         raise ConfigError(
             Worded(
@@ -145,7 +145,7 @@ def check_limit(shared: Ledger, path: Path, config: Config, noise: str, plan: Pl
                 "be changed after its first release. Leave privacy.ledger_epsilon out, or use another ledger."
             )
         )
-    if not shared.runs and wanted is not None:
+    if not shared.facts and wanted is not None:  # it will be begun by this run
         filter = chosen_filter(wanted, config.privacy.delta, plan)
     if filter is None or any(facts["noise"] == noise for facts in shared.runs):
         return

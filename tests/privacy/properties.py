@@ -74,6 +74,7 @@ from dpfl_plugin.runs.agreed_plan import AgreedPlan
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
 from tests.adapters.federation import NOISY, block
+from tests.cli import command
 from tests.privacy import adaptive
 from tests.privacy import oracle as twin
 from tests.quadratics import ByHand, Lab, Quadratic, rules, silo
@@ -527,6 +528,17 @@ def a_run_that_ended_early_costs_what_it_registered() -> None:
     ledger.facts.update(registered.first_line(filters.Plan("x", {0: slots}), 1.01 * ran[-1], DELTA))
     said = registered.adaptive_total(ledger, DELTA)["epsilon"]
     assert said is None or adaptive.delta_of_a_stop([said] * 20, 1 / 4.0) <= DELTA
+
+
+def a_run_that_stops_early_is_charged_for_all_its_rounds() -> None:
+    """When it stops follows from noisy scores, which depend on records."""
+    with folder() as where:
+        stopping = {"share": 0.25, "every": 2, "patience": 1, "min_gain": 0.9, "noise_multiplier": 6.0}
+        result = command.run(command.write(where, {"rounds": 8, "early_stopping": stopping}))
+        made = [charge for charge in command.charges(result["folder"]) if charge.silo == 0]
+    assert result["rounds"] == 4 and result["early_stopping"] is not None
+    assert {charge.round for charge in made if charge.kind == "round"} == set(range(8))
+    assert sum(charge.kind == "score" for charge in made) == 4
 
 
 def _plan(release: SampledGaussian, count: int) -> filters.Plan:

@@ -24,6 +24,7 @@ from dpfl_plugin.core import device_noise, draws, grid, shares, streams
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.data import persons
 from dpfl_plugin.federation import silo_group
+from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import blocks, closed_form, vmap
 from dpfl_plugin.gradients.base import Records
@@ -616,6 +617,11 @@ FAULTS = [
         "of a run that ended early the rounds that ran are charged",
         holds.a_run_that_ended_early_costs_what_it_registered,
         (registered, "_slots", to(lambda facts: {})),
+    ),
+    fault(
+        "of a run that stopped early the rounds that ran are charged",
+        holds.a_run_that_stops_early_is_charged_for_all_its_rounds,
+        (Experiment, "_charge_what_was_planned", to(lambda self, progress: None)),
     ),
     fault(
         "what a run released beyond its slots is not charged",
