@@ -131,6 +131,11 @@ def agree(
     if values.get("seed") is None:
         values["seed"] = 0  # not drawn, so that a server that is started again goes on with the same draws
     config = configure(values, source=source)
+    if config.privacy.ledger_epsilon is not None:
+        raise UnsupportedError(
+            f"{source}: privacy.ledger_epsilon limits runs of one ledger, and here owners' limits bound agreements. "
+            "Leave it out."
+        )
     if permit is not None:
         permit(config, least)
     check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it

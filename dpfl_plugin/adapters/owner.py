@@ -12,12 +12,12 @@ from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError, LedgerError, LimitError, require
-from dpfl_plugin.owners.agreed_plan import AgreedPlan, agreed_plan
 from dpfl_plugin.owners.lifetime import Lifetime
 from dpfl_plugin.owners.limits import NONE_SET, SIMULATED, Limits, Surroundings, find_limits
 from dpfl_plugin.privacy.composition import compositions
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, released, to_plain, together
+from dpfl_plugin.runs.agreed_plan import AgreedPlan, agreed_plan
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.rules import privacy_rules

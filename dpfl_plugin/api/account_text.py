@@ -29,6 +29,7 @@ SEES: Final = {
     "server": "Sees every message, and who took part: ",
     "server, worst case": "As the server, whoever is drawn: ",
     "third party": "Sees the global models only: ",
+    "server, whatever decided on later runs": "Runs may have been chosen by what was seen of earlier ones: ",
     "outsider": "As a third party, but knowing less: ",
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, require
-from dpfl_plugin.owners.lifetime import ROUNDING, Reservation, read_lifetime, remaining, spent
+from dpfl_plugin.owners.lifetime import Reservation, Total, read_lifetime
 from dpfl_plugin.owners.limits import NONE_SET, Limits, find_limits, read_limits
 
 __all__ = ["Limits", "OwnerLimits", "Reservation", "limits"]
@@ -22,23 +22,21 @@ class OwnerLimits(Printed):
         limits: what the file says: ``folder``, ``epsilon``, ``delta``, ``unit``, ``data``, ``send``;
             ``source`` is the file.
         agreements: in the lifetime ledger of these data, each with its ``name``, ``epsilon`` and ``delta``.
-        epsilon_left, delta_left: what further agreements may have, 0 or more.
+        epsilon_total: the smallest limit on epsilon that affords all of these, at the limits' delta.
+        epsilon_left, delta_left: about what further agreements may come to, 0 or more.
+        exceeded: whether more is agreed than the file allows by now: agreements that are under way stop.
     """
 
     limits: Limits
     agreements: tuple[Reservation, ...]
+    epsilon_total: float
     epsilon_left: float
     delta_left: float
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether more is reserved than the file allows by now: agreements that are under way stop."""
-        most = self.limits.epsilon, self.limits.delta
-        return any(sums > (1 + ROUNDING) * one for sums, one in zip(spent(self.agreements), most, strict=True))
+    exceeded: bool
 
     def __str__(self) -> str:
         owner = self.limits
-        left = f"{digits_down(self.epsilon_left, 6)} at {digits_down(self.delta_left, 6)}"
+        left = f"about {digits_down(self.epsilon_left, 3)} at {digits_down(self.delta_left, 6)}"
         lines = [
             f"{owner.source}: in order",
             f"  folder {owner.folder}, data {owner.data!r}, each {owner.unit} is protected",
@@ -48,6 +46,9 @@ class OwnerLimits(Printed):
             f"  agreed: epsilon {digits(one.epsilon, 6)} at delta {digits(one.delta, 6)}: {one.name}"
             for one in self.agreements
         ]
+        if self.agreements:
+            total = f"epsilon {digits(self.epsilon_total, 6)} at delta {owner.delta:g}"
+            lines.append(f"  together: {total}, whatever decided on later ones: the least limit that affords them all")
         lines.append(f"  of epsilon {owner.epsilon:g} at delta {owner.delta:g} there is left: {left}")
         if self.exceeded:
             lines.append("  more is agreed than these limits now allow: agreements that are under way stop")
@@ -72,4 +73,5 @@ def limits(file: str | Path | None = None) -> OwnerLimits:
     if found is None:
         raise ConfigError(f"{NONE_SET}.")
     agreements = tuple(read_lifetime(found))
-    return OwnerLimits(found, agreements, *remaining(found, agreements))
+    total = Total(found, agreements)
+    return OwnerLimits(found, agreements, total.epsilon, *total.left, total.exceeded)

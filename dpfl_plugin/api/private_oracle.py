@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import itertools
 import math
 import os
 import secrets
@@ -21,6 +23,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,15 +54,19 @@ from dpfl_plugin.oracle import PrivateOracle as RoundOracle
 from dpfl_plugin.owners.limits import find_limits
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import why_infinite
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
+from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, follows_draws
+from dpfl_plugin.privacy.registered import Registration, first_line, limit_of, slots_to_plain
+from dpfl_plugin.privacy.slots import Kind
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, PriorOf, build
 from dpfl_plugin.runs.engines import check_engine, choose_engine
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.job import new_account, shared_prior
+from dpfl_plugin.runs.job import check_limit, new_account, shared_prior
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 from dpfl_plugin.runs.locations import shared_key
 from dpfl_plugin.runs.models import check_fields, flat_model
@@ -171,7 +178,7 @@ class PrivateOracle:
         records = _records(dataset, module, outcome)
         check_fields(module, hold(records))  # in the order of the data set, in which an error numbers them
         with contextlib.ExitStack() as stack:
-            stack.enter_context(locked_shared(path))
+            held = stack.enter_context(locked_shared(path))
             key = None if path is None else MarkKey.at(shared_key(path))
             if config.fresh:  # a seeded oracle repeats with records as they are given
                 secret = secrets.token_bytes(32) if key is None else key.value
@@ -179,15 +186,21 @@ class PrivateOracle:
             parts = _parts(config, module, records, of_loss, key, path)
             _check_labels(parts, records.silos[0], named=isinstance(loss, str))
             account = _account(config, parts, path)
-            token = secrets.token_hex(8)
+            token, plan = secrets.token_hex(8), Plan(parts.data_sha256, _slots(config, steps, account))
+            if held is not None and path is not None:
+                check_limit(held, path, config, token, plan)
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
             live = _live(config, parts, net)
             if path is not None and key is not None:
                 key.keep()
-                account.shared = shared = stack.enter_context(open_shared(path))
-                shared.begin_run(_facts(config, parts, token, account.prior))
+                totals = functools.partial(first_line, plan, config.privacy.ledger_epsilon, config.privacy.delta)
+                account.shared = shared = stack.enter_context(open_shared(path, totals if plan.silos else dict))
+                facts = _facts(config, parts, token, account.earlier)
+                shared.begin_run(facts | ({"slots": slots_to_plain(plan.silos)} if plan.silos else {}))
                 shared.sync()
+                if limit_of(shared) is not None:
+                    account.registration = Registration(shared, token)
             found = cls(net, _Opened(config, parts, live, account, path, token, stack.pop_all()))
         if path is not None:
             _opened[path.resolve()] = found
@@ -260,7 +273,7 @@ class PrivateOracle:
     def epsilon(self) -> float:
         """What has been released comes to, at `delta`, with all else that the ledger holds."""
         account, config = self._opened.account, self._opened.config
-        composed = server_composed(account.ledger.tally, earlier=account.prior.realised)
+        composed = server_composed(account.ledger.tally, earlier=account.earlier.realised)
         return composed.stated(self._opened.parts.accountant, config.privacy.delta).epsilon
 
     @property
@@ -476,6 +489,25 @@ def _account(config: Config, parts: Parts, path: Path | None) -> PrivacyAccount:
     if parts.planned is not None and not parts.rules.varies:
         account.look_ahead(parts.planned)
     return account
+
+
+def _slots(config: Config, steps: int | None, account: PrivacyAccount) -> dict[int, list[Planned]]:
+    """What an oracle registers in its ledger: all steps, or as many as the budget has room for.
+
+    Raises:
+        ConfigError: the ledger is to have a limit, and nothing says how many there are.
+    """
+    if steps is None and config.privacy.epsilon is not None:
+        steps = account.expected_rounds(PLAN, MOST_ROUNDS)
+    if steps is None:
+        if config.privacy.ledger_epsilon is not None:
+            raise ConfigError("privacy.ledger_epsilon needs steps, or privacy.epsilon: how many releases there are.")
+        return {}
+    counts: Counter[Kind] = Counter()
+    for step, times in zip(range(steps), itertools.repeat(1)) if account.rules.varies else ((0, steps),):
+        for charge in account.charges(step, PLAN):
+            counts[charge.release, charge.share] += times * charge.count
+    return {0: [Planned(release, count, share) for (release, share), count in counts.items()]}
 
 
 def _prior(path: Path | None) -> PriorOf:

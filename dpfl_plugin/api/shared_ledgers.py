@@ -6,16 +6,19 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import prior_of, runs_in
+from dpfl_plugin.privacy.registered import adaptive_total
 from dpfl_plugin.privacy.views import Composed, ViewEpsilon, server_composed
 from dpfl_plugin.runs.ledgers import read_shared
 
 Row = dict[str, Any]
+ERROR: Final = "above the epsilon of planned runs by what choosing them after looking may have gained"
+ADAPTIVE: Final = "server, whatever decided on later runs"
 
 
 def is_ledger(path: Path) -> bool:
@@ -56,7 +59,15 @@ def shared_rows(
         found[label] = rows(functools.partial(_of_run, ledger, facts["noise"]), facts["delta"])
     total = functools.cache(functools.partial(_total, ledger))
     for delta in sorted({facts["delta"] for facts in runs}):
-        found[f"total at delta {delta:.15g}"] = rows(total, delta)
+        found[f"total at delta {delta:.15g}"] = [
+            {**row, "basis": f"{row['basis']}; if nothing that was seen of a run decided on later ones"}
+            for row in rows(total, delta)
+        ]
+    if runs:
+        adaptive = adaptive_total(ledger, runs[0]["delta"])
+        same = found.setdefault(f"total at delta {adaptive['delta']:.15g}", [])
+        values = {"view": ADAPTIVE, "epsilon": adaptive["epsilon"], "delta": adaptive["delta"]}
+        same.append({**(same or [{}])[0], **values, "accountant": "filter", "error": ERROR, "basis": adaptive["why"]})
     return found
 
 

@@ -29,5 +29,6 @@ def _plain(found: OwnerLimits) -> dict[str, Any]:
         "delta": owner.delta,
         "send": sorted(owner.send),
         "agreements": [{"name": one.name, "epsilon": one.epsilon, "delta": one.delta} for one in found.agreements],
+        "total": found.epsilon_total,
         "left": {"epsilon": found.epsilon_left, "delta": found.delta_left},
     }

@@ -312,6 +312,11 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
                 f"{result['name']} {what}: epsilon "
                 f"{_epsilon(total['server'])} (server), {_epsilon(total['third_party'])} (third party)."
             )
+            if adaptive := result.get("adaptive_total"):
+                lines.append(
+                    f"{result['name']}, also if runs in that ledger were chosen by what was seen of earlier ones: "
+                    f"epsilon {_epsilon(adaptive)} at delta {digits(adaptive['delta'], 6)}, {adaptive['why']}."
+                )
     if any((view["third_party"]["epsilon"] or 0) > (view["server"]["epsilon"] or 0) for view in both):
         lines.append(
             "The third party's epsilon is larger where it has to hold in advance, whoever is drawn, and counts every "

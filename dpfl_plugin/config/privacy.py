@@ -65,6 +65,12 @@ class PrivacyConfig(Strict):
     batch_size: int | None = Field(None, ge=1, description="instead of record_rate, the same count at every silo")
     epsilon: float | None = Field(None, gt=0, description="budget: the run stops before the round that would pass it")
     delta: float = Field(1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
+    ledger_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="limit on all runs of a shared ledger together, at delta; fixed by the first of them. epsilon is "
+        "then the budget of each",
+    )
     budget_view: Literal["server", "third_party"] = Field("server", description="whose epsilon the budget bounds")
     accountant: PluginBlock = Field(default=Block(name="pld"), description="what composes the releases")
     randomness: Literal["fresh", "seeded"] | None = Field(
@@ -79,6 +85,7 @@ class PrivacyConfig(Strict):
         values: dict[str, Any] = dump(self)
         left_out = () if self.unit == "person" else OF_PERSONS
         left_out += () if self.sampler == "cyclic" else OF_CYCLES
+        left_out += () if self.ledger_epsilon is not None else ("ledger_epsilon",)
         return {key: value for key, value in values.items() if key not in left_out}
 
     @model_validator(mode="before")

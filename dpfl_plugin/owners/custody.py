@@ -22,7 +22,6 @@ from dpfl_plugin.config.named_code import named_code
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, LimitError
 from dpfl_plugin.federation.runtime import ChargeSink
-from dpfl_plugin.owners.agreed_plan import agreed_plan
 from dpfl_plugin.owners.grant import Grant
 from dpfl_plugin.owners.lifetime import opened, order_secret_of, secret_of
 from dpfl_plugin.owners.limits import Limits, find_limits, own_folder
@@ -30,6 +29,7 @@ from dpfl_plugin.owners.named_code import is_own
 from dpfl_plugin.owners.record_description import Description
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.agreed_plan import agreed_plan
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.record_marks import MarkKey

@@ -1,24 +1,22 @@
 """What was released of an owner's data over their lifetime: one ledger for all agreements.
 
 The ledger is in the owner's folder, `NAME.lifetime.jsonl`, in the format of all ledgers (`dpfl_plugin.privacy.ledger`).
-Before the first release of an agreement its whole plan is reserved there, with the (epsilon_i, delta_i) that the plan
-comes to; and each release is in it, and on disk, before anything leaves. So a silo whose own folder was lost, or set
-back, does not get its slots back.
+Before the first release of an agreement its whole plan is registered there; and each release is in it, and on disk,
+before anything leaves. So a silo whose own folder was lost, or set back, does not get its slots back.
 
-**Claim.** Epsilon = sum of all epsilon_i and delta = sum of all delta_i bound what everybody who saw all of it has
-learned, though each agreement, and whether there is one, may be chosen by all that was seen before, as long as the sums
-stay within limits that were fixed in advance.
+**Claim.** What everybody who saw all of it has learned is within the limits' epsilon and delta, though each agreement,
+and whether there is one, may be chosen by all that was seen before, as long as the limits were fixed in advance.
 
-**Proof**, of agreements one after another (Rogers, Roth, Ullman, Vadhan 2016, sec. 3). Let E and D be what is left, and
-let the next agreement be (e, d), with e <= E, d <= D. It shows o, by densities p or q. For an event S of all that is
-seen, by induction P(S | o) <= exp(E - e) Q(S | o) + D - d. With f(o) = min(1, exp(E - e) Q(S | o)), which is in [0, 1],
+**Proof.** The filter is fixed with the first agreement, before its first release (`dpfl_plugin.privacy.filters`, also
+for agreements that are under way at the same time), and each further plan is registered only if the filter affords it.
+It counts an agreement as on records of its own, since those of the owner may be at another silo of the next one. []
 
-    P(S) <= E_p[f] + D - d <= exp(e) E_q[f] + d + D - d <= exp(E) Q(S) + D.  []
+Versions before filters added up epsilons and deltas. Of a ledger that holds such agreements, their sums (e, d) stay
+spent, and the filter is for (epsilon - e, delta - d): both parts together are within (epsilon, delta), as follows
+(Rogers, Roth, Ullman, Vadhan 2016, sec. 3). Let the first part show o, by densities p or q. For an event S of all that
+is seen, P(S | o) <= exp(epsilon - e) Q(S | o) + delta - d. With f(o) = min(1, exp(epsilon - e) Q(S | o)), in [0, 1],
 
-Agreements may also be under way at the same time: concurrent composition of interactive mechanisms, with parameters
-that are chosen adaptively, costs no more (Haney, Shoemate, Tian, Vadhan, Vyrros, Xu, Zhang 2023, arXiv:2309.05901).
-Sums are more than a joint composition of all releases would come to; but that one, at a fixed (epsilon, delta), is no
-filter: see `dpfl_plugin.privacy.slots`. Releases within an agreement are composed tightly, as its plan is fixed.
+    P(S) <= E_p[f] + delta - d <= exp(e) E_q[f] + d + delta - d <= exp(epsilon) Q(S) + delta.  []
 
 **What the data are.** All that is released of data of one name adds up, whatever the records are at the time. So data
 that grow, or are encoded in another way, do not start over. A digest of the records, keyed by a secret of the folder,
@@ -28,6 +26,7 @@ tells the owner when they changed; it leaves this machine by no message.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hmac
 import json
 import logging
@@ -36,18 +35,27 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.errors import DataError, LedgerError
-from dpfl_plugin.owners.agreed_plan import AgreedPlan
 from dpfl_plugin.owners.limits import Limits, own_folder
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.filters import (
+    Plan,
+    adaptive_epsilon,
+    affords,
+    chosen_filter,
+    epsilon_left,
+    filter_of,
+    kind_of,
+)
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, to_plain
+from dpfl_plugin.runs.agreed_plan import AgreedPlan
 from dpfl_plugin.runs.folder import locked, to_json, write_atomic
 
 SECRET: Final = "secret"
@@ -57,13 +65,77 @@ LOG: Final = logging.getLogger("dpfl_plugin.limits")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An agreement in the lifetime ledger."""
+    """An agreement in the lifetime ledger.
+
+    Attributes:
+        epsilon, delta: what its plan comes to by itself.
+        slots: the plan of each silo.
+        filter: of the lifetime's budget, besides its limit; None where a version before filters wrote it.
+    """
 
     agreement: str
     name: str
     epsilon: float
     delta: float
     neighbouring: str
+    slots: Mapping[int, Sequence[Planned]] = field(default_factory=dict, repr=False)
+    filter: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+class Total:
+    """What agreements come to, and what is left of the limits for further ones.
+
+    Attributes:
+        added: sums of (epsilon, delta) over the agreements of versions before filters.
+        filter: for what these left; of a ledger without other agreements, one that affords Gaussians best.
+    """
+
+    def __init__(self, limits: Limits, reservations: Sequence[Reservation]) -> None:
+        self._limits = limits
+        before = [one for one in reservations if one.filter is None]
+        self._plans = [Plan(one.agreement, one.slots) for one in reservations if one.filter is not None]
+        self.added = math.fsum(one.epsilon for one in before), math.fsum(one.delta for one in before)
+        kind = next((one.filter for one in reservations if one.filter is not None), None)
+        self.filter = filter_of(kind or {"kind": "plan"}, *self._rest)
+        self._first = kind is None
+
+    @property
+    def _rest(self) -> tuple[float, float]:
+        epsilon, delta = self.added
+        return max(0.0, self._limits.epsilon - epsilon), max(0.0, self._limits.delta - delta)
+
+    @property
+    def epsilon(self) -> float:
+        """The smallest limit on epsilon that affords all agreements; math.inf if none does at this delta."""
+        if not self._plans:
+            return self.added[0] if self.added[1] <= self._limits.delta else math.inf
+        return self.added[0] + (adaptive_epsilon(self.filter, self._plans) if self.filter.delta > 0 else math.inf)
+
+    @property
+    def left(self) -> tuple[float, float]:
+        """(epsilon, delta) of about what further agreements may come to."""
+        if self.exceeded or not self.filter.delta > 0:
+            return 0.0, 0.0
+        return epsilon_left(self.filter, self._plans) if self._plans else self.filter.epsilon, self.filter.delta
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more is agreed on than the limits allow."""
+        if any(sums > (1 + ROUNDING) * most for sums, most in zip(self.added, self._limit, strict=True)):
+            return True
+        return bool(self._plans) and not (self.filter.delta > 0 and affords(self.filter, self._plans))
+
+    @property
+    def _limit(self) -> tuple[float, float]:
+        return self._limits.epsilon, self._limits.delta
+
+    def with_plan(self, plan: Plan) -> Total:
+        """With one more agreement; the first one chooses the filter."""
+        other = copy.copy(self)
+        if self._first and all(self._rest):
+            other.filter = chosen_filter(*self._rest, plan)
+        other._plans, other._first = [*self._plans, plan], False
+        return other
 
 
 class Lifetime:
@@ -79,14 +151,9 @@ class Lifetime:
         return list(_reservations(self._ledger).values())
 
     @property
-    def spent(self) -> tuple[float, float]:
-        """(epsilon, delta) that is reserved."""
-        return spent(self.reservations)
-
-    @property
-    def left(self) -> tuple[float, float]:
-        """(epsilon, delta) that further agreements may have."""
-        return remaining(self.limits, self.reservations)
+    def total(self) -> Total:
+        """What all agreements come to."""
+        return Total(self.limits, self.reservations)
 
     def begin(
         self,
@@ -112,10 +179,9 @@ class Lifetime:
         """
         known = next((facts for facts in self._ledger.runs if facts["noise"] == agreement), None)
         epsilon, delta = max(plan.epsilon for plan in plans.values()), max(plan.delta for plan in plans.values())
-        if known is None:
-            self._check(epsilon, delta, neighbouring)
-        else:
-            self._check(0.0, 0.0, neighbouring)  # the owner may have lowered the limits
+        plan = Plan(agreement, {silo: one.planned for silo, one in plans.items()})
+        total = self.total if known is not None else self.total.with_plan(plan)
+        self._check(epsilon, delta, total, neighbouring)  # also of a known one: the owner may have lowered the limits
         keyed = hmac.new(self._secret, records.encode(), "sha256").hexdigest()[:32]
         self._tell_of_other_records(keyed)
         if self._ledger.runs and self._ledger.runs[-1]["noise"] == agreement:
@@ -129,6 +195,7 @@ class Lifetime:
             "records": keyed,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "slots": {str(silo): to_plain(plan.planned) for silo, plan in plans.items()},
+            "filter": kind_of(total.filter),
         }
         self._ledger.begin_run(facts)
         self.sync()
@@ -145,8 +212,8 @@ class Lifetime:
                 self.limits.source,
             )
 
-    def _check(self, more_epsilon: float, more_delta: float, neighbouring: str) -> None:
-        limits, (epsilon, delta) = self.limits, self.spent
+    def _check(self, epsilon: float, delta: float, total: Total, neighbouring: str) -> None:
+        limits = self.limits
         others = {one.neighbouring for one in self.reservations} - {neighbouring}
         if others:
             limits.refuse(
@@ -154,16 +221,14 @@ class Lifetime:
                 f"against {', '.join(sorted(others))}: no single epsilon bounds both",
                 "agree on the same sampler and neighbouring relation as before",
             )
-        for key, asked, spent, most in (
-            ("epsilon", more_epsilon, epsilon, limits.epsilon),
-            ("delta", more_delta, delta, limits.delta),
-        ):
-            if not asked + spent <= most * (1 + ROUNDING):
-                left = digits_down(max(0.0, most - spent), 6)
-                limits.refuse(
-                    f"the agreement's plan comes to {key} {digits(asked, 6)}; of the {most:.6g} that the owner allows "
-                    f"over the data's lifetime {digits(spent, 6)} is spent, so that {left} is left"
-                )
+        if total.exceeded:
+            left, _ = self.total.left
+            limits.refuse(
+                f"the agreement's plan comes to epsilon {digits(epsilon, 6)} at delta {digits(delta, 6)}; with all "
+                f"others it would take a limit of epsilon {digits(total.epsilon, 6)} at delta {limits.delta:.6g}, and "
+                f"the owner allows {limits.epsilon:.6g} over the data's lifetime, of which about "
+                f"{digits_down(left, 3)} is left"
+            )
 
     def of(self, agreement: str) -> list[Charge]:
         """What an agreement has released."""
@@ -192,11 +257,11 @@ class Lifetime:
 
     def line(self, epsilon: float, delta: float, folder: Path) -> str:
         """What a run begins with in the log of its silo."""
-        left, spare = self.left
+        left, spare = self.total.left
         return (
             f"agreed epsilon {digits(epsilon, 6)} at delta {digits(delta, 6)}; folder {folder}; of the lifetime budget "
             f"of {self.limits.data!r}, epsilon {self.limits.epsilon:.6g} at delta {self.limits.delta:.6g}, there is "
-            f"left for further agreements: epsilon {digits_down(left, 6)}, delta {digits_down(spare, 6)}"
+            f"left for further agreements: about epsilon {digits_down(left, 3)} at delta {digits_down(spare, 6)}"
         )
 
 
@@ -288,23 +353,14 @@ def _check_whole(ledger: Ledger, marker: Path, head: str | None, limits: Limits)
         )
 
 
-def remaining(limits: Limits, reservations: Sequence[Reservation]) -> tuple[float, float]:
-    """(epsilon, delta) that further agreements may have."""
-    epsilon, delta = spent(reservations)
-    return max(0.0, limits.epsilon - epsilon), max(0.0, limits.delta - delta)
-
-
-def spent(reservations: Sequence[Reservation]) -> tuple[float, float]:
-    """(epsilon, delta) that is reserved."""
-    return math.fsum(one.epsilon for one in reservations), math.fsum(one.delta for one in reservations)
-
-
 def _reservations(ledger: Ledger) -> dict[str, Reservation]:
     found: dict[str, Reservation] = {}
     for facts in ledger.runs:
         try:
             one = Reservation(
-                facts["noise"], facts["name"], float(facts["epsilon"]), float(facts["delta"]), facts["neighbouring"]
+                *(facts["noise"], facts["name"], float(facts["epsilon"]), float(facts["delta"]), facts["neighbouring"]),
+                slots=_slots(facts),
+                filter=facts.get("filter"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(

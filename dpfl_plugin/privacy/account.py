@@ -18,13 +18,14 @@ from dpfl_plugin.privacy.claims.outsider import Outsider
 from dpfl_plugin.privacy.claims.server import Server
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.claims.values import plain, views_of
-from dpfl_plugin.privacy.composition import Terms
+from dpfl_plugin.privacy.composition import Planned, Terms
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, batches
 from dpfl_plugin.privacy.extra_releases import Beside, Kind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import Draw, Plan
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
+from dpfl_plugin.privacy.registered import Registration
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.views import View, ViewEpsilon
@@ -83,6 +84,7 @@ class PrivacyAccount:
             stating=stating,
         )
         self._budget, self._draw, self.shared = budget, draw, shared
+        self.registration: Registration | None = None  # where the shared ledger has a limit
         self._observe(
             Server(book, accountant, budget),
             ThirdParty(book, accountant, budget),
@@ -119,6 +121,8 @@ class PrivacyAccount:
         self._book.check_planned(made)
         if self.shared is not None:
             self.shared.append_all(made)
+        if self.registration is not None:
+            self.registration.take(made)
         self._book.add(made)
 
     def sync(self) -> None:
@@ -174,13 +178,21 @@ class PrivacyAccount:
         """Whether a round, the next to come, stays within the budget."""
         book = self._book
         assert not book.stating
-        if self._budget is None:
+        if self._budget is None and self.registration is None:
             return True
         cost = book.dearer(round, book.pricing.cost(round, plan))
+        if self._beyond_limit({silo: book.pricing.planned(silo, cost) for silo in plan.participants}):
+            return False
+        if self._budget is None:
+            return True
         if not book.rules.varies:
             return self._bounded.affords(round, cost, plan)
         drawn_may_fit = book.spec.view == "server"
         return self._ahead.affords(round, plan) or (drawn_may_fit and self._server.affords(round, cost, plan))
+
+    def _beyond_limit(self, wanted: Mapping[int, Sequence[Planned]]) -> bool:
+        """Whether releases pass the limit of the shared ledger."""
+        return self.registration is not None and not self.registration.affords(wanted)
 
     def affords_beside(self, kind: Kind, round: int, noise_id: str) -> bool:
         """Whether a release beside the rounds, the next of all silos, stays within the budget.
@@ -188,6 +200,11 @@ class PrivacyAccount:
         Together with what was spent and with all that is planned. That has room for each such release once: one that a
         crash makes silos make again with fresh noise is another.
         """
+        book = self._book
+        if self.registration is not None:
+            one, _ = book.extra.plan.planned(kind, book.rules, min(book.spec.num_records))
+            if self._beyond_limit({silo: [one] for silo in range(book.spec.num_silos)}):
+                return False
         if self._budget is None:
             return True
         return self._bounded.affords_beside(self._book.with_next(kind, round, noise_id))
@@ -210,17 +227,24 @@ class PrivacyAccount:
 
     @property
     def restricts(self) -> bool:
-        """Whether a budget or a cap may end a run."""
-        return self._budget is not None or self._book.spec.max_participations is not None
+        """Whether a budget, a limit or a cap may end a run."""
+        limited = self._budget is not None or self.registration is not None
+        return limited or self._book.spec.max_participations is not None
 
     def why_not(self) -> str:
         """Why the budget allows no further round."""
         if (spec := self._book.spec).epsilon is None:
+            if self.registration is not None:
+                return "the limit of the shared ledger affords no more than this run registered"
             return "there is no budget"
         view = spec.view.replace("_", " ")
         worst = ", as the server's worst case since silos were lost" * (self._book.lost and view == "third party")
         what = f"one more would pass epsilon {spec.epsilon:g} at delta {digits(spec.delta, 6)} ({view} view){worst}"
-        return f"{what}, with what the shared ledger holds of other runs" if self.prior.runs else what
+        return (
+            f"{what}, with what the shared ledger holds of other runs"
+            if self.prior.runs and self.prior.bounded
+            else what
+        )
 
     def charges(self, round: int, plan: Plan, noise_id: str = "rehearsal") -> list[Charge]:
         """What a round will charge, for rehearsals."""
@@ -268,6 +292,11 @@ class PrivacyAccount:
     def prior(self) -> Prior:
         """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
         return self._book.prior
+
+    @property
+    def earlier(self) -> Prior:
+        """What earlier runs released."""
+        return self._book.earlier
 
     # What a result says
 

@@ -18,7 +18,7 @@ from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
 from dpfl_plugin.privacy.extra_releases import Kind as ExtraKind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pricing import Pricing
-from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.tally import Tally
@@ -74,7 +74,7 @@ class Book:
         # mixture is proven.
         by_draws = spec.view == "server" or spec.max_participations is not None
         told = (by_draws and earlier.drawn and spec.solved) or (spec.view != "server" and earlier.draws_decided)
-        certain = lost or (spec.epsilon is not None and told)
+        certain = lost or (spec.epsilon is not None and told and earlier.bounded)
         self.pricing = Pricing(spec, rules, certain=certain, lost=lost)
         self.costs = made_certain(costs) if certain else Rounds(costs)
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
@@ -208,11 +208,13 @@ class Book:
     @property
     def prior(self) -> Prior:
         """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
-        return self.with_earlier(self.extra.prior(ahead=True)) if self.extra.plan else self.earlier
+        if self.extra.plan:
+            return self.with_earlier(self.extra.prior(ahead=True))
+        return self.earlier if self.earlier.bounded else NO_PRIOR
 
     def with_earlier(self, beside: Prior) -> Prior:
         """What was released ``beside`` the rounds, together with what earlier runs released."""
-        if not self.earlier.runs:
+        if not self.earlier.runs or not self.earlier.bounded:
             return beside
         if self._together is None or self._together[0] is not beside:  # the same object as long as nothing was added
             self._together = beside, self.earlier.joined(beside)

@@ -147,6 +147,23 @@ def delta_at(terms: Sequence[Term], epsilon: float, *, refine: int = 1) -> float
     return min(1.0, max(bounds, default=0.0))
 
 
+def profiles(terms: Sequence[Term], delta: float, levels: int, cells: int) -> list[tuple[Array, Array]]:
+    """Upper bounds on delta(epsilon) of a composition, at epsilons from 0 to where it is ``delta``; for each direction.
+
+    Args:
+        terms: at least one.
+        levels: bounds, each tight near another delta, of which the least counts.
+        cells: about how many epsilons.
+
+    Returns:
+        (epsilons (n,), bounds (n,)) for each direction, of one where both are alike.
+
+    Raises:
+        ConfigError, UnsupportedError: as `epsilon` does.
+    """
+    return [law.profile(delta, levels, cells) for law in _laws(normalise(terms), delta, 1)]
+
+
 @functools.lru_cache(maxsize=4096)
 def _epsilon(terms: tuple[Term, ...], delta: float, refine: int) -> float:
     return max((law.epsilon(delta) for law in _laws(terms, delta, refine)), default=0.0)
@@ -237,6 +254,22 @@ class _Composition:
         tilt = self._minimise(lambda t: self.log_mgf(t) - t * epsilon)
         guess = max(1e-15, min(0.5, math.exp(min(0.0, self.log_mgf(tilt) - tilt * epsilon))))
         return min(_value_at(*self.curve(share * tilt, guess), epsilon) for share in _TILTS)
+
+    def profile(self, delta: float, levels: int, cells: int) -> tuple[Array, Array]:
+        """Epsilons from 0 to where the bound is at most delta, and the bounds there; see `profiles`."""
+        curves = []
+        for level in np.log(1 / np.geomspace(0.5, delta, levels)):
+            tilt = self._minimise(lambda t, level=level: (self.log_mgf(t) + level) / t)  # type: ignore[misc]
+            curves.append(self.curve(tilt, delta))
+        last = math.ceil(min(_first_below(*curve, delta) for curve in curves) / self.dl)
+        step = max(1, last // cells)
+        index = np.arange(0, last + step + 1, step)
+        bounds = np.ones(index.size)
+        for losses, bound in curves:
+            place = index - round(float(losses[0]) / self.dl)
+            there = np.where(place < 0, 1.0, bound[np.clip(place, 0, bound.size - 1)])
+            bounds = np.minimum(bounds, there)
+        return self.dl * index.astype(np.float64), bounds
 
     def _minimise(self, objective: Callable[[float], float]) -> float:
         """A tilt that about minimises the objective. Every tilt gives a bound; a good one gives a tight bound."""

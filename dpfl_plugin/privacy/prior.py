@@ -34,9 +34,8 @@ In other runs x may have been in any share: they all count as reading everything
 
 **What it is not.** The runs, their noise, rounds and steps, are those that were going to be made whatever earlier ones
 showed. An experimenter who looks at a run and then chooses the next one's parameters is an adversary who chooses
-mechanisms adaptively; a composition of those that happened to be chosen, at one (epsilon, delta), is no bound for that
-(see `dpfl_plugin.privacy.slots`). The sum of the runs' own epsilons and deltas is, as `owners.lifetime` keeps it for
-the owner of the data.
+mechanisms adaptively; a composition of those that happened to be chosen, at one (epsilon, delta), is no bound for that.
+What is, see `dpfl_plugin.privacy.filters` and `dpfl_plugin.privacy.registered`: a limit of the ledger, or its odometer.
 
 **A third party** sees global models. Its guarantee averages over the draws of participants, and two runs of one seed
 draw the same ones, so that an earlier run's realised draws say what this run's will be. Therefore earlier runs count as
@@ -85,6 +84,7 @@ class Prior:
         later: whether one of them came in after this run had begun: what a budget of this run allowed until then did
             not count it.
         runs: facts of the earlier runs, once each, with ``same_records`` and ``num_charges``.
+        bounded: whether a budget of this run is for them together; else the ledger has a limit, which bounds all.
     """
 
     realised: Earlier = field(default_factory=dict)
@@ -93,6 +93,7 @@ class Prior:
     drawn: bool = False
     later: bool = False
     runs: tuple[Mapping[str, Any], ...] = ()
+    bounded: bool = True
 
     def terms(self, silo: int, share: Share = WHOLE, *, third_party: bool = False) -> list[list[Term]]:
         """What to compose with a silo's releases that read ``share``, in each elementary interval that it covers.
@@ -124,7 +125,7 @@ def follows_draws(prior: Prior, view: BudgetView, *, capped: bool) -> bool:
     Args:
         capped: whether a silo takes part in so many rounds at most: then a third party's budget is the server's.
     """
-    return prior.draws_decided or (prior.drawn and (view == "server" or capped))
+    return prior.bounded and (prior.draws_decided or (prior.drawn and (view == "server" or capped)))
 
 
 def _side_by_side(one: Earlier, other: Earlier) -> Earlier:

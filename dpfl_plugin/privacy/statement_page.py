@@ -103,8 +103,14 @@ def _with_others(said: dict[str, Any]) -> str:
     total = said["views"]["total"]
     return (
         " **Together with earlier runs on the same data** (below) the factors are "
-        f"{factor(total['server']['epsilon'])} and {factor(total['third_party']['epsilon'])}."
+        f"{factor(total['server']['epsilon'])} and {factor(total['third_party']['epsilon'])}, if nothing that was seen "
+        f"of a run decided on later ones{_whatever_decided(said)}."
     )
+
+
+def _whatever_decided(said: dict[str, Any]) -> str:
+    adaptive = said["shared"].get("adaptive")  # which earlier versions did not work out
+    return "" if adaptive is None else f"; whatever decided on them, both are at most {factor(adaptive['epsilon'])}"
 
 
 def _who(said: dict[str, Any]) -> str:
@@ -313,8 +319,20 @@ def _total(said: dict[str, Any]) -> list[str]:
         f"This run shares a ledger with other runs. {held}{how} What other runs add to it after this was written adds "
         "to these numbers. All together:\n",
         *_table(said["views"]["total"]),
+        *_adaptive(shared.get("adaptive")),
     ]
     return ["\n".join(lines)]
+
+
+def _adaptive(adaptive: dict[str, Any] | None) -> list[str]:
+    """Of the total that holds whatever decided on later runs; earlier versions did not work it out."""
+    if adaptive is None:
+        return []
+    return [
+        "\nThese numbers are of runs that were planned beforehand: nothing that was seen of one decided on later ones. "
+        f"Whatever decided on them, towards everybody: epsilon {_epsilon(adaptive['epsilon'])} at delta "
+        f"{number(adaptive['delta'])}, {adaptive['why']}."
+    ]
 
 
 def _silos(said: dict[str, Any]) -> str:

@@ -169,6 +169,23 @@ def step_loss(release: SampledGaussian, direction: Direction, reach: float, dl: 
     return StepLoss(dl=dl, first=first, mass=total, infinite=infinite)
 
 
+def renyi_moment(release: SampledGaussian, direction: Direction, order: float) -> float:
+    """log E exp((order - 1) L) of the loss L of one release on a sample, from above.
+
+    What lies beyond ``reach`` adds at most 2 exp(a (a - 1) / (2 s^2)) Q(reach - a / s) for order a, noise multiplier s
+    and the normal tail Q: at x = s z, |L| <= |t| for the loss t = (z - 1 / (2 s)) / s of the Gaussian itself, and the
+    upper density is at most exp(max(0, t)) times the lower one. ``reach`` is such that this is below exp(-50).
+    """
+    sigma = release.noise_multiplier
+    growth = order * (order - 1) / (2 * sigma**2)
+    reach = order / sigma + math.sqrt(2 * growth + 100)
+    parts = _weighted_losses(release, direction, reach, np.empty(0))
+    logs = [
+        log_sum_exp((order - 1) * loss[mass > 0] + np.log(mass[mass > 0])) for loss, mass in parts if np.any(mass > 0)
+    ]
+    return log_sum_exp(np.array([*logs, math.log(2) - 50]))
+
+
 @functools.lru_cache(maxsize=4096)
 def loss_scale(release: SampledGaussian, direction: Direction) -> float:
     """sqrt(E L^2) of the loss of one release."""

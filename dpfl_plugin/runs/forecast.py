@@ -197,7 +197,7 @@ class Forecast:
         try:
             noise = least_noise(epsilon, config.privacy.epsilon, fits)
         except ConfigError as error:
-            if self.prior.runs and type(error) is ConfigError:
+            if self.prior.runs and self.prior.bounded and type(error) is ConfigError:
                 held = f"{earlier_runs(self.prior)}, at epsilon {digits(account.held(), 4)}"
                 raise BudgetError(
                     f"privacy.epsilon={config.privacy.epsilon!r} is out of reach: the ledger holds {held}, and leaves "
@@ -211,7 +211,7 @@ class Forecast:
         """Raise BudgetError if earlier runs left less of the budget than one that used it all up may leave."""
         epsilon = self.config.privacy.epsilon
         assert epsilon is not None
-        if self.prior.runs and held > (1 - RESOLUTION) * epsilon:
+        if self.prior.runs and self.prior.bounded and held > (1 - RESOLUTION) * epsilon:
             left = f"only {digits_down(epsilon - held, 2)} of it is left" if held < epsilon else "nothing of it is left"
             raise BudgetError(
                 f"privacy.epsilon={epsilon!r} is out of reach: the ledger holds {earlier_runs(self.prior)}, at epsilon "

@@ -6,14 +6,14 @@ import functools
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.algorithms.base import Regrouping, RoundPlan, in_sums
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError, Worded
@@ -22,14 +22,18 @@ from dpfl_plugin.federation.planning import Planner, fresh_coins
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.privacy.account import PrivacyAccount, know_to_fit
 from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.filters import Plan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, follows_draws, prior_of
+from dpfl_plugin.privacy.registered import first_line, limit_of, plans_in, slots_to_plain
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.agreed_plan import registered_plan
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
@@ -56,6 +60,7 @@ class Job:
         clock: takes the time of each part.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
         tables: whether the result has all measures of the final model.
+        slots: what each silo registers in the shared ledger; of a candidate of a tuning nothing.
     """
 
     config: Config
@@ -72,6 +77,7 @@ class Job:
     clock: Stopwatch = STOPPED
     stage: Stage | None = None
     tables: bool = True
+    slots: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
 
 
 def make_job(
@@ -102,6 +108,60 @@ def make_job(
     return Job(config, base, folder, parts, path, prior, name, file_digests(config), expected, coins)
 
 
+def with_slots(job: Job, shared: Ledger) -> Job:
+    """The job with the slots that it registers in a shared ledger, which affords them.
+
+    Raises:
+        ConfigError, BudgetError: as `check_limit`.
+    """
+    assert job.shared is not None
+    slots = _slots(job.config, job.parts, job.expected)
+    check_limit(shared, job.shared, job.config, job.run_name, Plan(job.parts.data_sha256, slots))
+    return replace(job, slots=slots)
+
+
+def _slots(config: Config, parts: Parts, expected: int) -> dict[int, tuple[Planned, ...]]:
+    """What each silo releases at most: what a run in a shared ledger registers before its first release."""
+    if config.privacy.epsilon is not None and config.privacy.budget_view == "third_party":
+        config = config.model_copy(update={"rounds": expected})
+    forecast = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
+    of_size = {size: registered_plan(forecast, parts.rules, size) for size in set(parts.num_records)}
+    return {silo: of_size[size] for silo, size in enumerate(parts.num_records)}
+
+
+def check_limit(shared: Ledger, path: Path, config: Config, noise: str, plan: Plan) -> None:
+    """Check that a shared ledger has the limit that a run is to have, and affords the run's plan.
+
+    Raises:
+        ConfigError: the ledger was begun with another limit, or without one.
+        BudgetError: it does not afford the plan.
+    """
+    wanted, filter = config.privacy.ledger_epsilon, limit_of(shared)
+    if shared.facts and wanted is not None and (filter is None or filter.epsilon != wanted):
+        has = "without a limit" if filter is None else f"with the limit {filter.epsilon:g} at delta {filter.delta:g}"
+        raise ConfigError(
+            Worded(
+                f"{{ledger}} {path}: privacy.ledger_epsilon={wanted:g}, and this ledger was begun {has}, which cannot "
+                "be changed after its first release. Leave privacy.ledger_epsilon out, or use another ledger."
+            )
+        )
+    if not shared.facts and wanted is not None:  # it will be begun by this run
+        filter = chosen_filter(wanted, config.privacy.delta, plan)
+    if filter is None or any(facts["noise"] == noise for facts in shared.runs):
+        return
+    plans = plans_in(shared)
+    if not affords(filter, [*plans, plan]):
+        together = digits(adaptive_epsilon(filter, [*plans, plan]), 4)
+        raise BudgetError(
+            Worded(
+                f"{{ledger}} {path}: with this run's plan all runs would come to epsilon {together} at delta "
+                f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}, of which about epsilon "
+                f"{digits_down(epsilon_left(filter, plans), 3)} is left. Ask for more noise, or fewer rounds or local "
+                "steps."
+            )
+        )
+
+
 def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
     """By which participants are drawn: known to nobody before the run where claims rest on the draw."""
     if found is not None:
@@ -130,7 +190,8 @@ def prior_in(
             )
         )
     try:
-        return prior_of(shared, noise=noise, data_sha256=data_sha256, num_silos=num_silos, release=release)
+        prior = prior_of(shared, noise=noise, data_sha256=data_sha256, num_silos=num_silos, release=release)
+        return replace(prior, bounded=limit_of(shared) is None)
     except ConfigError as error:
         raise type(error)(Worded(f"{{ledger}} {path}: {error.text}")) from error
 
@@ -152,7 +213,7 @@ def look_ahead(job: Job, account: PrivacyAccount) -> None:
         know_to_fit(account, job.stage.planned)
         return
     planned = parts.planned
-    if planned is None and job.prior.runs and config.rounds is not None:
+    if planned is None and job.prior.runs and job.prior.bounded and config.rounds is not None:
         ahead = Forecast(
             config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules, job.prior
         )
@@ -193,11 +254,20 @@ def shared_facts(job: Job) -> dict[str, Any]:
         **job.parts.holding.survey.cut_facts,
         "num_silos": setting.num_silos,
         "delta": privacy.delta,
+        **({"slots": slots_to_plain(job.slots)} if job.slots else {}),
         "drawn": drawn,
         "draws_decided": (drawn and (bool(ended) or lasting or plan.most_gradients is not None)) or follows,
         "follows_draws": follows,
         "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
     }
+
+
+def first_line_of(job: Job) -> dict[str, Any]:
+    """What a shared ledger that this run begins says of totals; nothing of a tuning's, which has a total of its own."""
+    privacy = job.config.privacy
+    if not job.slots:
+        return {}
+    return first_line(Plan(job.parts.data_sha256, job.slots), privacy.ledger_epsilon, privacy.delta)
 
 
 def _first_plan(config: Config, parts: Parts) -> RoundPlan:
@@ -276,7 +346,7 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
     first = planner_of(config, parts).asks(server, 0)
     expected = account.expected_rounds(first, config.rounds or MOST_ROUNDS)
     epsilon = config.privacy.epsilon
-    if epsilon is not None and prior.runs and (expected == 0 or account.held() > epsilon):
+    if epsilon is not None and prior.runs and prior.bounded and (expected == 0 or account.held() > epsilon):
         raise BudgetError(
             Worded(
                 f"{{ledger}} {shared} holds {earlier_runs(prior)}, at epsilon {digits(account.held(), 4)} at "

@@ -174,6 +174,7 @@ def open_ledgers(
     found: Checkpoint | None,
     path: Path | None,
     run: Mapping[str, Any],
+    first_line: Callable[[], Mapping[str, Any]] = dict,
 ) -> Iterator[Ledgers]:
     """Both ledgers, holding the same charges of this run.
 
@@ -181,12 +182,13 @@ def open_ledgers(
         facts: what the own ledger is to say of the run.
         found: the checkpoint to go on from.
         path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
+        first_line: what a new shared ledger is to say of totals.
 
     Raises:
         LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
     """
     with contextlib.ExitStack() as stack:
-        shared = None if path is None else stack.enter_context(open_shared(path))
+        shared = None if path is None else stack.enter_context(open_shared(path, first_line))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
         if shared is not None:
             _add_missing(own, shared, run["noise"])
@@ -200,15 +202,19 @@ def open_ledgers(
 
 
 @contextlib.contextmanager
-def open_shared(path: Path) -> Iterator[Ledger]:
-    """A shared ledger to append to, which the caller has locked; a new one where there is none."""
+def open_shared(path: Path, first_line: Callable[[], Mapping[str, Any]] = dict) -> Iterator[Ledger]:
+    """A shared ledger to append to, which the caller has locked; a new one where there is none.
+
+    Args:
+        first_line: what a new one is to say of totals.
+    """
     if _has_a_line(path):
         with Ledger.open(path) as ledger:
             yield ledger
         return
     real = path.resolve()  # a link stays one: by the name that it leads to it is locked, and found by others
     real.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-    with Ledger(real, {"shared": uuid.uuid4().hex}) as ledger:
+    with Ledger(real, {"shared": uuid.uuid4().hex, **first_line()}) as ledger:
         yield ledger
 
 

@@ -248,6 +248,7 @@ def _result(
         "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": said["views"],
         "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
+        **({} if said["shared"] is None else {"adaptive_total": said["shared"]["adaptive"]}),
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
         "bytes_down": progress.bytes_down,

@@ -15,6 +15,7 @@ from dpfl_plugin.federation.stopping import Score
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
+from dpfl_plugin.privacy.registered import Registration
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import Checkpoint
@@ -34,7 +35,7 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
             return False
         return charge.noise_id == NOT_RUN or (not job.config.fresh and _is_later(found, charge))
 
-    return new_account(
+    account = new_account(
         job.config,
         job.parts,
         job.prior,
@@ -45,6 +46,9 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
         lost=bool(_losses(found)),
         coins=job.coins,
     )
+    if ledgers.shared is not None and "limit" in ledgers.shared.facts:
+        account.registration = Registration(ledgers.shared, job.run_name)
+    return account
 
 
 def _is_later(found: Checkpoint | None, charge: Charge) -> bool:

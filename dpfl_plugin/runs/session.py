@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, ConfigError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
@@ -45,6 +45,7 @@ from dpfl_plugin.runs.job import (
     Job,
     begun_with,
     evaluations_of,
+    first_line_of,
     ledger_facts,
     look_ahead,
     make_job,
@@ -53,6 +54,7 @@ from dpfl_plugin.runs.job import (
     shared_facts,
     silo_noise_begun_with,
     stopping_of,
+    with_slots,
 )
 from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
 from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
@@ -120,6 +122,13 @@ def run_session(
     given.check_all(config.model_dump(mode="python"))
     check_beginning(folder, resume, stage is None, reporter.note, label)
     callbacks = callbacks_of(config, base, callbacks)
+    if config.privacy.ledger_epsilon is not None and (ledger is None or stage is not None):
+        raise ConfigError(
+            Worded(
+                "privacy.ledger_epsilon limits the runs of a shared ledger: give {ledger}, or leave it out. A tuning "
+                "has a ledger of its own, which privacy.epsilon bounds."
+            )
+        )
     if ledger is not None:
         _refuse_shared(config, alone=stage is None)
     with locked_shared(ledger, wait) as shared:
@@ -128,6 +137,8 @@ def run_session(
         label, clock = folder.label() if label is None and resume else label, Stopwatch() if profile else STOPPED
         job = _prepared(config, base, folder, ledger, shared, place, reporter)
         job = replace(job, label=label, clock=clock, stage=stage, tables=tables)
+        if shared is not None and stage is None:
+            job = with_slots(job, shared)
         job.parts.host.clock = clock
         with folder.locked():
             result = finished_result(folder)
@@ -411,7 +422,8 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     if found is not None:  # by another process, while this one was loading its data
         job = replace(job, coins=str(found.facts["coins"]), run_name=str(found.facts["run_name"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
-    with open_ledgers(folder, ledger_facts(job), found, job.shared, shared_facts(job)) as ledgers:
+    first_line = functools.partial(first_line_of, job)
+    with open_ledgers(folder, ledger_facts(job), found, job.shared, shared_facts(job), first_line) as ledgers:
         folder.write(folder.config, to_yaml(config))
         _describe(job)
         for note in ledgers.own.notes:

@@ -18,6 +18,7 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.base import finite
 from dpfl_plugin.privacy.held_by import HeldBy, of_holders
+from dpfl_plugin.privacy.registered import adaptive_total
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.statement_page import number
@@ -188,7 +189,7 @@ def statement(
         "num_charges": len(account.ledger),
         "num_releases": sum(account.ledger.tally.totals().values()),
         "head": account.ledger.head,
-        "shared": _shared(account),
+        "shared": _shared(account, config.privacy.delta),
         "assumptions": _assumptions(config, account, rules, "outsider" in views, bool(lost), draws),
         "lost": list(lost),
         "caveats": [
@@ -301,18 +302,19 @@ def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccou
     return f"differential privacy, as stated in {'tuning' if 'tuning' in account.ledger.facts else 'views'}"
 
 
-def _shared(account: PrivacyAccount) -> dict[str, Any] | None:
+def _shared(account: PrivacyAccount, delta: float) -> dict[str, Any] | None:
     if account.shared is None or account.shared.path is None:
         return None
     return {
         "file": account.shared.path.name,
         "head": account.shared.head,
+        "adaptive": None if "tuning" in account.ledger.facts else adaptive_total(account.shared, delta),
         "held_epsilon": finite(account.held()),
-        "num_runs": len(account.prior.runs),
-        "num_same_records": sum(run["same_records"] for run in account.prior.runs),
+        "num_runs": len(account.earlier.runs),
+        "num_same_records": sum(run["same_records"] for run in account.earlier.runs),
         "runs": [
             {key: run[key] for key in ("name", "noise", "started", "same_records", "num_charges")}
-            for run in account.prior.runs
+            for run in account.earlier.runs
         ],
     }
 

@@ -34,6 +34,7 @@ from dpfl_plugin.gradients import losses, outcome_losses
 from dpfl_plugin.models.ordinal import Thresholds
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.registered import plans_in
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.randn(50, 3, generator=RNG)
@@ -58,6 +59,24 @@ def accounted(path, capsys):
     account_file(path, [], of_papers=False, as_json=True)
     rows = next(rows for label, rows in json.loads(capsys.readouterr().out).items() if label.startswith("total"))
     return next(row["epsilon"] for row in rows if row["accountant"] == "PLD")
+
+
+def test_its_steps_are_registered_and_a_limit_of_the_ledger_is_kept(tmp_path):
+    """Two oracles of 5 steps fit the limit that one PLD would have taken up; an 11th step does not."""
+    path, limited = tmp_path / "silo.jsonl", GIVEN | {"ledger_epsilon": 2.0}
+    with made(path, privacy=limited, steps=5):
+        pass
+    (plan,) = plans_in(Ledger.open(path, append=False))
+    assert [one.count for one in plan.silos[0]] == [5]
+    with made(path, steps=5) as oracle:
+        for _ in range(5):
+            oracle.backward()
+        with pytest.raises(BudgetError, match="limit of the shared ledger"):
+            oracle.backward()
+    with pytest.raises(BudgetError, match="the ledger's limit is 2,"):
+        made(path, steps=5)
+    with pytest.raises(ConfigError, match=r"privacy\.ledger_epsilon needs steps"):
+        made(tmp_path / "other.jsonl", privacy=limited)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +143,7 @@ import os, signal, sys
 import torch
 import dpfl_plugin as dpfl
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.registered import plans_in
 
 def made(path):
     data = torch.randn(20, 3), torch.zeros(20, dtype=torch.int64)

@@ -20,6 +20,7 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import SiloError
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.registered import plans_in
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, one_message, run
 from tests.cli.command import write as written
@@ -551,6 +552,66 @@ def test_a_ledger_has_to_be_a_plain_file(tmp_path: Path) -> None:
     one_message(
         dpfl("run", write(tmp_path), "--out", tmp_path / "runs", "--ledger", tmp_path / "pipe"), "must be a file"
     )
+
+
+# Totals that hold whatever decided on later runs
+
+
+PLAIN = {"rounds": 4, "privacy": {"noise_multiplier": 6.0, "delta": 1e-5}}
+
+
+def test_runs_register_what_they_may_release_before_they_release_anything(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, PLAIN), tmp_path / "all.jsonl"
+    with mock.patch.object(InProcess, "run_round", side_effect=KeyboardInterrupt):
+        dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
+    (plan,) = plans_in(Ledger.open(ledger, append=False))
+    assert len(held(ledger)) == 0 and set(plan.silos) == {0, 1, 2, 3}
+    result = run(config, "--ledger", ledger, "--resume")
+    assert plans_in(Ledger.open(ledger, append=False)) == [plan]  # and no more was released
+    assert result["adaptive_total"]["epsilon"] >= totals(result)[1] > 0
+
+
+def test_a_ledger_without_a_limit_has_thresholds_that_never_fall(tmp_path: Path) -> None:
+    config, ledger, said = write(tmp_path, PLAIN), tmp_path / "all.jsonl", []
+    for number in range(3):
+        result = run(config, "--ledger", ledger, "--set", f"algorithm.local_lr=0.{number + 1}")
+        said.append(result["adaptive_total"]["epsilon"])
+        assert said[-1] >= totals(result)[1] and "smallest threshold" in result["adaptive_total"]["why"]
+    thresholds = Ledger.open(ledger, append=False).facts["odometer"]["thresholds"]
+    assert said == thresholds[:3] == sorted(said)
+    done = dpfl("account", ledger, "--json").json["total at delta 1e-05"]
+    assert [row["epsilon"] for row in done if row["accountant"] == "filter"] == said[-1:]
+    page = (Path(result["folder"]) / "privacy.md").read_text()
+    assert "planned beforehand" in page and "Whatever decided on them, towards everybody: epsilon" in page
+
+
+def test_a_limit_is_fixed_with_the_ledger_and_kept(tmp_path: Path) -> None:
+    """Two runs of epsilon .92 fit 1.4; a budget of privacy.epsilon is then each run's own."""
+    config, ledger = write(tmp_path, PLAIN), tmp_path / "all.jsonl"
+    first = run(config, "--ledger", ledger, "--set", "privacy.ledger_epsilon=1.4")
+    assert first["adaptive_total"] == {
+        **{"epsilon": 1.4, "delta": 1e-5},
+        "why": "the limit with which the ledger was begun, which a filter keeps",
+    }
+    one_message(dpfl("run", config, "--out", tmp_path / "r", "--set", "privacy.ledger_epsilon=2"), "give --ledger")
+    other = dpfl("run", config, "--out", tmp_path / "r", "--ledger", ledger, "--set", "privacy.ledger_epsilon=2")
+    one_message(other, "begun with the limit 1.4 at delta 1e-05")
+    budget = ("--set", "privacy.epsilon=0.93", "--set", "algorithm.local_lr=0.2")
+    second = run(config, "--ledger", ledger, *budget)
+    assert second["status"] == "done" and second["rounds"] == 4
+    third = dpfl("run", config, "--out", tmp_path / "r", "--ledger", ledger, "--set", "algorithm.local_lr=0.3")
+    assert third.code == 3 and "the ledger's limit is 1.4" in third.err
+    assert len(Ledger.open(ledger, append=False).runs) == 2  # nothing of it was registered
+
+
+def test_one_run_may_use_up_a_limit_and_none_is_run_again_beyond_it(tmp_path: Path) -> None:
+    """A round that a crash lost takes a slot of its own, which the limit does not afford: the run ends sooner."""
+    config, ledger = write(tmp_path, PLAIN), tmp_path / "all.jsonl"
+    limit = ("--ledger", ledger, "--set", "privacy.ledger_epsilon=0.925")
+    crash(config, 2, *limit)
+    result = dpfl("run", config, "--out", tmp_path / "runs", *limit, "--resume", "--json").json
+    assert (result["status"], result["rounds"]) == ("budget_exhausted", 3)
+    assert "limit of the shared ledger" in result["reason"] and result["adaptive_total"]["epsilon"] == 0.925
 
 
 # Reading it

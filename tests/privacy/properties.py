@@ -54,9 +54,8 @@ from dpfl_plugin.gradients.stacked import Pool, Sums
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.owners import lifetime
-from dpfl_plugin.owners.agreed_plan import AgreedPlan
 from dpfl_plugin.owners.limits import Limits
-from dpfl_plugin.privacy import composition, step_loss
+from dpfl_plugin.privacy import composition, filters, registered, step_loss
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.budget import Budget
@@ -75,9 +74,12 @@ from dpfl_plugin.privacy.slots import Slots, released
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.statistics import Statistics
 from dpfl_plugin.runs import public_errors
+from dpfl_plugin.runs.agreed_plan import AgreedPlan
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
 from tests.adapters.federation import NOISY, PUBLIC, block
+from tests.cli import command
+from tests.privacy import adaptive
 from tests.privacy import oracle as twin
 from tests.quadratics import ByHand, Lab, Quadratic, rules, silo
 
@@ -506,6 +508,61 @@ def a_budget_is_never_passed() -> None:
 # Ledger, slots, limits
 
 
+def runs_chosen_by_what_was_seen_stay_within_a_limit() -> None:
+    """The second run of a ledger by what the first one showed: at most what the limit's filter was created for."""
+    first = adaptive.poisson(5.0)
+    filter = filters.chosen_filter(1.0, DELTA, _plan(first, 1))
+
+    def fits(then: SampledGaussian) -> bool:
+        return filters.affords(filter, [_plan(first, 1), _plan(then, 1)])
+
+    options = [adaptive.least_noise(rate, fits) for rate in (1.0, 0.05)]
+    assert adaptive.delta_of_a_choice(first, [one for one in options if fits(one)], 1.0) <= DELTA
+    # As much room as the formula gives, which what plans disclose takes from.
+    disclosed = 2 * filters.FIRST_DELTA * DELTA
+    mu = math.sqrt(filters.PlanFilter(1.0, DELTA).most)
+    assert disclosed + (1 - disclosed) * float(filters.profile(mu, np.ones(1))[0]) <= DELTA * (1 + 1e-9)
+
+
+def what_an_odometer_says_holds_wherever_somebody_stops() -> None:
+    """Who stops when the losses were large has learned no more than what is said then."""
+    one = _plan(event(4.0), 1)
+    odometer = filters.odometer_for(one, DELTA)
+    said = [odometer.said([one] * n) for n in range(1, 21)]
+    assert adaptive.delta_of_a_stop(said, 1 / 4.0) <= DELTA
+
+
+def a_run_that_ended_early_costs_what_it_registered() -> None:
+    """What decides on the end of a run may have been released: the rounds that ran are no bound (7 times in delta)."""
+    ledger = Ledger(facts={"shared": "a"})
+    slots, beyond = [Planned(event(4.0), 20)], Planned(event(8.0), 1)
+    facts = {"data_sha256": "x", "draws_decided": False, "drawn": False, "follows_draws": False}
+    ledger.begin_run({"noise": "one", "name": "one", "slots": registered.slots_to_plain({0: slots}), **facts})
+    ledger.append([Charge(round=t, silo=0, release=event(4.0), count=1, noise_id=f"{t}") for t in range(3)])
+    assert registered.plans_in(ledger) == [filters.Plan("x", {0: slots})]
+    ledger.append([Charge(round=3, silo=0, release=beyond.release, count=1, noise_id="3")])
+    assert registered.plans_in(ledger) == [filters.Plan("x", {0: slots}), filters.Plan("x", {0: [beyond]})]
+    ran = [filters.epsilon_of(math.sqrt(n) / 4.0, 0.0, DELTA) for n in range(1, 21)]
+    ledger.facts.update(registered.first_line(filters.Plan("x", {0: slots}), 1.01 * ran[-1], DELTA))
+    said = registered.adaptive_total(ledger, DELTA)["epsilon"]
+    assert said is None or adaptive.delta_of_a_stop([said] * 20, 1 / 4.0) <= DELTA
+
+
+def a_run_that_stops_early_is_charged_for_all_its_rounds() -> None:
+    """When it stops follows from noisy scores, which depend on records."""
+    with folder() as where:
+        stopping = {"share": 0.25, "every": 2, "patience": 1, "min_gain": 0.9, "noise_multiplier": 6.0}
+        result = command.run(command.write(where, {"rounds": 8, "early_stopping": stopping}))
+        made = [charge for charge in command.charges(result["folder"]) if charge.silo == 0]
+    assert result["rounds"] == 4 and result["early_stopping"] is not None
+    assert {charge.round for charge in made if charge.kind == "round"} == set(range(8))
+    assert sum(charge.kind == "score" for charge in made) == 4
+
+
+def _plan(release: SampledGaussian, count: int) -> filters.Plan:
+    return filters.Plan("", {0: [Planned(release, count)]})
+
+
 def each_release_takes_a_slot_of_its_own_kind() -> None:
     planned = [Planned(event(2.0), 2), Planned(event(1.0), 1, (0.0, 0.5))]
     for wanted, wrong in itertools.product(
@@ -687,18 +744,21 @@ def one_record_moves_statistics_by_their_sensitivity_at_most() -> None:
 def agreements_add_up_over_a_lifetime() -> None:
     with folder() as where:
         where.chmod(0o700)
-        limits = Limits(folder=where, epsilon=3.0, delta=1e-4)
+        limits = Limits(folder=where, epsilon=2.5, delta=1e-4)
         begin = functools.partial(_agree, limits)
         begin("a", 2.0)
-        begin("b", 1.0)
+        begin("b", 3.0)
         with pytest.raises(LimitError):
-            begin("c", 0.5)
+            begin("c", 2.0)
+        begin("d", 8.0)
         with pytest.raises(LimitError):
             _agree(replace(limits, epsilon=1.0), "a", 2.0)  # the owner lowered them
+        mu = math.sqrt(1 / 2.0**2 + 1 / 3.0**2 + 1 / 8.0**2)
+        assert filters.epsilon_of(mu, 0.0, 1e-4) <= 2.5 < filters.epsilon_of(math.hypot(mu, 1 / 2.0), 0.0, 1e-4)
 
 
-def _agree(limits: Limits, name: str, epsilon: float) -> None:
-    plan = AgreedPlan((Planned(event(2.0), 1),), epsilon, 1e-6)
+def _agree(limits: Limits, name: str, noise_multiplier: float) -> None:
+    plan = AgreedPlan((Planned(event(noise_multiplier), 1),), 1.0, 1e-6)
     with lifetime.opened(limits) as one:
         one.begin(name, name, {0: plan}, "records", "replace_one")
 

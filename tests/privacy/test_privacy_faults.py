@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -28,6 +28,7 @@ from dpfl_plugin.data import persons, record_order
 from dpfl_plugin.data.federation import FederationSpec
 from dpfl_plugin.data.record_order import Order
 from dpfl_plugin.federation import silo_group
+from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import blocks, closed_form, vmap
 from dpfl_plugin.gradients.base import Records
@@ -35,13 +36,25 @@ from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import PrivateOracle
-from dpfl_plugin.owners import limits
+from dpfl_plugin.owners import lifetime, limits
 from dpfl_plugin.owners.lifetime import Lifetime
 from dpfl_plugin.owners.limits import Limits
-from dpfl_plugin.privacy import accountants, budget, composition, correlation, ledger, mechanisms, pld, step_loss
+from dpfl_plugin.privacy import (
+    accountants,
+    budget,
+    composition,
+    correlation,
+    filters,
+    ledger,
+    mechanisms,
+    pld,
+    registered,
+    step_loss,
+)
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.clipping import PerLayer
 from dpfl_plugin.privacy.correlation import Correlation
+from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.ledger_file import LedgerFile
 from dpfl_plugin.privacy.noise import SiloNoise
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -81,6 +94,7 @@ class Fault:
 CACHES = [
     *(blocks.blocks_of, blocks.chunk_of, mechanisms._in_steps, correlation.correlation),
     *(step_loss.step_loss, step_loss.loss_scale, pld._epsilon, accountants._gaussian, accountants._release_rdp),
+    *(filters.mu_of, filters.divergence, filters._most_squared),
 ]
 
 
@@ -343,6 +357,11 @@ def of_usable_records(order: Any) -> Any:
 
 def whole_phases(stages: Any) -> Any:
     return lambda self, facts: [replace(one, share=(0.0, one.share[1])) for one in stages(self, facts)]
+
+
+def pld_of(plans: Sequence[filters.Plan], delta: float) -> float:
+    terms = [Term(release=o.release, count=o.count, rounds=1) for plan in plans for o in plan.silos[0]]
+    return accountants.PLD().epsilon(terms, delta)
 
 
 def begin_in_it(of: Any) -> Any:
@@ -615,6 +634,42 @@ FAULTS = [
         holds.a_budget_is_never_passed,
         (budget, "max_rounds", lambda most: lambda *args: most(*args) + 1),
     ),
+    # Totals of runs that were chosen after looking
+    fault(
+        "a limit is kept by the PLD of what was released",
+        holds.runs_chosen_by_what_was_seen_stay_within_a_limit,
+        (filters, "affords", to(lambda filter, plans: pld_of(plans, filter.delta) <= filter.epsilon)),
+    ),
+    fault(
+        "what plans disclose is not summed",
+        holds.runs_chosen_by_what_was_seen_stay_within_a_limit,
+        (filters, "most_mu", lambda most: lambda epsilon, disclosed, delta: most(epsilon, 0.0, delta)),
+    ),
+    fault(
+        "an odometer says what was released by its PLD",
+        holds.what_an_odometer_says_holds_wherever_somebody_stops,
+        (filters.Odometer, "said", to(lambda self, plans: pld_of(plans, self.delta))),
+    ),
+    fault(
+        "each threshold of an odometer has all of delta",
+        holds.what_an_odometer_says_holds_wherever_somebody_stops,
+        (filters, "odometer_for", lambda of: lambda first, delta: of(first, filters.THRESHOLDS * delta)),
+    ),
+    fault(
+        "of a run that ended early the rounds that ran are charged",
+        holds.a_run_that_ended_early_costs_what_it_registered,
+        (registered, "_slots", to(lambda facts: {})),
+    ),
+    fault(
+        "of a run that stopped early the rounds that ran are charged",
+        holds.a_run_that_stops_early_is_charged_for_all_its_rounds,
+        (Experiment, "_charge_what_was_planned", to(lambda self, progress: None)),
+    ),
+    fault(
+        "what a run released beyond its slots is not charged",
+        holds.a_run_that_ended_early_costs_what_it_registered,
+        (registered, "_beyond", to(lambda slots, ledger, noise: {})),
+    ),
     # Ledger, slots, limits
     fault(
         "a slot is used twice",
@@ -654,7 +709,7 @@ FAULTS = [
     fault(
         "agreements do not add up over a lifetime",
         holds.agreements_add_up_over_a_lifetime,
-        (Lifetime, "spent", to((0.0, 0.0))),
+        (lifetime.Total, "with_plan", lambda of: lambda self, plan: of(lifetime.Total(self._limits, ()), plan)),
     ),
     fault(
         "an owner's limits are not asked",

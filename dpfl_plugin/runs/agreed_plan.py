@@ -73,6 +73,21 @@ def agreed_plan(forecast: Forecast, rules: PrivacyRules, num_records: int) -> Ag
     return AgreedPlan(planned, worst_epsilon(accountant, compositions(planned), privacy.delta), privacy.delta)
 
 
+def registered_plan(forecast: Forecast, rules: PrivacyRules, num_records: int) -> tuple[Planned, ...]:
+    """What a silo with so many records releases in a run at most, without room for rounds that are run again.
+
+    Args:
+        forecast, rules: as in `agreed_plan`.
+
+    Raises:
+        ConfigError, UnsupportedError: as `agreed_plan`.
+    """
+    privacy = forecast.config.privacy
+    agreed = privacy.epsilon if privacy.budget_view == "server" else None
+    budget = None if agreed is None else Budget(agreed, privacy.delta, forecast.accountant)
+    return _Rounds(forecast, rules, num_records).plan(budget, spare=0)
+
+
 class _Rounds:
     """The releases of a silo in the first n rounds, for any n."""
 
@@ -91,7 +106,15 @@ class _Rounds:
         self._once = [one for one, count in made if count]  # beside the rounds
         self._beside = [replace(one, count=one.count * count) for one, count in made if count]
 
-    def plan(self, budget: Budget | None) -> tuple[Planned, ...]:
+    def plan(self, budget: Budget | None, spare: int | None = None) -> tuple[Planned, ...]:
+        """The releases of all rounds, or of those that fit.
+
+        Args:
+            spare: how many rounds may be run again; None for as many as the module says.
+        """
+        if spare is None and budget is None:
+            spare = SPARE
+
         def fits(planned: Sequence[Planned]) -> bool:
             return budget is None or all(budget.fits(terms) for terms in undominated(compositions(planned)))
 
@@ -103,9 +126,9 @@ class _Rounds:
                     for terms in undominated(compositions(all_rounds)):
                         budget.holds(terms)
         if len(whole) == 1 and not self._beside:
-            planned = self._alike(whole[0], fits, spare=SPARE if budget is None else None)
+            planned = self._alike(whole[0], fits, spare)
         else:
-            planned = self._in_order(fits, spare=SPARE if budget is None else None)
+            planned = self._in_order(fits, spare)
         if not planned:
             raise ConfigError(
                 f"privacy.epsilon={self._config.privacy.epsilon!r} does not allow a single round. Raise it, or ask for "
