@@ -37,7 +37,6 @@ from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import PrivateOracle
 from dpfl_plugin.owners import lifetime, limits
-from dpfl_plugin.owners.lifetime import Lifetime
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy import (
     accountants,
