@@ -314,8 +314,9 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
             )
             if adaptive := result.get("adaptive_total"):
                 lines.append(
-                    f"{result['name']}, also if runs in that ledger were chosen by what was seen of earlier ones: "
-                    f"epsilon {_epsilon(adaptive)} at delta {digits(adaptive['delta'], 6)}, {adaptive['why']}."
+                    f"{result['name']}: if runs of that ledger are chosen by looking at earlier ones, epsilon "
+                    f"{_epsilon(adaptive)} at delta {digits(adaptive['delta'], 6)} holds for all of them so far: "
+                    f"{adaptive['why']}."
                 )
     if any((view["third_party"]["epsilon"] or 0) > (view["server"]["epsilon"] or 0) for view in both):
         lines.append(
