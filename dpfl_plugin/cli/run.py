@@ -302,7 +302,7 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
     if any(view["neighbouring"] is None for view in views):
         lines.append("epsilon 0 where no round began: nothing was released.")
     if any(view["epsilon"] is None for view in views):
-        lines.append("epsilon none: there was no noise, or so little that epsilon is too large to compute.")
+        lines.append("epsilon none: nothing is guaranteed, or so little that epsilon is too large to compute.")
     for result in results.values():
         if "total" in result["epsilon"]:
             total = result["epsilon"]["total"]
