@@ -198,7 +198,7 @@ class FaultChecks(ABC):
             more = {"num_gradients": 100 * plan["num_gradients"], "local_steps": 100 * plan["local_steps"]}
             return Message({**message.header, "plan": {**plan, **more}}, message.vectors)
 
-        with self._generous() as (parties, over), asking(greedy):
+        with asking(greedy), self._generous() as (parties, over):  # a platform may ask at once
             with contextlib.suppress(Exception):  # a platform may end with it
                 while over.round(_faithful):
                     check(over.server.rounds == 0, "a round counts whose plan nobody agreed to")
