@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.scaffold import Scaffold
@@ -24,8 +26,9 @@ class Workload:
     """A round of DP-SCAFFOLD.
 
     Attributes:
-        num_features, num_classes: of the model; image: (channels, height, width) of the features, for "cnn".
-        model: "softmax" regression; "mlp", one hidden layer of 200; "cnn", two convolutions and two linear layers.
+        num_features, num_classes: of the model; image: (channels, height, width) of the features of images.
+        model: "softmax" regression; "mlp", one hidden layer of 200; "cnn", two convolutions and two linear layers;
+            "resnet18", for small images, with GroupNorm.
         num_silos: M; num_records: R, training records of each silo; num_participants: S, silos in a round.
         batch_size: b, records of a local step, without replacement.
         local_steps: K; local_lr: eta_l.
@@ -36,7 +39,7 @@ class Workload:
 
     num_features: int
     num_classes: int
-    model: Literal["softmax", "mlp", "cnn"] = "softmax"
+    model: Literal["softmax", "mlp", "cnn", "resnet18"] = "softmax"
     image: tuple[int, int, int] | None = None
     num_silos: int
     num_records: int
@@ -57,7 +60,7 @@ class Workload:
         """The model, with the same parameters each time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            makers = {"softmax": softmax, "mlp": mlp, "cnn": _cnn}
+            makers = {"softmax": softmax, "mlp": mlp, "cnn": _cnn, "resnet18": _resnet18}
             return makers[self.model](self.feature_shape, self.num_classes).to(self.device)
 
     @property
@@ -130,6 +133,8 @@ WORKLOADS: Final[dict[str, Workload]] = {
         local_steps=5,
     ),
 }
+RESNET18: Final = replace(WORKLOADS["W4"], model="resnet18")
+"""Too large for a processor core: measured on GPUs only."""
 
 
 def _cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -149,13 +154,57 @@ def _cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     )
 
 
+class _Residual(nn.Module):
+    """Two 3 x 3 convolutions beside the identity, or beside a 1 x 1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.GroupNorm(32, outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.GroupNorm(32, outputs),
+        )
+        self.skip: nn.Module = nn.Identity()
+        if inputs != outputs:
+            self.skip = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.body(x) + self.skip(x))
+
+
+def _resnet18(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """ResNet-18 (He et al. 2016) with a 3 x 3 first layer, as is usual for 32 x 32, and GroupNorm."""
+    widths = (64, 64, 128, 256, 512)
+    blocks = [
+        block
+        for inputs, outputs in itertools.pairwise(widths)
+        for block in (_Residual(inputs, outputs, 1 if inputs == outputs else 2), _Residual(outputs, outputs, 1))
+    ]
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 64, 3, padding=1, bias=False),
+        nn.GroupNorm(32, 64),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, num_classes),
+    )
+
+
 def describe(workload: Workload) -> str:
     """A workload in words."""
     w = workload
     shape = " x ".join(map(str, w.feature_shape))
-    kind = {"softmax": "softmax regression", "mlp": "a fully connected network with 200 hidden units,"}
+    kind = {
+        "softmax": "softmax regression",
+        "mlp": "a fully connected network with 200 hidden units,",
+        "cnn": "two 5 x 5 convolutions (32, 64) and two linear layers (128),",
+        "resnet18": "ResNet-18 with GroupNorm,",
+    }
     return (
-        f"{kind.get(w.model, 'two 5 x 5 convolutions (32, 64) and two linear layers (128),')} {shape} -> "
+        f"{kind[w.model]} {shape} -> "
         f"{w.num_classes} on {w.num_silos} silos of {w.num_records} records; "
         f"a round is {w.num_participants} silos x {w.local_steps} local steps on {w.batch_size} records"
     )

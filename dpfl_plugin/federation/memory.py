@@ -19,7 +19,9 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.blocks import AT_ONCE, filled
 
 MIB: Final = 2**20
-CHUNK: Final = 256 * MIB  # of per-example gradients: more is not faster. A fixed size, since sums round by it.
+# Of per-example gradients. More is not faster: on a CPU for its caches, on a GPU where it is busy. A fixed size, since
+# sums round by it.
+CHUNK: Final = {"cpu": 256 * MIB, "cuda": 2048 * MIB}
 LEAST_CHUNK: Final = MIB
 # Vectors are of d numbers in the model's format. What takes float64 counts twice; what an engine adds to what it keeps
 # (blocks of a sum, say) is added to ENGINE_VECTORS, and what `choice` compares it in to TRIAL_VECTORS.
@@ -104,7 +106,7 @@ def plan(
             f"more; else {advice(stack)}use a smaller model, or more machines (mpirun)."
         )
     if chunk is None:
-        chunk = min(CHUNK, 2 ** (left.bit_length() - 1))
+        chunk = min(CHUNK.get(device.type, CHUNK["cuda"]), 2 ** (left.bit_length() - 1))
     return Memory(budget, stated, tuple(needs), chunk, warning)
 
 
@@ -178,7 +180,7 @@ def of_graph(
     and each silo's parameters and sum. Of one; a graph of another shape needs as much again."""
     together = min(stack, num_silos, setting.num_participants)
     size = model.numel() * model.element_size()
-    return dict(lockstep)["batches of a stack"] + CHUNK + 3 * together * size if together else 0
+    return dict(lockstep)["batches of a stack"] + CHUNK["cuda"] + 3 * together * size if together else 0
 
 
 def of_device_noise(setting: Setting, model: torch.Tensor, num_silos: int, *, stack: int) -> int:

@@ -211,7 +211,9 @@ def add_products(g: Tensor, a: Tensor, out: Tensor, bad: Tensor | None = None) -
     """
     (m, b, o), i = g.shape, a.shape[2]
     blocks = blocks_of(b)
-    if m == blocks.count == 1 and bad is None:  # of what follows, all that there is to do
+    if bad is not None:
+        a = a.masked_fill(bad.view(1, -1, 1), 0.0)
+    if m == blocks.count == 1:  # of what follows, all that there is to do
         out += torch.bmm(g.transpose(1, 2), a)
         return
     length, in_blocks = blocks.length, blocks.full * blocks.length
@@ -223,24 +225,9 @@ def add_products(g: Tensor, a: Tensor, out: Tensor, bad: Tensor | None = None) -
         last = min(first + step, in_blocks)
         some = g[:, first:last].reshape(-1, length, o).transpose(1, 2)
         found = torch.bmm(some, a[:, first:last].reshape(-1, length, i))
-        if bad is not None:
-            _mend(found, some, a[0, first:last], bad[first:last])
         out += found.view(m, -1, o, i).sum(dim=1, dtype=torch.float64) if len(found) > m else found
     if blocks.rest:
-        some = g[:, in_blocks:].transpose(1, 2)
-        found = torch.bmm(some, a[:, in_blocks:])
-        if bad is not None:
-            _mend(found, some, a[0, in_blocks:], bad[in_blocks:])
-        out += found
-
-
-def _mend(found: Tensor, g: Tensor, a: Tensor, bad: Tensor) -> None:
-    """Compute blocks' sums ``found`` (n, o, i) of ``g`` (n, o, length) and ``a`` (n length, i) once more where there
-    are ``bad`` records in them, as if their ``a`` were zero. All other blocks keep their bits."""
-    length = g.shape[2]
-    for block in torch.unique(bad.nonzero().flatten() // length).tolist():
-        rows = slice(block * length, (block + 1) * length)
-        torch.mm(g[block], a[rows].masked_fill(bad[rows].unsqueeze(1), 0.0), out=found[block])
+        out += torch.bmm(g[:, in_blocks:].transpose(1, 2), a[:, in_blocks:])
 
 
 def add_rows(factors: Tensor | None, rows: Tensor, out: Tensor) -> None:

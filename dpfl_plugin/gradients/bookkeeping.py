@@ -156,6 +156,8 @@ class BookKeeping:
         norms = [self._chunk_sum(y, chunk, clip_norm, out) for chunk in self._chunks(y, batch)]
         if clip_norm == math.inf:
             return None
+        if len(norms) == 1:
+            return norms[0]
         return torch.cat(norms) if norms else y.new_empty((0, len(clip_norm)) if isinstance(clip_norm, tuple) else 0)
 
     def _chunk_sum(self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ class BookKeeping:
         if clip_norm == math.inf:
             self._add(layers, [None], None, out)
             return y.new_empty(0)
-        squares = torch.stack([torch.stack([p.squares() for p in parts]).sum(dim=0) for parts in layers], dim=1)
+        squares = torch.stack([functools.reduce(torch.add, (p.squares() for p in parts)) for parts in layers], dim=1)
         norms = (squares if isinstance(clip_norm, tuple) else squares.sum(dim=1)).sqrt_()
         bad = bad_among(norms, clip_norm, y.dtype, batch.usable)
         self._add(layers, clip_factors(norms, clip_norm, y.dtype), bad, out)
@@ -377,7 +379,7 @@ def _instantiated(gradients: Tensor) -> Part:
 
     def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
         if bad is not None:
-            gradients[bad] = 0.0
+            gradients.masked_fill_(bad.unsqueeze(1), 0.0)
         add_rows(factors, gradients, place)
 
     return Part(squares=lambda: squared_norms(gradients), add=add)
@@ -414,7 +416,7 @@ def _outer(a: Tensor, g: Tensor, of_outputs: Callable[[], Tensor]) -> Part:
     def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
         scaled = g if factors is None else g * factors.view(-1, 1, 1)
         if bad is not None:
-            scaled[bad] = 0.0
+            scaled.masked_fill_(bad.view(-1, 1, 1), 0.0)
         for group, total in enumerate(place.view(groups, 1, g.shape[2], i).unbind()):
             add_products(scaled[:, group].unsqueeze(0), a[:, group].unsqueeze(0), total, bad)
 
@@ -434,7 +436,8 @@ def _ghost(a: Tensor, g: Tensor) -> Part:
             if factors is not None:
                 wide_g *= factors[some].view(-1, 1, 1, 1)
             if bad is not None:
-                wide_a[bad[some]] = wide_g[bad[some]] = 0.0
+                for wide in (wide_a, wide_g):
+                    wide.masked_fill_(bad[some].view(-1, 1, 1, 1), 0.0)
             by_group = wide_g.transpose(0, 1).reshape(groups, -1, o).transpose(1, 2)
             total += by_group @ wide_a.transpose(0, 1).reshape(groups, -1, i)
 
@@ -481,7 +484,7 @@ def _embedding(layer: nn.Embedding, index: Tensor, g: Tensor) -> Part:
 
     def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
         if bad is not None:
-            rows[bad] = 0.0
+            rows.masked_fill_(bad.view(-1, 1, 1), 0.0)
         scaled = rows if factors is None else rows * factors.view(-1, 1, 1)
         place.view(layer.num_embeddings, -1).index_add_(0, index.flatten(), scaled.flatten(0, 1))
 

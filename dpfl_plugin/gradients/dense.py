@@ -150,12 +150,12 @@ class Dense:
         for layer in self._layers:
             weight = next(parts).view(layer.out_features, layer.in_features)
             found.append((weight, next(parts) if layer.bias is not None else None))
-        if self._padded == self._outputs:
+        if self._padded == self._outputs or not y.is_cpu:
             return found
         weight, bias = found[-1]
-        if self._weight.dtype != y.dtype or self._weight.device != y.device or not self._weight.numel():
-            self._weight = torch.zeros(self._padded, weight.shape[1], dtype=y.dtype, device=y.device)
-            self._offset = torch.full((self._padded,), PADDING_BIAS, dtype=y.dtype, device=y.device)
+        if self._weight.dtype != y.dtype or not self._weight.numel():
+            self._weight = torch.zeros(self._padded, weight.shape[1], dtype=y.dtype)
+            self._offset = torch.full((self._padded,), PADDING_BIAS, dtype=y.dtype)
             self._offset[: self._outputs] = 0.0
         self._weight[: self._outputs] = weight
         if bias is not None:
@@ -185,7 +185,7 @@ class Dense:
         for number, (layer, a, g) in enumerate(zip(self._layers, inputs, derivatives, strict=True)):
             scaled = g if factors is None else g * factors[number % len(factors)].unsqueeze(1)
             if bad is not None:
-                scaled[bad] = 0.0
+                scaled.masked_fill_(bad.unsqueeze(1), 0.0)
             own = scaled[:, : layer.out_features].unsqueeze(0)
             place = next(parts).view(1, layer.out_features, layer.in_features)
             add_products(own, a.unsqueeze(0), place, bad)

@@ -180,8 +180,8 @@ class StackedLayers:
     Args:
         activations: between the layers; (forward in place, backward).
         residuals: (outputs (n, c), labels (n,)) -> derivatives of the losses by the outputs, (n, c).
-        padded: outputs of the last layer; where more than it has, the others have the bias ``padding_bias``, for which
-            ``residuals`` gives zero.
+        padded: on a CPU, outputs of the last layer; where more than it has, the others have the bias ``padding_bias``,
+            for which ``residuals`` gives zero.
         beside: what is added to the records' constants, to make them the squared lengths of the first layer's inputs.
         engine: answers a silo by itself, and tells what a record needs.
         chunk_bytes: for all records that are worked on at a time.
@@ -278,7 +278,7 @@ class StackedLayers:
             found.append((weight, next(parts) if layer.bias is not None else None))
         weight, bias = found[-1]
         outputs = self._layers[-1].out_features
-        if self._padded == outputs:
+        if self._padded == outputs or not y.is_cpu:
             return found
         whole = y.new_empty(len(y), self._padded, weight.shape[2])
         whole[:, :outputs].copy_(weight)

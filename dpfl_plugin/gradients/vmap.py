@@ -111,7 +111,7 @@ def _add_clipped(
     norms = torch.stack([_norms(part) for part in parts], dim=1)
     bad = bad_among(norms, tuple(bounds), gradients.dtype, usable)
     if bad is not None:
-        gradients[bad] = 0.0
+        gradients.masked_fill_(bad.unsqueeze(1), 0.0)
     for part, factors, total in zip(parts, clip_factors(norms, tuple(bounds), gradients.dtype), totals, strict=True):
         add_rows(factors, part, total)
     return list(norms.to(gradients.dtype).unbind(dim=1))

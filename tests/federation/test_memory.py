@@ -18,6 +18,7 @@ from tests.cli.command import write
 
 CPU = torch.device("cpu")
 GIB = 2**30
+CHUNK = memory.CHUNK["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,8 @@ def test_chunks_are_of_one_size_wherever_there_is_enough_and_powers_of_two_elsew
     def chunk(budget: int) -> int:
         return memory.plan(str(budget), CPU, 0, [("records", GIB)], None).chunk
 
-    assert {chunk(GIB + more) for more in (memory.CHUNK, memory.CHUNK + 1, 10 * GIB)} == {memory.CHUNK}
-    assert chunk(GIB + memory.CHUNK - 1) == memory.CHUNK // 2
+    assert {chunk(GIB + more) for more in (CHUNK, CHUNK + 1, 10 * GIB)} == {CHUNK}
+    assert chunk(GIB + CHUNK - 1) == CHUNK // 2
     assert chunk(GIB + 3 * memory.MIB) == 2 * memory.MIB
     with pytest.raises(ConfigError, match=r"records 1 GiB\) and 1 MiB or more"):
         chunk(GIB + memory.MIB - 1)
@@ -114,7 +115,7 @@ def test_a_stack_that_is_answered_together_needs_its_padded_batches_and_its_reco
 def test_a_graph_needs_a_stacks_batches_once_more_and_what_is_made_of_them() -> None:
     setting = Setting(num_silos=50, num_participants=5, silo_rate=0.1, record_rate=0.1)
     needs = memory.of_lockstep(setting, silos(50), stack=3, batch_size=16)
-    expected = dict(needs)["batches of a stack"] + memory.CHUNK + 3 * 3 * 4 * 1000
+    expected = dict(needs)["batches of a stack"] + memory.CHUNK["cuda"] + 3 * 3 * 4 * 1000
     assert memory.of_graph(setting, torch.zeros(1000), needs, 50, stack=3) == expected
     assert memory.of_graph(setting, torch.zeros(1000), needs, 0, stack=3) == 0, "a server records nothing"
 
