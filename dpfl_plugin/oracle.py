@@ -30,9 +30,9 @@ from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
 from dpfl_plugin.gradients.blocks import filled
 from dpfl_plugin.gradients.precision import check_products, unreduced
 from dpfl_plugin.gradients.replay import Replayed
-from dpfl_plugin.gradients.shares import Part
+from dpfl_plugin.gradients.shares import Batches, Part, moved
 from dpfl_plugin.gradients.smoothing import Convolution
-from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
+from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums, SumsInTurn
 from dpfl_plugin.gradients.views import several
 from dpfl_plugin.privacy.clipping import Clipping, clip_update
 from dpfl_plugin.privacy.cycles import Cycles
@@ -82,7 +82,7 @@ class PrivateOracle:
         layers: the model's, {name: number of parameters}, for clipping by layer.
         clip_norms: C_i of each silo, where the clipping adapts it; in the end, what it was adapted to.
         pool: has the records of these silos by id, for answering them together where the engine and the rules allow it.
-        replayed: `sums_of` this engine, this pool and these rules, in place of our own.
+        replayed: `sums_of` this engine, this pool and these rules, in place of our own; for a single silo, too.
         clock: takes the time of each part.
         cycles: of these silos, for batches in a cycle.
     """
@@ -124,16 +124,20 @@ class PrivateOracle:
         self._stream: Source = FreshStream(sums) if rules.fresh else Stream()
         self._ahead = max(1, min(STEPS_AHEAD, int(RECORDS_AHEAD // max(1.0, sum(self._divisors)))))
         self._batches: list[list[NDArray[np.int64] | None]] = []
+        self._places: Batches = []  # the same on the records' device
         steps, chains = len(self._factors), () if cycles is None else cycles.chains
         self._noise = SiloNoise(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps, chains)
         self._gradient_calls, self._closed = 0, False
         self._released: list[Tensor] = []
         self._squares = Squares(self._rules_of, self._divisors, self._noise, self._released)
-        self._pool = pool if pool is not None and self.num_silos > 1 and together(engine, rules) else None
-        self._sums = None if self._pool is None else sums_of(engine, self._pool, rules)
+        at_once = replayed is not None or (self.num_silos > 1 and together(engine, rules))
+        self._pool = pool if at_once else None
+        self._sums = None if self._pool is None else sums_of(engine, self._pool, rules, layers)
         self._replayed, self._width, self._longest = replayed, 0, list[int]()
         if self._pool is not None:
-            self._clip_to = clip_norms_there(rules, self._bounds, self.clip_norms, self._pool.device)
+            self._clip_to = None
+            if together(engine, rules):
+                self._clip_to = clip_norms_there(rules, self._bounds, self.clip_norms, self._pool.device)
             if replayed is not None:
                 self._width = filled(max(usual_most(rules.sampler, size) for size in sizes_in(share, self._pool)))
         self._total = torch.empty(0, dtype=torch.float64)  # (d,), the sum of one silo's batch
@@ -191,6 +195,8 @@ class PrivateOracle:
         self._clock.lap("sampling")
         if self._pool is not None:
             self._find(self._pool, len(steps))
+        elif self._silos:
+            self._places = moved(self._batches, self._silos[0].records.features.device)
 
     def _find(self, pool: Pool, num_steps: int) -> None:
         """Where the batches of the next steps are in the pool, moved to its device at once."""
@@ -206,7 +212,7 @@ class PrivateOracle:
 
     def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
         rules, turn = self._rules_of[row], step % self._ahead
-        batch = self._silos[row].batch(self._batches[row][turn])
+        batch = self._silos[row].batch(self._places[row][turn])
         if rules.augmentation is not None:  # before clipping: what is clipped is their mean
             batch = several(rules.augmentation, batch, self._stream.seek(self._draw.key("views", self._ids[row], step)))
         self._clock.lap("gather")
@@ -263,8 +269,8 @@ class PrivateOracle:
         rules.mechanism(count, sensitivity, stream.seek(draw.key("bits", silo, step)), count, factor)
         self.clip_norms[row] = rules.clipping.adapted(clip_norm, float(count) / size + 0.5, rules.clip_norm)
 
-    def _gradients_together(self, sums: Sums, y: Tensor, step: int) -> Tensor:
-        """`_one_gradient` of every silo, by one call of the engine for all of their batches."""
+    def _gradients_together(self, sums: Sums | SumsInTurn, y: Tensor, step: int) -> Tensor:
+        """`_one_gradient` of every silo, by one function of all of their batches."""
         rules, turn = self._rules, step % self._ahead
         if rules.clipping.adapts:
             self._clip_to = clip_norms_there(rules, self._bounds, self.clip_norms, y.device)
@@ -447,7 +453,19 @@ def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
     return able and alike and not rules.clipping.measures and (of_all or not rules.clipping.normalises)
 
 
-def sums_of(engine: Engine, pool: Pool, rules: PrivacyRules) -> Sums:
-    """What answers silos `together`."""
+def replayable(engine: Engine, rules: PrivacyRules) -> bool:
+    """Whether what answers silos may be recorded once and replayed: it is a function of tensors, and where the engine
+    answers them one after another, bounds are numbers that never change."""
+    fixed = not (rules.clipping.adapts or rules.clipping.measures or math.isinf(rules.clip_norm))
+    alone = rules.unit == "record" and not rules.silos and rules.augmentation is None and fixed
+    return getattr(engine, "capturable", False) and (together(engine, rules) or alone)
+
+
+def sums_of(
+    engine: Engine, pool: Pool, rules: PrivacyRules, layers: Mapping[str, int] | None = None
+) -> Sums | SumsInTurn:
+    """What answers silos `together`, or in turn where they are not."""
+    if not together(engine, rules):
+        return SumsInTurn(engine, pool, rules.bounds(layers or {}))
     whole = rules.clipping.whole(rules.clip_norm)
     return Sums(cast(MultiSiloEngine, engine), pool, whole.gamma if isinstance(whole, Normalised) else None)

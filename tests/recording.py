@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+from dpfl_plugin.gradients import base
 from dpfl_plugin.gradients.replay import Outputs
 
 WAIT = {  # for numbers of the device, or have shapes that depend on them
@@ -36,6 +38,11 @@ def tensors(values: Any) -> list[Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
+def aliases(values: Any) -> Any:
+    """Tensors of the same memory: a parameter may be given another (``.data``), and shapes may be changed in place."""
+    return tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, values)
+
+
 def place(value: Tensor) -> int:
     return value.untyped_storage()._cdata
 
@@ -48,8 +55,9 @@ class Operations(TorchDispatchMode):
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = aliases((args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
+        self.calls.append((func, *given, aliases(result)))
         return result
 
     def uncapturable(self) -> list[str]:
@@ -64,11 +72,6 @@ class Operations(TorchDispatchMode):
             if name in WAIT | MOVE or by_mask or len(devices) > 1:
                 found.append(name)
         return found
-
-    def launches(self) -> int:
-        """Operations that compute, or copy: all but views and empty tensors."""
-        idle = EMPTY | {"_unsafe_view"}
-        return sum(not func.is_view and func.overloadpacket.__name__ not in idle for func, *_ in self.calls)
 
     def kept(self) -> set[int]:
         """Where the tensors are that were there before."""
@@ -103,7 +106,7 @@ class Recorder:
 
     def __call__(self, function: Callable[[], Outputs], device: torch.device) -> tuple[Callable[[], object], Outputs]:
         operations = Operations()
-        with operations:
+        with mock.patch.object(base, "ASKED", set()), operations:
             outputs = function()
         self.recorded.append(operations)
         assert not operations.uncapturable(), operations.uncapturable()
@@ -122,6 +125,7 @@ class Recorder:
             for (func, args, kwargs, _), made in fresh:
                 if made and func.overloadpacket.__name__ in EMPTY:
                     continue
+                args, kwargs = aliases((args, kwargs))
                 result = tensors(func(*args, **kwargs))
                 if made:
                     for old, new in zip(made, result, strict=True):

@@ -157,7 +157,7 @@ class RuntimeConfig(Strict):
     )
     graphs: bool = Field(
         False,
-        description="on CUDA: what a stack's sums take is recorded once as a CUDA graph, and replayed at every step",
+        description="on CUDA: what sums of gradients take is recorded once as a CUDA graph, and replayed at every step",
     )
     noise: Literal["host", "device"] = Field(
         "host", description="where noise is computed: by numpy, or where the model is; other bits of the same strength"
@@ -206,10 +206,9 @@ class RuntimeConfig(Strict):
     def _graphs(self) -> RuntimeConfig:
         if self.graphs and not self.device.startswith("cuda"):
             raise ValueError(f"graphs: true with device: {self.device}: graphs are CUDA's; leave graphs out")
-        if self.graphs and (not self.in_lockstep or self.stack == 1):
+        if self.graphs and not self.in_lockstep:
             raise ValueError(
-                "graphs: true needs silos that are computed together: a graph records the sums of a whole stack; leave "
-                "out lockstep and stack, or graphs"
+                "graphs: true with lockstep: false: a graph is of the sums of a whole stack; leave out one"
             )
         return self
 

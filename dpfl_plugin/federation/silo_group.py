@@ -111,7 +111,7 @@ class SiloGroup:
         chunk_bytes: for the gradients of single examples at a time, where another engine is made.
         lockstep: silos that are advanced together are answered together, if the engine and the rules allow it. Sums
             then round by who is in a stack.
-        record: records their sums once for each shape, to be replayed; None: they are computed.
+        record: records sums once for each shape, to be replayed, where they are `replayable`; None: they are computed.
         outcome: what labels are.
 
     Attributes:
@@ -142,12 +142,14 @@ class SiloGroup:
         self._row = {silo: row for row, silo in enumerate(self.ids)}
         self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
         self._algorithm, self._rules, self._engine = algorithm, rules, engine
-        self._held = functools.partial(_held, engine=engine, rules=rules, lockstep=lockstep, record=record)
+        self._layers = layers(self._layout)
+        self._held = functools.partial(
+            _held, engine=engine, rules=rules, layers=self._layers, lockstep=lockstep, record=record
+        )
         self._train, self._pool, self._replayed = self._held(train)
         self._test, self._outcome, self._statistics = test, outcome, statistics
         self.scaling: tuple[Tensor, Scaling] | None = None  # (the sums that it is made of, it) once there is one
         self.states = begun(states, rules, len(train), self._layout.dimension)
-        self._layers = layers(self._layout)
         self._evaluator: torch.nn.Module | None = None
         self._pending: list[tuple[list[int], Vectors]] = []
         self._smoothed: dict[smoothing.Kind, Engine] = {}
@@ -411,14 +413,20 @@ def _put(pending: Sequence[tuple[list[int], Vectors]], states: Vectors) -> Vecto
 
 
 def _held(
-    train: Mapping[int, Records], *, engine: Engine, rules: PrivacyRules, lockstep: bool, record: Record | None
+    train: Mapping[int, Records],
+    *,
+    engine: Engine,
+    rules: PrivacyRules,
+    layers: Mapping[str, int],
+    lockstep: bool,
+    record: Record | None,
 ) -> tuple[dict[int, Records], Pool | None, Replayed | None]:
     """(records as the engine prepares them, the pool that they are views of, what replays sums over it)"""
     prepared = {silo: engine.prepare(records) for silo, records in train.items()}
-    if not (lockstep and prepared and together(engine, rules)):
+    if not prepared or (record is None and not (lockstep and together(engine, rules))):
         return prepared, None, None
     pool = Pool(prepared)
-    return pool.records, pool, None if record is None else Replayed(sums_of(engine, pool, rules), record)
+    return pool.records, pool, None if record is None else Replayed(sums_of(engine, pool, rules, layers), record)
 
 
 def _once(

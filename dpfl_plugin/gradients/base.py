@@ -22,6 +22,8 @@ from dpfl_plugin.models.fixed import FREEZE, frozen_norm
 
 PIECE: Final = {"cpu": 2**17, "cuda": 2**24}
 """Numbers that are turned into float64 at a time, to add up their squares."""
+ASKED: Final = {"cpu"}
+"""Devices that are asked whether all gradients are finite: any other would have to be waited for."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (n, ...), labels (n,)) -> losses (n,), one for each example."""
@@ -76,7 +78,9 @@ class Engine(Protocol):
     examples, too, where the model is `persons.Persons`: features (b, k, *feature_shape), labels (b, k). One that runs a
     copy of the model has it as ``runs``, whose fixed state is compared in each round (`fixed_state`). One with a method
     ``on(model) -> Engine | None`` gives its like that calls that very model, at the model's own parameters, and so sees
-    whatever changes in it; None where there is none.
+    whatever changes in it; None where there is none. One with a class attribute ``capturable`` that is true promises
+    that on a GPU its sums neither wait for the device, nor move anything to it, nor have shapes that depend on numbers,
+    nor write to tensors that it keeps: a CUDA graph may replay them (`replay`).
     """
 
     name: str
@@ -216,7 +220,7 @@ def bad_among(
 ) -> Tensor | None:
     """(b,) which examples' ``norms``, (b,) or (b, L) in float64, do not count as finite in ``dtype``, for C or for a
     bound of each layer (`longest`), or are not ``usable`` (b,): they become inf, in all layers. None if there are
-    none; but only on a CPU, where asking takes no time."""
+    none, on devices that are `ASKED`."""
     bounds = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
     most = [longest(inner(bound, dtype), dtype) for bound in bounds]
     # Where a norm is not a number, neither is it at most anything.
@@ -227,7 +231,7 @@ def bad_among(
         good = torch.stack([norm <= limit for norm, limit in zip(columns, most, strict=True)]).all(dim=0)
     if usable is not None:
         good = good & usable
-    if good.is_cpu and bool(good.all()):
+    if good.device.type in ASKED and bool(good.all()):
         return None
     bad = ~good
     norms.masked_fill_(bad if norms.dim() == 1 else bad.unsqueeze(1), math.inf)

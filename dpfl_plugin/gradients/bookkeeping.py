@@ -70,6 +70,7 @@ class BookKeeping:
 
     name = "bookkeeping"
     normalises = True
+    capturable = True
     persons = True
     precisions = ("bf16", "tf32")
 
@@ -411,7 +412,8 @@ def _outer(a: Tensor, g: Tensor, of_outputs: Callable[[], Tensor]) -> Part:
 
     def squares() -> Tensor:
         of_inputs = squared_inputs(a.reshape(-1, i)).double()
-        return (of_inputs * of_outputs()).view(count, groups).sum(dim=1)
+        by_group = (of_inputs * of_outputs()).view(count, groups)
+        return by_group[:, 0] if groups == 1 else by_group.sum(dim=1)
 
     def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
         scaled = g if factors is None else g * factors.view(-1, 1, 1)

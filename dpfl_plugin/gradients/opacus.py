@@ -32,6 +32,7 @@ class Opacus(Vmap):
     """Instantiates each example's gradient by Opacus' hooks: for its DPLSTM, DPGRU, DPRNN and DPMultiheadAttention."""
 
     name = "opacus"
+    capturable = False
     persons = False  # its hooks take the layers' first dimension for the examples
 
     def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:

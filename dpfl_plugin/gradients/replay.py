@@ -1,9 +1,9 @@
 """A function of tensors that is recorded once for each shape of its inputs, and replayed with other numbers.
 
-A step of a stack is many small operations, and on a GPU starting them may take longer than they do. A CUDA graph is
-started as one. It repeats what was recorded on the same memory, so only tensors change between replays: a number that
-was Python's when it was recorded is the same for ever. That is why no noise is drawn or added in what is recorded, and
-why clipping norms come in as tensors.
+A step is many small operations, and on a GPU starting them may take longer than they do. A CUDA graph is started as
+one. It repeats what was recorded on the same memory, so only tensors change between replays: a number that was Python's
+when it was recorded is the same for ever. That is why no noise is drawn or added in what is recorded, and why clipping
+norms that may change come in as tensors.
 """
 
 from __future__ import annotations

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.gradients.base import Records
+
+Batches = Sequence[Sequence[NDArray[np.int64] | Tensor | None]]
+"""Which of a share's records are drawn, (b,), by silo and step; None for all."""
 
 
 def part_of(records: Records, share: tuple[float, float]) -> Records:
     """A share of a silo's records, as views: an interval of their order (`dpfl_plugin.data.record_order`)."""
     return Part(records, share).records
+
+
+def moved(batches: Batches, device: torch.device) -> Batches:
+    """Batches of each silo and step, moved to ``device`` at once: each transfer to a GPU waits for it."""
+    if device.type == "cpu":
+        return batches
+    known = [np.asarray(index) for own in batches for index in own if index is not None]
+    there = torch.from_numpy(np.concatenate(known or [np.empty(0, np.int64)])).to(device)
+    parts = iter(there.split([len(index) for index in known]))
+    return [[None if index is None else next(parts) for index in own] for own in batches]
 
 
 class Part:
@@ -40,9 +56,9 @@ class Part:
             return len(self) if index is None else len(index)
         return self.batch(index).num_usable
 
-    def batch(self, index: NDArray[np.int64] | None) -> Records:
+    def batch(self, index: NDArray[np.int64] | Tensor | None) -> Records:
         """The records at ``index`` (b,) of the share; None for all of it."""
         if index is None:
             return self.records
-        features, places = self.records.features, torch.from_numpy(index)
+        features, places = self.records.features, index if isinstance(index, Tensor) else torch.from_numpy(index)
         return self.records.select(places if features.is_cpu else places.to(features.device))

@@ -60,11 +60,7 @@ class Stack:
 
 
 class MultiSiloEngine(Protocol):
-    """What an engine may have beside `Engine.clipped_sum`: the same for several silos at once.
-
-    One with an attribute ``capturable = True`` promises that this neither waits for the device, nor moves anything to
-    it, nor has shapes that depend on numbers, nor writes to tensors that it keeps: a CUDA graph may replay it.
-    """
+    """What an engine may have beside `Engine.clipped_sum`: the same for several silos at once."""
 
     def clipped_sums(
         self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor, gamma: float | None = None
@@ -169,6 +165,25 @@ class Sums:
         out = torch.empty(y.shape, dtype=torch.float64, device=y.device)
         norms = self._engine.clipped_sums(y, self._pool.take(index), clip_norms, out, **self._how)
         return (out,) if norms is None else (out, norms)
+
+
+class SumsInTurn:
+    """`Sums` of an engine that answers one silo after another.
+
+    Args:
+        clip_norm: finite, as of `Engine.clipped_sum`, of all silos.
+    """
+
+    def __init__(self, engine: Engine, pool: Pool, clip_norm: float | tuple[float, ...]) -> None:
+        self._engine, self._pool, self._clip_norm = engine, pool, clip_norm
+
+    def __call__(self, y: Tensor, index: Tensor) -> tuple[Tensor]:
+        out = torch.empty(y.shape, dtype=torch.float64, device=y.device)
+        for row, total in enumerate(out):
+            one = self._pool.take(index[row])
+            batch = Records(one.features, one.labels, one.constants, ~one.padding)
+            self._engine.clipped_sum(y[row], batch, self._clip_norm, total)
+        return (out,)
 
 
 Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]

@@ -22,6 +22,7 @@ class Vmap:
 
     name = "vmap"
     normalises = True
+    capturable = True
     persons = True
     precisions = ("bf16", "tf32")
 

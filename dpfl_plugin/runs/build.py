@@ -315,8 +315,7 @@ def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...], befor
 
 
 def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Beside, *, lockstep: bool) -> SiloGroup:
-    device, num_here = draft.model.device, len(draft.train)
-    graphs = graphs_of(config, draft.engine, rules, lockstep=lockstep, num_here=num_here, device=device)
+    graphs = bool(draft.train) and graphs_of(config, draft.engine, rules, device=draft.model.device)
     return SiloGroup(
         model=draft.module,
         loss=draft.loss,
@@ -325,7 +324,7 @@ def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Besid
         engine=draft.engine,
         train=draft.train,
         test=draft.test,
-        states=draft.algorithm.init_silos(draft.model, num_here),
+        states=draft.algorithm.init_silos(draft.model, len(draft.train)),
         scores=extra.scores,
         chunk_bytes=draft.room.chunk,
         lockstep=lockstep,

@@ -22,7 +22,7 @@ from dpfl_plugin.gradients import choice
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.choice import PassedTrials, Terms
 from dpfl_plugin.gradients.persons import no_labels
-from dpfl_plugin.oracle import together
+from dpfl_plugin.oracle import replayable, together
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.models import examples, flat_model, model_and_loss, records_of
@@ -96,7 +96,7 @@ def plan_memory(
     mine = list(train.values())
     batch = max((usual_batch(rules, [len(records)]) for records in mine), default=0)
     needs = memory.fixed_needs(algorithm, setting, model, mine, stack=stack, batch_size=batch)
-    if config.runtime.in_lockstep and stack > 1:
+    if config.runtime.graphs or (config.runtime.in_lockstep and stack > 1):
         together = memory.of_lockstep(setting, mine, stack=stack, batch_size=batch)
         needs += together
         if config.runtime.graphs:
@@ -148,36 +148,28 @@ def graphs_of(
     engine: engines.Engine,
     rules: PrivacyRules,
     *,
-    lockstep: bool,
-    num_here: int,
     device: torch.device,
 ) -> bool:
-    """Whether a stack's sums are recorded as CUDA graphs.
+    """Whether sums are recorded as CUDA graphs.
 
     Raises:
         UnsupportedError: the configuration says so, and they cannot be.
     """
     if not config.runtime.graphs:
         return False
-    if not lockstep:
-        raise UnsupportedError(
-            f"runtime.graphs=true: engine {engine.name} with privacy.unit={rules.unit!r} and this privacy.clip answers "
-            "silos one after another, and a graph is of a whole stack's sums. Leave graphs out; at record level "
-            "closed_form and dense answer silos together."
-        )
     if not getattr(engine, "capturable", False):
         raise UnsupportedError(
             f"runtime.graphs=true: engine {engine.name} does not say that a graph may replay what it does (capturable, "
-            "see MultiSiloEngine in dpfl_plugin/gradients/stacked.py). Leave graphs out, or use closed_form or dense."
+            "see Engine in dpfl_plugin/gradients/base.py). Leave graphs out, or use another engine."
+        )
+    if not replayable(engine, rules):
+        raise UnsupportedError(
+            f"runtime.graphs=true: with privacy.unit={rules.unit!r}, this privacy.clip and this clip_norm, sums of "
+            f"engine {engine.name} are no function that a graph could repeat. Leave graphs out."
         )
     if device.type != "cuda":
         raise UnsupportedError(
             f"runtime.graphs=true: this process computes on {device.type}, and graphs are CUDA's. Leave graphs out."
-        )
-    if num_here == 1:
-        raise UnsupportedError(
-            "runtime.graphs=true: this process has one silo, and a graph is of a whole stack's sums. Leave graphs out, "
-            "or use fewer processes."
         )
     return True
 

@@ -132,8 +132,7 @@ SETTINGS = {
     "runtime.stack=0": ["runtime.stack=0"],
     "runtime={lockstep: true, stack: 1}": ["lockstep: true with stack: 1"],
     "runtime.graphs=true": ["graphs: true with device: cpu", "leave graphs out"],
-    "runtime={graphs: true, device: cuda, lockstep: false}": ["graphs: true needs silos that are computed together"],
-    "runtime={graphs: true, device: cuda, stack: 1}": ["graphs: true needs silos that are computed together"],
+    "runtime={graphs: true, device: cuda, lockstep: false}": ["graphs: true with lockstep: false"],
     "runtime.noise=gpu": ["runtime.noise='gpu'", "'host' or 'device'"],
     "name=a/b": ["name='a/b'"],
     # plugins

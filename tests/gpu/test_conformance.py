@@ -71,6 +71,7 @@ def _cases() -> list[Any]:
         for engine in TOGETHER
         for sampler, noise in (("fixed", "device"), ("poisson", "host"))
     ]
+    on_cpu += [_case("bookkeeping", "fixed", graphs=True), _case("vmap", "poisson", graphs=True)]
     on_cpu += [_case("vmap", "fixed", noise="device"), _case("vmap", "fixed", noise="device", unit="silo")]
     on_gpu = [
         _case(engine, sampler, device="cuda", lockstep=engine in TOGETHER, noise=noise)
@@ -79,8 +80,8 @@ def _cases() -> list[Any]:
         for noise in ("host", "device")
     ]
     on_gpu += [
-        _case(engine, sampler, device="cuda", lockstep=True, graphs=True, noise=noise)
-        for engine in TOGETHER
+        _case(engine, sampler, device="cuda", lockstep=engine in TOGETHER, graphs=True, noise=noise)
+        for engine in (*TOGETHER, "bookkeeping", "vmap")
         for sampler in ("fixed", "poisson", "full")
         for noise in ("host", "device")
     ]

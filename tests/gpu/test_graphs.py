@@ -26,6 +26,7 @@ from dpfl_plugin.gradients.replay import Record, Replayed, cuda_graph
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle, sums_of
+from dpfl_plugin.privacy.clipping import Adaptive
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, usual_most
 from dpfl_plugin.privacy.schedules import Geometric
@@ -33,7 +34,7 @@ from dpfl_plugin.runs import build
 from dpfl_plugin.runs.engines import graphs_of
 from tests.cli.command import charges, dpfl, one_message, run, write
 from tests.quadratics import rules
-from tests.recording import Operations, Recorder
+from tests.recording import Recorder
 from tests.test_lockstep import CLIPPINGS, IDS, MODELS, SIZES, C, records, start, walk
 
 CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"))
@@ -128,40 +129,21 @@ def test_what_is_recorded_fits_all_silos_of_the_pool_whoever_takes_part() -> Non
     assert shapes[1][0] == (2, FixedSize(0.25).divisor(max(SIZES))) and record.replays == 3  # type: ignore[index]
 
 
+@DEVICES
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_single_silo_is_replayed_too(kind: str, device: str) -> None:
+    made_by, ids = rules(1.5, C, Poisson(0.3)), IDS[2:3]
+    lab, record = Lab(kind, device), record_on(device)
+    plain, other = lab.asked(made_by, ids=ids), lab.asked(made_by, ids=ids, replayed=lab.replayed(made_by, record))
+    y = start(kind)[:1].to(device)
+    for found, expected in zip(walk(other, y), walk(plain, y), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    assert other.charges() == plain.charges() and (device != "cpu" or record.replays == 3)  # type: ignore[attr-defined]
+
+
 def test_long_batches() -> None:
     assert usual_most(FixedSize(0.25), 30) == 7 and usual_most(FullBatch(), 30) == 30
     assert usual_most(Poisson(0.2), 1000) == 200 + 85 and usual_most(Poisson(0.9), 30) == 30
-
-
-# How much of a step is in a graph
-
-
-def launches(kind: str) -> tuple[int, int, int]:
-    """Operations that compute or copy: of a step without a graph; of one with it, beside what is replayed; replayed."""
-    made_by = rules(1.5, C, noise="device")
-    lab, record, y = Lab(kind, dtype=torch.float32), Recorder(), start(kind).float()
-
-    def not_again(*asked: Any) -> Any:
-        _, outputs = record(*asked)
-        return lambda: None, outputs
-
-    counted = []
-    for asked in (lab.asked(made_by), lab.asked(made_by, replayed=lab.replayed(made_by, not_again))):
-        asked.gradient(y)  # what is done once: batches and noise of all steps, the recording
-        with Operations() as seen:
-            asked.gradient(y)
-        counted.append(seen.launches())
-    return counted[0], counted[1], record.recorded[0].launches()
-
-
-def test_what_the_documentation_says_of_a_steps_operations() -> None:
-    found = {kind: launches(kind) for kind in MODELS}
-    for whole, beside, inside in found.values():
-        assert inside < whole <= inside + beside, "a graph holds no more than a step; copies in and out come to it"
-    (one, left, _), (network, also_left, _) = found["closed_form"], found["dense"]
-    assert left == also_left
-    said = f"{one} operations for `closed_form` and {network} for `dense` with one hidden layer, with a graph {left}"
-    assert said in " ".join(Path("docs/engines.md").read_text().split())
 
 
 # Runs
@@ -176,13 +158,25 @@ def test_what_the_documentation_says_of_a_steps_operations() -> None:
         {"privacy": {"sampler": "poisson"}},
         {"runtime": {"noise": "device"}, "algorithm": {"name": "fedavg"}},
         {"runtime": {"stack": 3}},
+        {"runtime": {"lockstep": None}, "engine": "bookkeeping", "model": {"name": "mlp", "hidden": [3]}},
+        {"runtime": {"lockstep": None}, "engine": "vmap", "privacy": {"clip": "per_layer"}},
         {
             "privacy": {"record_rate": 0.3},
             "algorithm": {"name": "localized_mb_sgd", "phase_rounds": [4, 2], "lr": 0.1, "regularisation": 0.1}
             | {"local_steps": None, "local_lr": None},
         },
     ],
-    ids=["scaffold", "adaptive", "per layer", "poisson", "device noise", "stack", "shares"],
+    ids=[
+        "scaffold",
+        "adaptive",
+        "per layer",
+        "poisson",
+        "device noise",
+        "stack",
+        "in turn",
+        "in turn, per layer",
+        "shares",
+    ],
 )
 def test_a_whole_run_is_that_without(tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same configuration, so with the same noise: the same model to the bit, Poisson batches up to rounding, and
@@ -227,10 +221,10 @@ def test_a_run_by_its_configuration(tmp_path: Path, device: str, clip: str) -> N
 # What is refused
 
 
-def refused(tmp_path: Path, *, engine: Any, lockstep: bool = True, num_here: int = 4, device: str = "cuda") -> str:
+def refused(tmp_path: Path, engine: Any, made_by: PrivacyRules | None = None, device: str = "cuda") -> str:
     config = load(write(tmp_path, {"runtime": {"device": "cuda", "graphs": True}})).variants[0].config
     with pytest.raises(UnsupportedError) as error:
-        graphs_of(config, engine, rules(1.0, C), lockstep=lockstep, num_here=num_here, device=torch.device(device))
+        graphs_of(config, engine, made_by or rules(1.0, C), device=torch.device(device))
     return str(error.value)
 
 
@@ -244,15 +238,16 @@ def test_graphs_are_refused_where_they_cannot_be(tmp_path: Path) -> None:
 
     strange = Strange(model, losses.cross_entropy, 2**20)
     by_one = Vmap(model, losses.cross_entropy, 2**20)
-    assert "engine vmap" in refused(tmp_path, engine=by_one, lockstep=False)
-    assert "does not say that a graph may replay" in refused(tmp_path, engine=strange)
-    assert "computes on cpu" in refused(tmp_path, engine=engine, device="cpu")
-    assert "one silo" in refused(tmp_path, engine=engine, num_here=1)
+    assert "does not say that a graph may replay" in refused(tmp_path, strange)
+    assert "computes on cpu" in refused(tmp_path, engine, device="cpu")
+    for changing in (rules(1.0, C, clipping=Adaptive()), rules(0.0), rules(1.0, C, unit="silo")):
+        assert "no function that a graph could repeat" in refused(tmp_path, by_one, changing)
     config = load(write(tmp_path, {"runtime": {"device": "cuda", "graphs": True}})).variants[0].config
     there = torch.device("cuda")
-    assert graphs_of(config, engine, rules(1.0, C), lockstep=True, num_here=4, device=there)
+    for answers in (engine, by_one):
+        assert graphs_of(config, answers, rules(1.0, C), device=there)
     off = load(write(tmp_path)).variants[0].config
-    assert not graphs_of(off, by_one, rules(1.0, C), lockstep=False, num_here=1, device=torch.device("cpu"))
+    assert not graphs_of(off, by_one, rules(1.0, C), device=torch.device("cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin import registry
+from dpfl_plugin.core.balls import Normalised
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import losses, replay
 from dpfl_plugin.gradients.base import Records, layers
+from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.replay import Replayed
-from dpfl_plugin.gradients.stacked import Pool, Sums
+from dpfl_plugin.gradients.stacked import Pool, Sums, SumsInTurn
+from dpfl_plugin.gradients.vmap import Vmap
 from tests.recording import Operations, Recorder, place
 
 FEATURES, SILOS = 4, (7, 4, 9)
@@ -41,6 +44,23 @@ MODELS: dict[str, tuple[Any, Callable[[], nn.Module], Any]] = {
 }
 KINDS = pytest.mark.parametrize("kind", MODELS)
 ELSEWHERE = "meta"
+
+
+def network() -> nn.Module:
+    """Of all layers that `BookKeeping` has formulas for but tables; in float32 norms of both kinds."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)),
+        *(nn.Conv2d(1, 4, 2, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2, stride=1), nn.Flatten(2)),
+        *(nn.Linear(4, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Flatten(), nn.Tanh(), nn.Linear(64, 3)),
+    )
+
+
+IN_TURN = {"bookkeeping": (BookKeeping, torch.float32), "vmap": (Vmap, torch.float64)}
+BOUNDS: dict[str, Callable[[nn.Module], Any]] = {
+    "flat": lambda model: 0.2,
+    "auto_s": lambda model: Normalised(0.2, 0.1),
+    "per_layer": lambda model: tuple(0.05 * (1 + n) for n in range(len(layers(Layout.of(model))))),
+}
 CLIPS = ("none", "flat", "per_layer")
 CHUNKS = (1, 2000, 2**20)
 # Every two of a kind, a clipping and a size of chunks: from one kind to the next the size is the next one.
@@ -53,8 +73,9 @@ EVERY_TWO = pytest.mark.parametrize(
 def test_no_engine_that_says_so_is_forgotten_here() -> None:
     engines = {name: registry.load("engines", name) for name in registry.names("engines")}
     capturable = {name for name, engine in engines.items() if getattr(engine, "capturable", False)}
-    assert capturable == {kind.partition(",")[0] for kind in MODELS}
-    assert capturable == {name for name, engine in engines.items() if hasattr(engine, "clipped_sums")}
+    together = {kind.partition(",")[0] for kind in MODELS}
+    assert capturable == {*together, *IN_TURN}
+    assert together == {name for name, engine in engines.items() if hasattr(engine, "clipped_sums")}
 
 
 def made(kind: str, chunk_bytes: int = 2**20, device: str = "cpu") -> tuple[Sums, Pool, nn.Module]:
@@ -68,6 +89,19 @@ def made(kind: str, chunk_bytes: int = 2**20, device: str = "cpu") -> tuple[Sums
         silos[10 + number] = engine.prepare(Records(features, labels))
     pool = Pool(silos)
     return Sums(engine, pool), pool, model
+
+
+def in_turn(kind: str, bound: str, chunk_bytes: int = 2**20, device: str = "cpu") -> tuple[SumsInTurn, Pool, Tensor]:
+    """Sums of silos one after another, the pool, and parameters of each silo (m, d)."""
+    make, dtype = IN_TURN[kind]
+    model = network().to(device, dtype)
+    engine, silos, generator = make(model, losses.cross_entropy, chunk_bytes), {}, torch.Generator().manual_seed(0)
+    for number, size in enumerate(SILOS):
+        features = torch.randn(size, FEATURES, generator=generator, dtype=dtype).to(device)
+        silos[10 + number] = Records(features, (torch.arange(size) + number).remainder(3).to(device))
+    pool = Pool(silos)
+    y = torch.randn(len(SILOS), Layout.of(model).dimension, generator=generator, dtype=dtype)
+    return SumsInTurn(engine, pool, BOUNDS[bound](model)), pool, y.to(device)
 
 
 def of_pool(pool: Pool) -> set[int]:
@@ -104,6 +138,21 @@ def test_nothing_waits_for_a_gpu_or_is_moved_to_it(kind: str, clip: str, chunk_b
     assert out.shape == y.shape and out.device.type == ELSEWHERE and len(norms) == (clip != "none")
     assert not seen.uncapturable() and len(seen.calls) > 10
     assert seen.kept() == of_pool(pool) | {place(one) for one in (y, index, *bounds)}
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("kind", IN_TURN)
+def test_sums_in_turn_neither_wait_for_a_gpu_nor_are_moved_to_it(
+    kind: str, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # which does not know this device
+    sums, pool, y = in_turn(kind, bound, device=ELSEWHERE)
+    index = torch.empty(len(SILOS), 6, dtype=torch.int64, device=ELSEWHERE)
+    sums(y, index)  # as a warm-up does: what a record needs in memory is worked out once
+    with Operations() as seen:
+        (out,) = sums(y, index)
+    assert out.shape == y.shape and not seen.uncapturable() and len(seen.calls) > 10
+    assert seen.kept() == of_pool(pool) | {place(one) for one in (y, index)}
 
 
 WAITING: dict[str, Callable[[Tensor], object]] = {
@@ -157,6 +206,30 @@ def test_replays_give_what_the_function_gives(kind: str, clip: str, chunk_bytes:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), "no later call overwrites it"
     of_inputs = {place(one) for one in next(iter(replayed._known.values()))[0]}
     assert record.recorded[0].kept() == of_pool(pool) | of_inputs
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**20])
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("kind", IN_TURN)
+def test_replayed_sums_in_turn_are_those_of_each_silos_own_records(kind: str, bound: str, chunk_bytes: int) -> None:
+    """The same bits as of the function that was recorded, whether parameters are finite or not; and, up to rounding,
+    those of the records without what fills batches up."""
+    sums, pool, y = in_turn(kind, bound, chunk_bytes)
+    record, ids = Recorder(), list(pool.records)
+    replayed = Replayed(sums, record)
+    rng = np.random.default_rng(1)
+    for turn in range(5):
+        given = (y * (1 + turn)).index_fill_(0, torch.tensor(turn % 2), math.inf if turn > 2 else 0.5)
+        rows = [rng.permutation(size)[: rng.integers(turn > 0, size + 1)] for size in SILOS]
+        (found,), (expected,) = (answer(given, pool.index(ids, rows, 9)) for answer in (replayed, sums))
+        assert torch.equal(found, expected) and torch.isfinite(found).all()
+        if turn > 2:
+            assert not found[turn % 2].any(), "what is not finite adds nothing"
+        for silo, index, one, total in zip(ids, rows, given, found, strict=True):
+            alone = torch.empty_like(total)
+            sums._engine.clipped_sum(one, pool.records[silo].select(torch.from_numpy(index)), sums._clip_norm, alone)
+            torch.testing.assert_close(total, alone, rtol=1e-4, atol=1e-5)
+    assert len(record.recorded) == 1 and record.replays == 5
 
 
 @KINDS
@@ -237,3 +310,14 @@ def test_a_cuda_graph_gives_what_the_function_gives(kind: str, clip: str, device
         for a, b in zip(found, on_cpu(*given), strict=True):
             torch.testing.assert_close(a.cpu(), b, rtol=1e-9, atol=1e-11)
         sums(*(one.to(device) for one in inputs(pool, model, clip, seed, width=3 + seed)))
+
+
+@pytest.mark.parametrize("kind", IN_TURN)
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=CUDA)])
+def test_a_cuda_graph_gives_what_sums_in_turn_give(kind: str, device: str) -> None:
+    sums, pool, y = in_turn(kind, "flat", device=device)
+    replayed, ids = Replayed(sums, replay.cuda_graph), list(pool.records)
+    for turn in range(4):
+        index = pool.index(ids, [np.arange(turn, size) for size in SILOS], 9)
+        for a, b in zip(replayed(y * (1 + turn), index), sums(y * (1 + turn), index), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
