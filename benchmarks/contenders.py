@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.core import draws
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.core.vectors import Layout, Vectors
+from dpfl_plugin.federation.memory import CHUNK
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.losses import cross_entropy
@@ -33,8 +34,6 @@ from dpfl_plugin.runtimes.in_process import InProcess
 
 # As in a run that lasts: the rounds of a benchmark are too few for it.
 draws.kernels = draws.Kernels(worth=1)
-# As in a run that has enough memory.
-CHUNK_BYTES = 256 * 2**20
 OURS, VMAP = "dpfl", "dpfl vmap"  # what `engine: auto` chooses, and the general engine
 ENGINES: Final = ("closed_form", "dense", "bookkeeping", "vmap")
 
@@ -70,7 +69,6 @@ class Ours:
         clipping: Clipping | None = None,
         stack: int = 1,
         lockstep: bool = False,
-        noise: Literal["host", "device"] = "host",
         record: Record | None = None,
     ) -> None:
         self.name = name
@@ -91,9 +89,9 @@ class Ours:
             mechanism=Gaussian(load.noise_multiplier),
             sampler=sampler,
             fresh=fresh,
-            noise=noise,
         )
-        self.engine: Engine = engine(module, cross_entropy, CHUNK_BYTES)
+        chunk_bytes = CHUNK.get(torch.device(load.device).type, CHUNK["cuda"])
+        self.engine: Engine = engine(module, cross_entropy, chunk_bytes)
         host = SiloGroup(
             model=module,
             loss=cross_entropy,

@@ -1,15 +1,24 @@
-"""A local step on a GPU, against Opacus on the same GPU; and how many silos make it busy.
+"""A local step on a GPU, against Opacus on the same GPU; how many silos make it busy; and ranks that share it.
 
-    python -m benchmarks.gpu [--device cuda] [--workload W1] [--turns 7] [--json | --write]
+On a machine with a GPU, this is all that it takes, in less than ten minutes on an H200 with 16 cores:
 
-The contenders and turns of `benchmarks.engines`, on any torch device: `--device cpu` runs it where there is no GPU.
-Records and states are on the device all the time. Every turn ends when the device has done all that it was asked.
-On the CPU it is processor time that counts, of one thread: other programs disturb it less.
+    launchers/env openmpi && .venv/bin/python -m benchmarks.gpu --write
+
+    python -m benchmarks.gpu [--device cuda] [--workload W1] [--turns 7] [--quick] [--json | --write]
+
+The turns of `benchmarks.engines`, on any torch device: `--device cpu` runs it where there is no GPU, and `--quick` goes
+through all of it in seconds, with a few records: its numbers mean nothing. Records and states are on the device all the
+time. Every turn ends when the device has done all that it was asked. On the CPU it is processor time that counts, of
+one thread: other programs disturb it less.
+
+One silo: what `engine: auto` chooses, with fresh noise, without and with graphs (`runtime.graphs`), beside Opacus and
+plain SGD.
 
 Silos packed: silo-steps a second of a round of so many silos that are advanced as one stack (`runtime.stack`). They
-are answered one after another, together (`runtime.lockstep`), and together with noise that is computed on the device
-(`runtime.noise: device`), in interleaved turns; on CUDA also with graphs besides (`runtime.graphs`). Where the engine
-cannot answer silos together, they are all alike but for the noise, and only the smallest stacks are measured.
+are answered one after another, together (`runtime.lockstep`), and on CUDA together with graphs, in interleaved turns.
+Where the engine cannot answer silos together, they are all alike, and only the smallest stacks are measured.
+
+Ranks: the same with 64 silos of W1 on 1, 2, 4 and 8 silo ranks that share the device, if there is an mpirun.
 
 The ceiling is what the device could do at most: the arithmetic of a mean gradient at the rate of a large product of
 matrices, or its batch read once at the rate of a large copy, whichever takes longer.
@@ -28,12 +37,12 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks import machine
-from benchmarks.contenders import OURS, Contender, Ours, contenders, ours
+from benchmarks import machine, mpi
+from benchmarks.contenders import OURS, Contender, OpacusGhost, OpacusHooks, Ours, PlainSGD, ours
 from benchmarks.engines import arithmetic, one_silo
 from benchmarks.pages import put
 from benchmarks.table import table
-from benchmarks.workloads import WORKLOADS, Workload, describe
+from benchmarks.workloads import RESNET18, WORKLOADS, Workload, describe
 from dpfl_plugin.gradients.replay import cuda_graph
 
 PACKED: Final = (1, 8, 64, 512)
@@ -41,14 +50,12 @@ ALONE: Final = 8  # the largest stack of silos that are answered one after anoth
 RECORDS: Final = 2  # batches that a packed silo holds: they all have to fit the device
 ROOFLINE: Final = {"cpu": 1024, "cuda": 8192}
 COPIED: Final = {"cpu": 2**26, "cuda": 2**30}  # bytes
-HOW: Final[dict[str, dict[str, Any]]] = {
-    "one after another": {},
-    "together": {"lockstep": True},
-    "and device noise": {"lockstep": True, "noise": "device"},
-}
-GRAPHS: Final[dict[str, dict[str, Any]]] = {
-    "and graphs": {"lockstep": True, "noise": "device", "record": cuda_graph},
-}
+HOW: Final[dict[str, dict[str, Any]]] = {"one after another": {}, "together": {"lockstep": True}}
+GRAPHS: Final[dict[str, dict[str, Any]]] = {"and graphs": {"lockstep": True, "record": cuda_graph}}
+LOADS: Final = {**WORKLOADS, "ResNet-18": RESNET18}
+RANKS: Final = (1, 2, 4, 8)
+OF_RANKS: Final = "64 of W1"  # of benchmarks.mpi
+QUICK: Final = {"batch_size": 4, "num_records": 8, "local_steps": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +127,19 @@ def _turn(entrant: Contender, load: Workload, number: int) -> float:
     return clock() - began
 
 
+def entrants_of(load: Workload) -> list[Contender]:
+    """What is compared on one silo, ours first."""
+    silos, kind = load.silos(), next(iter(ours(load).values()))
+    found: list[Contender] = [Ours(OURS, kind, load, silos, fresh=True)]
+    if load.device.startswith("cuda"):
+        found.append(Ours("dpfl, graphs", kind, load, silos, fresh=True, record=cuda_graph))
+    return [*found, OpacusHooks(load, silos), OpacusGhost(load, silos), PlainSGD(load, silos)]
+
+
 def steps(load: Workload, turns: int, count: int) -> dict[str, list[float]]:
     """Seconds of a step in interleaved turns of ``count`` steps of one silo, by contender."""
     load = one_silo(load, count)
-    entrants = contenders(load, load.silos())
+    entrants = entrants_of(load)
     for entrant in entrants:
         _turn(entrant, load, 0)
     seconds: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
@@ -187,12 +203,25 @@ def packed_table(load: Workload, found: OnDevice) -> str:
     return table([*how, "of the ceiling, together", "times as fast together"], rows)
 
 
+def ranks_table(device: str, rounds: int, ranks: Sequence[int]) -> str:
+    """Silo-steps a second of silo ranks that share the device."""
+    if not mpi.MPIRUN.exists():
+        return "Ranks that share it: not measured, since there is no mpirun (launchers/env openmpi)."
+    load, rows = mpi.LOADS[OF_RANKS], []
+    for count in ranks:
+        seconds = mpi.job(1 + count, OF_RANKS, rounds, alone=False, device=device)["ranks"]
+        rows.append([str(count), f"{load.silo_steps / statistics.median(seconds):,.0f}"])
+    return table(["silo ranks that share it, 64 silos of W1", "silo-steps a second"], rows)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="a torch device (default: cuda)")
-    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all; may be repeated")
+    parser.add_argument("--workload", action="append", choices=LOADS, help="default: all; may be repeated")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--packed", type=int, nargs="+", default=PACKED, help=f"silos in a stack (default: {PACKED})")
+    parser.add_argument("--ranks", type=int, nargs="*", default=RANKS, help=f"silo ranks (default: {RANKS})")
+    parser.add_argument("--quick", action="store_true", help="one turn of tiny workloads, to see that all of it runs")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print medians as JSON")
     how.add_argument("--write", action="store_true", help="put the tables into docs/engines.md")
@@ -200,8 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("no GPU that torch can use: nothing was measured. `--device cpu` runs the same program on the CPU.")
     torch.set_num_threads(1)
-    loads = {name: replace(WORKLOADS[name], device=options.device) for name in options.workload or WORKLOADS}
-    found = {name: measure(load, options.turns, load.local_steps, options.packed) for name, load in loads.items()}
+    small: dict[str, Any] = QUICK if options.quick else {}
+    loads = {name: replace(LOADS[name], device=options.device, **small) for name in options.workload or LOADS}
+    turns, sizes = (1, [1, 2]) if options.quick else (options.turns, options.packed)
+    began = time.perf_counter()
+    found = {name: measure(load, turns, load.local_steps, sizes) for name, load in loads.items()}
     if options.json:
         medians = {
             name: {who: statistics.median(seconds) * 1e6 for who, seconds in one.seconds.items()}
@@ -210,7 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         packs = {name: {str(size): one.rates(size) for size in one.packed} for name, one in found.items()}
         print(json.dumps({"device": options.device, "microseconds": medians, "silo_steps_per_second": packs}))
         return
-    text = page(options.device, loads, found)
+    parts = [page(options.device, loads, found)]
+    if options.ranks:
+        parts.append(ranks_table(options.device, turns, options.ranks))
+    text = "\n\n".join([*parts, f"Measured in {time.perf_counter() - began:.0f} s."])
     if options.write:
         put("docs/engines.md", "gpu tables", text)
     else:

@@ -25,13 +25,13 @@ from typing import Any, Final
 import torch
 
 from benchmarks import machine, pages
-from benchmarks.contenders import CHUNK_BYTES
 from benchmarks.faults import faults
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, Workload
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.federation.memory import CHUNK
 from dpfl_plugin.federation.runtime import Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.closed_form import ClosedForm
@@ -60,6 +60,7 @@ class Even(Workload):
         )
 
 
+MPIRUN: Final = Path(sys.prefix) / "bin" / "mpirun"
 LOADS: Final[dict[str, Workload]] = {
     "410": TINY,
     "36,895": replace(TINY, num_features=784, num_classes=47),
@@ -67,13 +68,14 @@ LOADS: Final[dict[str, Workload]] = {
     "10,000,000": replace(TINY, num_features=99_999, num_classes=100),
     "W2": WORKLOADS["W2"],
     "W2, even": Even(**asdict(WORKLOADS["W2"])),
+    "64 of W1": replace(WORKLOADS["W1"], num_silos=64, num_participants=64, num_records=1600),
     "20 silos": replace(TINY, num_features=99_999, num_classes=100, num_silos=20, num_participants=20),
 }
 
 
 def host(load: Workload, ids: Sequence[int]) -> SiloGroup:
-    """Some of a workload's silos."""
-    module = softmax((load.num_features,), load.num_classes)
+    """Some of a workload's silos; on a GPU, answered together."""
+    module = load.module()
     x = Layout.of(module).flatten(dict(module.named_parameters()))
     silos = {silo: load.silo(silo) for silo in ids}
     return SiloGroup(
@@ -87,10 +89,11 @@ def host(load: Workload, ids: Sequence[int]) -> SiloGroup:
             mechanism=Gaussian(load.noise_multiplier),
             sampler=load.sampler,
         ),
-        engine=ClosedForm(module, cross_entropy, CHUNK_BYTES),
+        engine=ClosedForm(module, cross_entropy, CHUNK["cpu"]),
         train=silos,
         test=silos,
         states=load.algorithm.init_silos(x, len(silos)),
+        lockstep=load.device != "cpu",
     )
 
 
@@ -115,7 +118,7 @@ class Server:
         return time.perf_counter() - began
 
 
-def rank(name: str, rounds: int, alone: bool) -> None:
+def rank(name: str, rounds: int, alone: bool, device: str) -> None:
     """One rank of a job; the first prints what was measured as JSON."""
     from mpi4py import MPI
 
@@ -125,15 +128,17 @@ def rank(name: str, rounds: int, alone: bool) -> None:
     from dpfl_plugin.runtimes.mpi.silos import SiloRank
 
     torch.set_num_threads(1)
-    load, link = LOADS[name], MpiLink(MPI.COMM_WORLD)
+    link = MpiLink(MPI.COMM_WORLD)
+    load = replace(LOADS[name], device=device if link.rank else "cpu")
+    stack = 1 if device == "cpu" else load.num_silos
     if link.rank > 0:
         silos = SiloRank(link)
         mine = [silo for silo in range(load.num_silos) if owner(silo, range(1, link.size)) == link.rank]
-        silos.take(host(load, mine), torch.device("cpu"), 1)
+        silos.take(host(load, mine), torch.device(device), stack, None)
         silos.serve()
         return
     ranks = Ranks(link)
-    there, server = MpiRuntime(ranks, Ledger(), num_silos=load.num_silos), Server(load)
+    there, server = MpiRuntime(ranks, Ledger(), num_silos=load.num_silos, stack_size=stack), Server(load)
     server.round(there, 0)
     here = InProcess(host(load, range(load.num_silos)), Ledger()) if alone else None
     server_here = Server(load)
@@ -148,11 +153,12 @@ def rank(name: str, rounds: int, alone: bool) -> None:
     print(json.dumps({**times, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
-def job(size: int, name: str, rounds: int, *, alone: bool = True) -> dict[str, Any]:
-    """What rank 0 of a job of ``size`` ranks measured."""
+def job(size: int, name: str, rounds: int, *, alone: bool = True, device: str = "cpu") -> dict[str, Any]:
+    """What rank 0 of a job of ``size`` ranks measured, whose silo ranks all compute on ``device``."""
     command = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.mpi", "--rank", name, "--rounds", str(rounds)]
+    options = ["--device", device, *([] if alone else ["--not-alone"])]
     done = subprocess.run(
-        [Path(sys.prefix) / "bin" / "mpirun", "-n", str(size), *command, *([] if alone else ["--not-alone"])],
+        [MPIRUN, "-n", str(size), *command, *options],
         capture_output=True,
         text=True,
         check=False,
@@ -213,9 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=5, help="with --faults, of each kind (default: 5)")
     parser.add_argument("--rank", choices=LOADS, help=argparse.SUPPRESS)
     parser.add_argument("--not-alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cpu", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.rank is not None:
-        rank(options.rank, options.rounds, not options.not_alone)
+        rank(options.rank, options.rounds, not options.not_alone, options.device)
         return
     facts = "; ".join(f"{key}: {value}" for key, value in machine.facts().items())
     if options.faults:
