@@ -208,6 +208,10 @@ class MemoryShortError(DpflError):
         self.public = message if public is None else public
 
 
+class DeviceError(DpflError):
+    """A GPU, or its driver, failed: the process that used it can do nothing more there. The message says whose."""
+
+
 class MessageError(DpflError, ValueError):
     """A message from the other side is damaged, or does not belong here; the message says from whom, and why.
 

@@ -223,7 +223,7 @@ class Holding:
     Attributes:
         silos: by id, those whose records are here. digests: of them, see `digest`; what others get are marks.
         hosts: of the ranks that hold silos elsewhere.
-        device: of this process, where it is not the configuration's.
+        device: of this process, where it is not the configuration's. shared_gpus: which ranks share one, in words.
         notes: for who holds the records, see `Dataset`. names: of silos, by id; of all of them in one process, and none
             where a server holds no records: who holds them may not want to be named to it.
     """
@@ -232,6 +232,7 @@ class Holding:
     silos: Mapping[int, Silo]
     hosts: tuple[str, ...] = ()
     device: str | None = None
+    shared_gpus: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     digests: Mapping[int, str] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)

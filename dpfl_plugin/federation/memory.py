@@ -14,7 +14,7 @@ import torch
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import SIZE
 from dpfl_plugin.core.device_noise import AHEAD_BYTES, MOST_BLOCKS
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ConfigError, MemoryShortError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.blocks import AT_ONCE, filled
 
@@ -87,7 +87,8 @@ def plan(
         stack: silos advanced together.
 
     Raises:
-        ConfigError: the needs alone are too much, or the chunk is.
+        ConfigError: the needs alone are too much.
+        MemoryShortError: the chunk that was decided on is.
     """
     free, warning = available(device), ""
     if given is None:
@@ -97,13 +98,18 @@ def plan(
         if budget > free + held:
             warning = f"{stated} is more than the {text(free + held)} that this process can have"
     left = budget - sum(size for _, size in needs)
-    most = LEAST_CHUNK if chunk is None else chunk
-    if left < most:
+    if chunk is not None and left < chunk:
+        public = f"memory: {device} has no room for {text(chunk)} of gradients at a time beside records and states"
+        raise MemoryShortError(
+            f"{public}: {text(max(0, left))} are left of the {text(budget)} allowed ({stated})", public
+        )
+    if left < LEAST_CHUNK:
         parts = ", ".join(f"{what} {text(size)}" for what, size in needs if size)
         raise ConfigError(
-            f"memory: this run needs {text(sum(size for _, size in needs))} ({parts}) and {text(most)} or more for "
-            f"gradients, where {text(max(0, budget))} are allowed ({stated}). Raise runtime.memory_budget if there is "
-            f"more; else {advice(stack)}use a smaller model, or more machines (mpirun)."
+            f"memory: this run needs {text(sum(size for _, size in needs))} ({parts}) and "
+            f"{text(LEAST_CHUNK)} or more for gradients on {device}, where {text(max(0, budget))} are allowed "
+            f"({stated}). Raise runtime.memory_budget if there is more; else {advice(stack)}use a smaller model, or "
+            "more machines (mpirun)."
         )
     if chunk is None:
         chunk = min(CHUNK.get(device.type, CHUNK["cuda"]), 2 ** (left.bit_length() - 1))
@@ -238,9 +244,15 @@ def text(size: float) -> str:
     return f"{int(size)} B"
 
 
+def is_device_failure(error: BaseException) -> bool:
+    """Whether an error says that a GPU, or its driver, failed: there, the next thing that a process asks fails, too."""
+    text = str(next(iter(error.args), ""))
+    return isinstance(error, RuntimeError) and text.startswith("CUDA error") and not is_short(error)
+
+
 def is_short(error: BaseException) -> bool:
     """Whether an error says that there is no memory left; on a CPU torch has no class of its own for it."""
-    told = ("can't allocate memory", "not enough memory")
+    told = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in told)
     )

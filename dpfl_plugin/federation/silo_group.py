@@ -91,13 +91,13 @@ def _renewed(states: Vectors, oracle: PrivateOracle, cycles: Cycles | None) -> V
 
 
 @contextlib.contextmanager
-def _told_if_short(where: str) -> Iterator[None]:
+def _told_if_short(where: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_short(error):
             raise
-        public = f"out of memory at {where}"
+        public = f"out of memory at {where}" + ("" if device.type == "cpu" else f" on {device}")
         raise MemoryShortError(f"{public}: {str(error).splitlines()[0].rstrip('.')}", public) from error
 
 
@@ -142,7 +142,7 @@ class SiloGroup:
         self._row = {silo: row for row, silo in enumerate(self.ids)}
         self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
         self._algorithm, self._rules, self._engine = algorithm, rules, engine
-        self._layers = layers(self._layout)
+        self._layers, self._device = layers(self._layout), next(model.parameters()).device
         self._held = functools.partial(
             _held, engine=engine, rules=rules, layers=self._layers, lockstep=lockstep, record=record
         )
@@ -187,7 +187,7 @@ class SiloGroup:
             MemoryShortError: there is no memory left; nothing of these silos was released.
             ChangedError: a buffer, a mode or a frozen parameter changed; nothing of these silos may leave.
         """
-        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
+        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}", self._device):
             answer = self._run(ids, down, plan, draw)
             self.fixed_state.check()
         return answer
@@ -330,7 +330,7 @@ class SiloGroup:
             self._personal.pop(silo, None)
 
     def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
-        with _told_if_short("an evaluation"):
+        with _told_if_short("an evaluation", self._device):
             return self._evaluate(model, dissimilarity)
 
     @torch.no_grad()
@@ -381,7 +381,7 @@ class SiloGroup:
     @torch.no_grad()
     def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:
         by_silo, names, persons = {}, 0, self._rules.unit == "person"
-        with _told_if_short("an evaluation"):
+        with _told_if_short("an evaluation", self._device):
             for silo in self.ids:
                 test, own = self._test[silo], self._own_model(silo)
                 training = labels_of(self._train[silo].only_usable(), persons=persons)

@@ -18,9 +18,9 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedError, ConfigError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, ConfigError, DeviceError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
-from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
+from dpfl_plugin.federation.memory import LEAST_CHUNK, advice, is_device_failure
 from dpfl_plugin.federation.memory import text as memory_text
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.progress import Progress
@@ -275,6 +275,8 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
     hooks.note(FRESH if config.fresh else SEEDED.format(seed=config.seed))
     for text in (*parts.notes, *([] if far is None else [far])):
         hooks.note(f"records: {text}.")
+    if shared := parts.holding.shared_gpus:
+        hooks.note(f"device: {'; '.join(shared)}. If memory runs short, give each its part: runtime.memory_budget.")
     hooks.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
     for said in faster(parts.module, parts.engine.name):
         hooks.note(f"warning: engine {parts.engine.name}: {said}.")
@@ -374,6 +376,11 @@ def _run_rounds(
         save(progress)
         raise
     except Exception as error:
+        if isinstance(error, DeviceError) or is_device_failure(error):  # what is on the device cannot be saved
+            text = str(error).splitlines()[0].removesuffix(".")
+            where = "" if isinstance(error, DeviceError) else f"runtime.device={job.config.runtime.device!r} failed: "
+            hint = "nvidia-smi, or dmesg, may say why. The last good state is in the run's checkpoint; continue with"
+            raise DeviceError(Worded(f"round {progress.rounds + 1}: {where}{text}. {hint} {{resume=True}}.")) from error
         known = isinstance(error, SiloError | ChangedError)
         fault = str(error) if known else plugin_errors.place(error, job.parts.plugins)
         if fault is None:

@@ -85,6 +85,20 @@ def test_memory_that_smaller_chunks_do_not_mend(tmp_path: Path, monkeypatch: pyt
     assert run(config, "--resume")["status"] == "done"
 
 
+def test_a_gpu_that_fails_ends_the_run_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is on it can be saved: the run goes on from its last checkpoint."""
+    Small(monkeypatch, 20, 0, RuntimeError("CUDA error: unspecified launch failure\nSearch for it"))
+    config = write(tmp_path, {"checkpoint": {"every": 1}})
+    one_message(
+        dpfl("run", config, "--out", tmp_path / "runs"),
+        "round 3: runtime.device='cpu' failed: CUDA error: unspecified launch failure. ",
+        "continue with --resume",
+        code=1,
+    )
+    monkeypatch.undo()
+    assert run(config, "--resume")["status"] == "done"
+
+
 def test_another_error_is_not_taken_for_a_lack_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Small(monkeypatch, 20, 0, RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes"):

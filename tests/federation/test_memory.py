@@ -11,7 +11,7 @@ import torch
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.scaffold import Scaffold
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ConfigError, MemoryShortError
 from dpfl_plugin.federation import memory
 from dpfl_plugin.gradients.base import Records
 from tests.cli.command import write
@@ -51,8 +51,9 @@ def test_chunks_are_of_one_size_wherever_there_is_enough_and_powers_of_two_elsew
 
 def test_a_chunk_that_another_process_chose_has_to_fit() -> None:
     assert memory.plan(str(GIB), CPU, 0, [], 2**24).chunk == 2**24
-    with pytest.raises(ConfigError, match="64 MiB or more"):
+    with pytest.raises(MemoryShortError, match=r"32 MiB are left .*memory_budget") as error:
         memory.plan(str(2**25), CPU, 0, [], 2**26)
+    assert error.value.public == "memory: cpu has no room for 64 MiB of gradients at a time beside records and states"
 
 
 def test_the_default_is_a_share_of_what_is_available() -> None:

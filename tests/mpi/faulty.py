@@ -20,7 +20,7 @@ RANK = next((int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RAN
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(Scaffold):
-    """what: raise, memory, sysexit, kill, stop (as SIGSTOP does), or pause until a file "go on" is there.
+    """what: raise, device, memory, sysexit, kill, stop (as SIGSTOP does), or pause until a file "go on" is there.
 
     call: from 1.
     """
@@ -42,6 +42,8 @@ def fail(what: str, folder: Path) -> None:
     if what == "raise":
         os.write(2, b"a library says what it has read\n")
         raise ValueError("the disk of this silo is on fire")
+    if what == "device":
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure'")
     if what == "memory":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB.")
     if what == "sysexit":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 from tests.mpi import faulty
@@ -134,6 +135,33 @@ def test_a_silo_rank_that_runs_out_of_memory_makes_all_go_on_with_smaller_chunks
     else:  # silo 0 is before silo 1, and may have been charged by then, or not
         assert len(computed) in (6, 7) and len({name for _, name in computed}) == len(computed)
         assert twice <= {(2, 0), (2, 3)} and max(released.values()) <= 2
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "fresh"])
+def test_a_gpu_that_fails_in_a_round_ends_the_run_and_it_is_resumed(tmp_path: Path, randomness: str) -> None:
+    """What was charged of the round stays charged, and under fresh noise is charged again when it runs again."""
+    config, options = configured(tmp_path, "device"), ["--set", f"privacy.randomness={randomness}"]
+    code, _, err = mpirun(4, *arguments(config), *options)
+    assert code == 1, err
+    (message,) = re.findall("^dpfl: round .*", err, re.MULTILINE)
+    assert f"dpfl: round 3: rank 2 on {os.uname().nodename}: its device, cpu, failed in its work (" in message
+    assert message.endswith("continue with --resume.") and "launch failure" not in message
+    resumed = run_here(config, *options, "--resume")
+    assert (resumed["status"], resumed["rounds"]) == ("done", 6)
+    if randomness == "seeded":
+        same_in_the_end(config, resumed)
+        return
+    released = Counter((charge.round, charge.silo) for charge in charges(resumed["folder"]))
+    assert set(released) == {(round, silo) for round in range(6) for silo in range(4)}
+    assert {key for key, count in released.items() if count > 1} <= {(2, 0)} and max(released.values()) <= 2
+
+
+def test_ranks_without_the_device_are_named_in_one_message(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA")
+    code, out, err = mpirun(3, *arguments(write(tmp_path, {"runtime": {"device": "cuda"}})))
+    assert code == 2 and not out and err.count("dpfl: ") == 1, err
+    assert "config.yaml: ranks 1 and 2: runtime.device='cuda' cannot be used here: " in err and "device: cpu" in err
 
 
 @pytest.mark.parametrize("mpi", BOTH)

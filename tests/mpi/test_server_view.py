@@ -71,6 +71,7 @@ PUBLIC = {
             "host",
             "pid",
             "package",
+            "device",
             "limits",
         )
     },

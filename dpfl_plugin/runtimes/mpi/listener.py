@@ -9,9 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import torch
+
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import DpflError, MessageError
+from dpfl_plugin.errors import DeviceError, DpflError, MessageError
+from dpfl_plugin.federation.memory import is_device_failure
 from dpfl_plugin.runs.public_errors import FAILED, kind_and_place, kind_of, public_text, text_of
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all
 from dpfl_plugin.runtimes.mpi.rank_log import RankLog
@@ -58,6 +61,7 @@ class Listener(ABC):
         self._heard, self._asked = clock(), False  # of rank 0
         self._number = 0  # of the command that is being answered
         self._config: Config | None = None
+        self._where = torch.device("cpu")  # on which this rank computes
         self._dealt: Sequence[int] = ()  # the ranks that have silos
         self._talks = 0  # with the other silo ranks, for the command that is being answered
         self._told: dict[tuple[int, int, int], Any] = {}  # (command, talk, rank): what others said so far
@@ -166,6 +170,8 @@ class Listener(ABC):
         known, limited = kind_of(error), self._limited
         public, text = public_text(error, limited=limited), text_of(error)
         place = "it failed" if limited else kind_and_place(error, self._plugins)
+        if is_device_failure(error) and not limited:
+            known, public = DeviceError.__name__, f"its device, {self._where}, failed in its work ({place})"
         if public != text or isinstance(error, MessageError):
             self._log.tell(f"error: {text}" if known else "".join(traceback.format_exception(error)).rstrip())
             self._log.refer(place)

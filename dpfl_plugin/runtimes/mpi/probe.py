@@ -1,4 +1,4 @@
-"""What every rank is and how fast it is reached, for `dpfl doctor`."""
+"""What every rank is and how fast it is reached, for `dpfl doctor`; and what it computes on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.environment import machine, package_sha256
+from dpfl_plugin.runs.models import usable_device
 
 if TYPE_CHECKING:
     from dpfl_plugin.runtimes.mpi.ranks import Ranks
 
 PINGS = 20
 FLOATS = 2**22  # 16 MiB
+
+
+def device_of(name: str) -> dict[str, str]:
+    """Of a device by its name in this process: ``name``; ``gpu``, the same in all processes of a machine, and empty for
+    a CPU; ``problem``, why torch cannot use it, or empty."""
+    try:
+        device = usable_device(name)
+    except ConfigError as error:
+        return {"name": name, "gpu": "", "problem": str(error)}
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    return {"name": name, "gpu": gpu, "problem": ""}
 
 
 def facts(rank: int, device: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpfl_plugin import errors
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import DpflError, SiloError
+from dpfl_plugin.errors import DeviceError, DpflError, SiloError
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, push_all
 from dpfl_plugin.runtimes.mpi.silos import owner
 from dpfl_plugin.runtimes.mpi.wire import Header
@@ -119,7 +119,8 @@ class Ranks:
         return None
 
     def poll(self) -> tuple[int, Header] | None:
-        """The next answer to what was begun last. Without errors of strangers, if the run goes on without their silos.
+        """The next answer to what was begun last. Without errors of strangers' code and of GPUs, if the run goes on
+        without their silos.
 
         Raises:
             DpflError: a rank met with an error: the same one if it is one of ours, else a SiloError.
@@ -128,8 +129,8 @@ class Ranks:
             rank, header = found
             if rank in self.lost:
                 continue
-            strangers = header["say"] == "error" and not header["kind"]
-            if self.retries_on_loss and strangers:  # in whatever it was: a silo may fail where no answer is waited for
+            of_rank = header["say"] == "error" and header["kind"] in (None, DeviceError.__name__)  # and of no other
+            if self.retries_on_loss and of_rank:  # in whatever it was: a silo may fail where no answer is waited for
                 self._lose_to_error(rank, header)
             elif header["number"] == self._number:
                 if header["say"] == "error":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dpfl_plugin.config.schema import Config
@@ -43,7 +43,7 @@ class MpiSession:
         """Have the silo ranks load their records; rank 0 holds none, and reads no ``key``.
 
         Raises:
-            ConfigError: the ranks do not run the same version of this package.
+            ConfigError: the ranks do not run the same version of this package, or have not all the device.
             DataError: as in one process, or silo ranks do not see the same data.
         """
         ranks, lasts = self._ranks, config.runtime.on_silo_failure == "continue"
@@ -70,10 +70,12 @@ class MpiSession:
                 f"ranks {', '.join(map(str, others))} run other code of dpfl_plugin than rank 0 does: install the same "
                 "version everywhere."
             )
+        check_devices(found)
         self._survey = joined(found)
         hosts = tuple(header["host"] for header in found.values())
         notes = (NO_LIMITS,) if _distributed(found) and not all(header["limits"] for header in found.values()) else ()
-        return Holding(self._survey, {}, hosts, self._device(config.runtime.device), notes=notes)
+        device = self._device(config.runtime.device)
+        return Holding(self._survey, {}, hosts, device, notes=notes, shared_gpus=shared_gpus(found))
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> MpiRuntime:
         """Get the silo ranks ready for the rounds of a run.
@@ -114,6 +116,37 @@ class MpiSession:
 def _distributed(found: dict[int, Header]) -> bool:
     """Whether silo ranks are on several machines, so that their records may be of several owners."""
     return len({header["host"] for header in found.values()}) > 1
+
+
+def check_devices(found: Mapping[int, Header]) -> None:
+    """Raise ConfigError unless each silo rank can use its device: for all of them at once."""
+    without = [rank for rank, header in found.items() if header["device"]["problem"]]
+    if not without:
+        return
+    others = [rank for rank in found if rank not in without]
+    raise ConfigError(
+        f"{_named(without)}: {found[without[0]]['device']['problem']}"
+        f"{f' It can be used on {_named(others)}.' if others else ''} Start ranks only where torch sees a GPU "
+        "(nvidia-smi; srun --gpus-per-task), or use runtime.device: cpu for all of them."
+    )
+
+
+def shared_gpus(found: Mapping[int, Header]) -> tuple[str, ...]:
+    """Which silo ranks compute on one GPU, GPU by GPU."""
+    by_gpu: dict[tuple[str, str], list[int]] = {}
+    for rank, header in found.items():
+        if header["device"]["gpu"]:
+            by_gpu.setdefault((header["host"], header["device"]["gpu"]), []).append(rank)
+    return tuple(
+        f"{_named(ranks)} share {found[ranks[0]]['device']['name']} of {host}"
+        for (host, _), ranks in by_gpu.items()
+        if len(ranks) > 1
+    )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    *most, last = map(str, ranks)
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def check_code(found: Mapping[int, Header], code: Mapping[str, str], model: str) -> None:

@@ -73,7 +73,7 @@ class SiloRank(Listener):
         self._key: MarkKey | None = None  # of the first rank that has silos
         self._notes: Notes | None = None  # where measurements go; None: to rank 0, which may have them
         self._host: SiloGroup | None = None
-        self._where, self._stack_size = torch.device("cpu"), 1
+        self._stack_size = 1
         self._work: deque[tuple[int, ...]] = deque()
         self._round: Header = {}
         self._draw = Draw(0, 0)  # of the round
@@ -148,6 +148,7 @@ class SiloRank(Listener):
             pid=os.getpid(),
             limits=self._custody.limits is not None,
             package=environment.package_sha256(),
+            device=probe.device_of(self._device(self._config.runtime.device)),
         )
 
     def _agree_on_key(self, path: Path) -> MarkKey:
