@@ -241,6 +241,21 @@ def test_an_error_has_its_kind_where_that_is_one_of_ours(kind: str, raised: type
     assert type(found.value) is raised
 
 
+@pytest.mark.parametrize(("kind", "lost"), [("DeviceError", True), (None, True), ("TrainingError", False)])
+def test_a_rank_whose_gpu_fails_is_lost_as_one_whose_code_does(kind: str | None, lost: bool) -> None:
+    """Where the others go on; an error that is the same everywhere ends the run."""
+    network = Network(2)
+    network.stuck.add(1)
+    network.headers[0].append((1, encode({"say": "error", "number": 0, "kind": kind, "text": "why", "host": "here"})))
+    ranks = Ranks(Loopback(network, 0))
+    ranks.retries_on_loss = True
+    if lost:
+        assert ranks.poll() is None and ranks.lost == {1: "rank 1 on here failed: why"}
+    else:
+        with pytest.raises(TrainingError):
+            ranks.poll()
+
+
 @pytest.mark.parametrize("stuck", [1, 2, 3])
 def test_a_rank_that_does_not_answer_is_named_with_its_silo(stuck: int) -> None:
     network, made, now = Network(4), lab(), [0.0]
