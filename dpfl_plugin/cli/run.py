@@ -304,20 +304,16 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
     if any(view["epsilon"] is None for view in views):
         lines.append("epsilon none: nothing is guaranteed, or so little that epsilon is too large to compute.")
     for result in results.values():
-        if "total" in result["epsilon"]:
-            total = result["epsilon"]["total"]
-            alone = result.get("earlier_runs") == 0
-            what = "is the first run in the shared ledger" if alone else "with the runs before it in the shared ledger"
+        if planned := result.get("planned_total"):
             lines.append(
-                f"{result['name']} {what}: epsilon "
-                f"{_epsilon(total['server'])} (server), {_epsilon(total['third_party'])} (third party)."
+                f"shared ledger: epsilon {_epsilon(planned)} at delta {digits(planned['delta'], 6)} for the "
+                f"{planned['num_runs']} runs that were registered before the first of them released anything."
             )
-            if adaptive := result.get("adaptive_total"):
-                lines.append(
-                    f"{result['name']}: if runs of that ledger are chosen by looking at earlier ones, epsilon "
-                    f"{_epsilon(adaptive)} at delta {digits(adaptive['delta'], 6)} holds for all of them so far: "
-                    f"{adaptive['why']}."
-                )
+        if adaptive := result.get("adaptive_total"):
+            lines.append(
+                f"shared ledger: epsilon {_epsilon(adaptive)} at delta {digits(adaptive['delta'], 6)} for all its runs "
+                f"together, also if later ones were chosen by looking at earlier ones: {adaptive['why']}."
+            )
     if any((view["third_party"]["epsilon"] or 0) > (view["server"]["epsilon"] or 0) for view in both):
         lines.append(
             "The third party's epsilon is larger where it has to hold in advance, whoever is drawn, and counts every "

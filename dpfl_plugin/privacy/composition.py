@@ -16,7 +16,7 @@ So replacing one record, or letting it count as zero, changes the releases of on
 others, and the worst of these compositions holds for all records (parallel composition, McSherry 2009, Thm 4). Of
 intervals only those count whose set of shares is not a part of another's, since fewer releases are a post-processing of
 more. An elementary interval that holds no rank of a silo can only overstate. It needs the same order and the same n in
-all runs that are composed in this way; see `dpfl_plugin.privacy.prior`. Replacing a silo (``unit: silo``) changes all
+all runs that are composed in this way; see `dpfl_plugin.privacy.filters`. Replacing a silo (``unit: silo``) changes all
 records: all shares are one interval.
 """
 
@@ -47,7 +47,7 @@ class Planned:
 
 
 Earlier = Mapping[int, Sequence[Planned]]
-"""For each silo, releases of earlier runs that a record which is there now may have been in; see `privacy.prior`."""
+"""For each silo, releases that are to be composed with those of its rounds."""
 
 NOTHING_EARLIER: Earlier = {}
 
