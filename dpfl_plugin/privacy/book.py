@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpfl_plugin.errors import PluginError
-from dpfl_plugin.privacy.composition import Earlier, Planned, Spending, Terms
+from dpfl_plugin.privacy.composition import Planned, ReleasesBySilo, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, Rounds, made_certain
 from dpfl_plugin.privacy.events import Batch, Charge, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
@@ -197,11 +197,11 @@ class Book:
     # What is known
 
     @property
-    def beside(self) -> Earlier:
+    def beside(self) -> ReleasesBySilo:
         """What is to be composed with the rounds: all that is planned beside them."""
         return self.extra.releases(ahead=True)
 
-    def with_next(self, kind: ExtraKind, round: int, noise_id: str) -> Earlier:
+    def with_next(self, kind: ExtraKind, round: int, noise_id: str) -> ReleasesBySilo:
         """`beside`, were this released by all silos, next."""
         return self.extra.releases(ahead=True, following=(kind, round, noise_id))
 
@@ -231,7 +231,7 @@ class Book:
     def everywhere(
         self,
         counted: Counter[RoundCost],
-        beside: Earlier | None = None,
+        beside: ReleasesBySilo | None = None,
         silos: Iterable[int] | None = None,
         participants: Iterable[int] = (),
     ) -> list[Terms]:

@@ -46,10 +46,10 @@ class Planned:
     share: Share = (0.0, 1.0)
 
 
-Earlier = Mapping[int, Sequence[Planned]]
+ReleasesBySilo = Mapping[int, Sequence[Planned]]
 """For each silo, releases that are to be composed with those of its rounds."""
 
-NOTHING_EARLIER: Earlier = {}
+NO_RELEASES: ReleasesBySilo = {}
 
 
 class Spending:
@@ -144,14 +144,14 @@ def compositions(planned: Iterable[Planned]) -> tuple[Terms, ...]:
     return compose(certain_parts(planned))
 
 
-def silo_compositions(charges: Iterable[Charge], earlier: Earlier = NOTHING_EARLIER) -> dict[int, tuple[Terms, ...]]:
+def silo_compositions(charges: Iterable[Charge], beside: ReleasesBySilo = NO_RELEASES) -> dict[int, tuple[Terms, ...]]:
     """Per silo its compositions, one for each elementary interval; a record is in one of them only.
 
     Raises:
         ConfigError: as `Spending.compositions`.
     """
     spending = Spending(charges)
-    return {silo: spending.compositions(silo, earlier.get(silo, ())) for silo in sorted({*spending, *earlier})}
+    return {silo: spending.compositions(silo, beside.get(silo, ())) for silo in sorted({*spending, *beside})}
 
 
 def shares_by_interval(shares: Iterable[Share], unit: Unit) -> tuple[frozenset[Share], ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from dpfl_plugin.privacy.composition import Earlier, Planned, Share, shares_by_interval
+from dpfl_plugin.privacy.composition import Planned, ReleasesBySilo, Share, shares_by_interval
 from dpfl_plugin.privacy.events import Charge, ChargeKind, Term
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -90,7 +90,7 @@ class BesideMade:
         # (silo, round) -> names of noise, of each kind of release.
         self._made: dict[Kind, defaultdict[tuple[int, int], set[str]]]
         self._made = {kind: defaultdict(set) for kind in plan.kinds}
-        self._known: dict[tuple[bool, tuple[Kind, int, str] | None], Earlier] = {}  # until the next of them
+        self._known: dict[tuple[bool, tuple[Kind, int, str] | None], ReleasesBySilo] = {}  # until the next of them
         self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
 
     def note(self, kind: Kind, charge: Charge, silos: Iterable[int]) -> None:
@@ -105,7 +105,7 @@ class BesideMade:
         """Whether a release beside the rounds was charged."""
         return noise_id in self._made[kind].get((silo, round), ())
 
-    def releases(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> Earlier:
+    def releases(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> ReleasesBySilo:
         """What each silo released beside the rounds; with ``ahead``, and will have by the end.
 
         Every silo counts as if it had made all of them; one that was made again with fresh noise counts again, whoever
@@ -119,7 +119,7 @@ class BesideMade:
             self._known[key] = self._worked_out(ahead, following)
         return self._known[key]
 
-    def _worked_out(self, ahead: bool, following: tuple[Kind, int, str] | None) -> Earlier:
+    def _worked_out(self, ahead: bool, following: tuple[Kind, int, str] | None) -> ReleasesBySilo:
         more = {} if following is None else {following[:2]: {following[2]}}
         counts: dict[Kind, int] = {}
         for kind, made in self._made.items():
@@ -152,7 +152,7 @@ class BesideMade:
         ]
 
 
-def terms_beside(beside: Earlier, silo: int, share: Share = WHOLE) -> list[list[Term]]:
+def terms_beside(beside: ReleasesBySilo, silo: int, share: Share = WHOLE) -> list[list[Term]]:
     """What to compose with a silo's releases that read ``share``, in each elementary interval that it covers.
 
     At least one composition, which may be empty.

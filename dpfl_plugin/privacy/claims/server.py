@@ -12,7 +12,7 @@ from dpfl_plugin.privacy.book import most_attempts
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims, finite
-from dpfl_plugin.privacy.composition import Earlier, Terms, compositions, undominated
+from dpfl_plugin.privacy.composition import ReleasesBySilo, Terms, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.participation import Plan
@@ -32,7 +32,7 @@ class Server(Claims):
         planned = {silo: [*priced.planned(silo, cost), *beside.get(silo, ())] for silo in plan.participants}
         return bool(self.budget.allows(self.book.spending, planned))
 
-    def affords_beside(self, beside: Earlier) -> bool:
+    def affords_beside(self, beside: ReleasesBySilo) -> bool:
         """Whether all silos stay within it with these releases ``beside`` the rounds."""
         assert self.budget is not None
         return bool(self.budget.allows(self.book.spending, beside))
@@ -86,12 +86,12 @@ class Server(Claims):
         """Epsilon of rounds with these costs, so many of each, of a silo in as many of them as may be."""
         return worst_epsilon(self.accountant, self.book.everywhere(rounds), self.book.spec.delta)
 
-    def spent(self, beside: Earlier) -> float:
+    def spent(self, beside: ReleasesBySilo) -> float:
         """Epsilon of what silos released, in rounds and beside them."""
         delta = self.book.spec.delta
         return max((self.accountant.epsilon(terms, delta) for terms in undominated(self._spent(beside))), default=0.0)
 
-    def _spent(self, beside: Earlier) -> Iterator[Terms]:
+    def _spent(self, beside: ReleasesBySilo) -> Iterator[Terms]:
         """Compositions of what silos released; with a schedule, of what dominates a kind."""
         spending = self.book.spending
         if not self.book.rules.varies:
@@ -110,7 +110,7 @@ class Server(Claims):
 
         return book.once("realised", (accountant,), lambda: composed().stated(accountant, book.spec.delta))
 
-    def worst_case(self, costs: Mapping[int, RoundCost], charges: Tally, beside: Earlier) -> ViewEpsilon:
+    def worst_case(self, costs: Mapping[int, RoundCost], charges: Tally, beside: ReleasesBySilo) -> ViewEpsilon:
         """The view of a silo that was in all rounds, and in all attempts at one, or in as many as the cap allows.
 
         Args:
@@ -126,7 +126,7 @@ class Server(Claims):
                 rounds=costs,
                 pattern=AlikeRounds(costs, book.pricing.planned),
                 cap=most_attempts(book),
-                earlier=beside,
+                beside=beside,
             ),
         )
         return composed.stated(self.accountant, book.spec.delta)

@@ -12,7 +12,7 @@ from dpfl_plugin.privacy.book import Book, most_attempts
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims
-from dpfl_plugin.privacy.composition import Earlier, Terms, undominated
+from dpfl_plugin.privacy.composition import ReleasesBySilo, Terms, undominated
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, Probabilities, RoundCost, made_certain
 from dpfl_plugin.privacy.events import Charge, Term
 from dpfl_plugin.privacy.extra_releases import WHOLE, terms_beside
@@ -73,7 +73,7 @@ class ThirdParty(Claims):
             counted[replace(alike, participation=CERTAIN)] += number
         return all(map(self.budget.fits, undominated(self._compositions(counted, book.beside, plan.participants))))
 
-    def affords_beside(self, beside: Earlier) -> bool:
+    def affords_beside(self, beside: ReleasesBySilo) -> bool:
         """Whether the rounds that were begun stay within it with these releases ``beside`` them."""
         assert self.budget is not None
         book = self.book
@@ -133,13 +133,13 @@ class ThirdParty(Claims):
             return self.stated(self.book.costs, (), self.book.beside).epsilon
         return self._counted(rounds, self.book.beside)
 
-    def so_far(self, beside: Earlier) -> float:
+    def so_far(self, beside: ReleasesBySilo) -> float:
         """Epsilon of the rounds that count by now."""
         book = self.book
         costs = book.pricing.dearest({**book.found, **book.costs})
         return self._epsilon(costs, book.released_again(costs), beside)
 
-    def mixture(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: Earlier) -> ViewEpsilon:
+    def mixture(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: ReleasesBySilo) -> ViewEpsilon:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
         book = self.book
         stated = self._composed(costs, charges, beside).stated(self.accountant, book.spec.delta)
@@ -148,7 +148,7 @@ class ThirdParty(Claims):
         why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
         return replace(stated, view="third_party", basis=f"{stated.basis}; {why}")
 
-    def _composed(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: Earlier) -> Composed:
+    def _composed(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: ReleasesBySilo) -> Composed:
         """What `mixture` states."""
         book, pattern, silos = self.book, AlikeRounds(costs, self.book.pricing.planned), self.book.silos
         if not book.cap_matters():
@@ -156,23 +156,23 @@ class ThirdParty(Claims):
                 "mixture",
                 (costs, charges, beside),
                 lambda: third_party_composed(
-                    charges, silos=silos, participation=Probabilities(costs), pattern=pattern, earlier=beside
+                    charges, silos=silos, participation=Probabilities(costs), pattern=pattern, beside=beside
                 ),
             )
         return worst_case_composed(
-            charges, silos=silos, rounds=costs, pattern=pattern, cap=most_attempts(book), earlier=beside
+            charges, silos=silos, rounds=costs, pattern=pattern, cap=most_attempts(book), beside=beside
         )
 
-    def _epsilon(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], beside: Earlier) -> float:
+    def _epsilon(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], beside: ReleasesBySilo) -> float:
         """`mixture`'s epsilon, where ``again`` is all that was released more than once."""
         return self.mixture(costs, again, beside).epsilon if again else self._counted(Counter(costs.values()), beside)
 
-    def _counted(self, counted: Counter[RoundCost], beside: Earlier) -> float:
+    def _counted(self, counted: Counter[RoundCost], beside: ReleasesBySilo) -> float:
         """`mixture`'s epsilon of so many rounds of each cost, counted and not looked at."""
         return worst_epsilon(self.accountant, self._compositions(counted, beside), self.book.spec.delta)
 
     def _compositions(
-        self, counted: Counter[RoundCost], beside: Earlier, participants: Iterable[int] = ()
+        self, counted: Counter[RoundCost], beside: ReleasesBySilo, participants: Iterable[int] = ()
     ) -> list[Terms]:
         book = self.book
         if book.cap_matters():
@@ -198,7 +198,7 @@ class ThirdParty(Claims):
             found[cost] += rounds[costs[n]]
         return found
 
-    def stated(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: Earlier) -> ViewEpsilon:
+    def stated(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: ReleasesBySilo) -> ViewEpsilon:
         """The third party's guarantee where the draws of participants may decide how a run goes.
 
         With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
