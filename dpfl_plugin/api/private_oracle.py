@@ -198,7 +198,7 @@ class PrivateOracle:
             plan = Plan(parts.data_sha256, without_reused(slots, reuses))
             if held is not None and path is not None:
                 check_noise(path, held, token, parts.data_sha256, parts.rules)
-                check_limit(held, path, config, plan)
+                check_limit(held, path, config, [plan])
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
             live = _live(config, parts, net)

@@ -26,6 +26,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import Plan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import (
+    Run,
     Slots,
     check_protection,
     first_line,
@@ -94,7 +95,8 @@ def make_job(
     name = str(began["run_name"]) if began else secrets.token_hex(16) if config.fresh else run_id(config)
     if shared is not None:
         assert path is not None
-        name = name if began else registered_ahead(shared, config, parts) or name
+        ahead = None if began else waiting(shared, config)
+        name = ahead.name if ahead and ahead.records == parts.data_sha256 else name
         check_noise(path, shared, name, parts.data_sha256, parts.rules)
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
@@ -129,15 +131,13 @@ def with_slots(job: Job, shared: Ledger) -> Job:
         return job
     records, slots = job.parts.data_sha256, _slots(job.config, job.parts, job.expected)
     reuses = unused(shared, records, slots)
-    check_limit(shared, job.shared, job.config, Plan(records, without_reused(slots, reuses)))
+    check_limit(shared, job.shared, job.config, [Plan(records, without_reused(slots, reuses))])
     return replace(job, slots=slots, reuses=reuses)
 
 
-def registered_ahead(shared: Ledger, config: Config, parts: Parts) -> str | None:
-    """By which name a run was registered that has not begun, e.g. by its sweep; None if it was not."""
-    of_run = (run_id(config), parts.data_sha256)
-    waiting = (run for run in runs_in(shared) if not run.begun)
-    return next((run.name for run in waiting if (run.facts["ahead"], run.records) == of_run), None)
+def waiting(shared: Ledger, config: Config) -> Run | None:
+    """The run as it was registered ahead, e.g. by its sweep, if it has not begun."""
+    return next((run for run in runs_in(shared) if not run.begun and run.facts["ahead"] == run_id(config)), None)
 
 
 def _slots(config: Config, parts: Parts, expected: int) -> dict[int, tuple[Planned, ...]]:
@@ -149,12 +149,12 @@ def _slots(config: Config, parts: Parts, expected: int) -> dict[int, tuple[Plann
     return {silo: of_size[size] for silo, size in enumerate(parts.num_records)}
 
 
-def check_limit(shared: Ledger, path: Path, config: Config, plan: Plan) -> None:
-    """Check that a shared ledger has the limit that a run is to have, and affords the run's plan.
+def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[Plan]) -> None:
+    """Check that a shared ledger has the limit that runs are to have, and affords their plans.
 
     Raises:
         ConfigError: the ledger was begun with another limit, or without one.
-        BudgetError: it does not afford the plan.
+        BudgetError: it does not afford the plans.
     """
     wanted, filter = config.privacy.ledger_epsilon, limit_of(shared)
     if shared.facts and wanted is not None and (filter is None or filter.epsilon != wanted):
@@ -166,15 +166,16 @@ def check_limit(shared: Ledger, path: Path, config: Config, plan: Plan) -> None:
             )
         )
     if not shared.facts and wanted is not None:  # it will be begun by this run
-        filter = chosen_filter(wanted, config.privacy.delta, plan)
-    if filter is None or not plan.silos:
+        filter = chosen_filter(wanted, config.privacy.delta, new[0])
+    new = [plan for plan in new if plan.silos]
+    if filter is None or not new:
         return
     plans = plans_in(shared)
-    if not affords(filter, [*plans, plan]):
-        together = digits(adaptive_epsilon(filter, [*plans, plan]), 4)
+    if not affords(filter, [*plans, *new]):
+        together = digits(adaptive_epsilon(filter, [*plans, *new]), 4)
         raise BudgetError(
             Worded(
-                f"{{ledger}} {path}: with this run's plan all runs would come to epsilon {together} at delta "
+                f"{{ledger}} {path}: with what is to be registered all runs would come to epsilon {together} at delta "
                 f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}, of which about epsilon "
                 f"{digits_down(epsilon_left(filter, plans), 3)} is left. Ask for more noise, or fewer rounds or local "
                 "steps."

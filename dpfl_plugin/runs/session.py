@@ -51,6 +51,7 @@ from dpfl_plugin.runs.job import (
     shared_facts,
     silo_noise_begun_with,
     stopping_of,
+    waiting,
     with_slots,
 )
 from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
@@ -132,6 +133,8 @@ def run_session(
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
         label, clock = folder.label() if label is None and resume else label, Stopwatch() if profile else STOPPED
+        if shared is not None and not folder.ledger.exists() and (ahead := waiting(shared, config)) is not None:
+            config = config.with_public_seed(int(ahead.facts["seed"]))
         job = _prepared(config, base, folder, ledger, shared, place, reporter)
         job = replace(job, label=label, clock=clock, stage=stage, tables=tables)
         if shared is not None and stage is None:

@@ -20,6 +20,7 @@ import pytest
 from dpfl_plugin.core.rounding import odds, places
 from dpfl_plugin.errors import SiloError
 from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import plans_in, runs_in, unused
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -491,6 +492,31 @@ def test_slots_that_a_run_left_serve_later_ones(tmp_path: Path) -> None:
     made = Counter(charge.silo for charge in charges(second["folder"]))
     assert sum(made.values()) == 6 * 2 and runs_in(later)[1].reuses
     assert plans_in(later)[0] == plan, "nothing returns to the filter"
+
+
+def test_variants_are_registered_before_the_first_begins(tmp_path: Path) -> None:
+    """Together they have the epsilon of their joint plan, whatever is seen of the first before the last begins."""
+    variants = {name: {"algorithm": {"local_lr": lr}} for name, lr in (("one", 0.1), ("two", 0.2), ("three", 0.3))}
+    config, ledger = write(tmp_path, {**PLAIN, "seed": None, "variants": variants}), tmp_path / "all.jsonl"
+    arguments = ("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--json")
+    with mock.patch.object(InProcess, "run_round", side_effect=KeyboardInterrupt):
+        dpfl(*arguments)
+    before = runs_in(Ledger.open(ledger, append=False))
+    assert (
+        len(before) == 3 and all(run.early for run in before) and [run.begun for run in before] == [True, False, False]
+    )
+    results = dpfl(*arguments, "--resume").json
+    after = runs_in(Ledger.open(ledger, append=False))
+    assert [run.name for run in after] == [run.name for run in before] and all(run.ended for run in after)
+    (plan,) = plans_in(Ledger.open(ledger, append=False))
+    assert sum(one.count for one in plan.silos[0]) == 3 * 8
+    total = results["three"]["planned_total"]
+    assert total == {"epsilon": planned_epsilon([plan], 1e-5), "delta": 1e-5, "num_runs": 3}
+    alone = run(config, "--ledger", ledger, "--variant", "one", "--set", "algorithm.local_steps=1")
+    assert alone["planned_total"] == total and alone["adaptive_total"]["epsilon"] > total["epsilon"]
+    limited = ("--set", "privacy.ledger_epsilon=1.2", "--ledger", tmp_path / "limited.jsonl")
+    one_message(dpfl("run", config, "--out", tmp_path / "other", *limited), "the ledger's limit is 1.2", code=3)
+    assert not (tmp_path / "limited.jsonl").exists()
 
 
 # Reading it
