@@ -209,7 +209,11 @@ def ranks_table(device: str, rounds: int, ranks: Sequence[int]) -> str:
         return "Ranks that share it: not measured, since there is no mpirun (launchers/env openmpi)."
     load, rows = mpi.LOADS[OF_RANKS], []
     for count in ranks:
-        seconds = mpi.job(1 + count, OF_RANKS, rounds, alone=False, device=device)["ranks"]
+        try:
+            seconds = mpi.job(1 + count, OF_RANKS, rounds, alone=False, device=device)["ranks"]
+        except RuntimeError as error:  # what was measured before is not to be lost
+            why = [line for line in str(error).splitlines() if "Error" in line] or ["no rank said why"]
+            return f"Ranks that share it: not measured, since a job of {1 + count} ranks failed: {why[0]}"
         rows.append([str(count), f"{load.silo_steps / statistics.median(seconds):,.0f}"])
     return table(["silo ranks that share it, 64 silos of W1", "silo-steps a second"], rows)
 
@@ -246,10 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.ranks:
         parts.append(ranks_table(options.device, turns, options.ranks))
     text = "\n\n".join([*parts, f"Measured in {time.perf_counter() - began:.0f} s."])
+    print(text)
     if options.write:
         put("docs/engines.md", "gpu tables", text)
-    else:
-        print(text)
 
 
 def page(device: str, loads: Mapping[str, Workload], found: Mapping[str, OnDevice]) -> str:
