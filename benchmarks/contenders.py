@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,6 @@ class Ours:
         clipping: Clipping | None = None,
         stack: int = 1,
         lockstep: bool = False,
-        noise: Literal["host", "device"] = "host",
         record: Record | None = None,
     ) -> None:
         self.name = name
@@ -91,7 +90,6 @@ class Ours:
             mechanism=Gaussian(load.noise_multiplier),
             sampler=sampler,
             fresh=fresh,
-            noise=noise,
         )
         self.engine: Engine = engine(module, cross_entropy, CHUNK_BYTES)
         host = SiloGroup(

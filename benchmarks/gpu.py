@@ -7,9 +7,9 @@ Records and states are on the device all the time. Every turn ends when the devi
 On the CPU it is processor time that counts, of one thread: other programs disturb it less.
 
 Silos packed: silo-steps a second of a round of so many silos that are advanced as one stack (`runtime.stack`). They
-are answered one after another, together (`runtime.lockstep`), and together with noise that is computed on the device
-(`runtime.noise: device`), in interleaved turns; on CUDA also with graphs besides (`runtime.graphs`). Where the engine
-cannot answer silos together, they are all alike but for the noise, and only the smallest stacks are measured.
+are answered one after another, and together (`runtime.lockstep`), in interleaved turns; on CUDA also with graphs
+besides (`runtime.graphs`). Where the engine cannot answer silos together, they are all alike, and only the smallest
+stacks are measured.
 
 The ceiling is what the device could do at most: the arithmetic of a mean gradient at the rate of a large product of
 matrices, or its batch read once at the rate of a large copy, whichever takes longer.
@@ -44,10 +44,9 @@ COPIED: Final = {"cpu": 2**26, "cuda": 2**30}  # bytes
 HOW: Final[dict[str, dict[str, Any]]] = {
     "one after another": {},
     "together": {"lockstep": True},
-    "and device noise": {"lockstep": True, "noise": "device"},
 }
 GRAPHS: Final[dict[str, dict[str, Any]]] = {
-    "and graphs": {"lockstep": True, "noise": "device", "record": cuda_graph},
+    "and graphs": {"lockstep": True, "record": cuda_graph},
 }
 
 

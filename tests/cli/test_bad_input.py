@@ -134,7 +134,6 @@ SETTINGS = {
     "runtime.graphs=true": ["graphs: true with device: cpu", "leave graphs out"],
     "runtime={graphs: true, device: cuda, lockstep: false}": ["graphs: true needs silos that are computed together"],
     "runtime={graphs: true, device: cuda, stack: 1}": ["graphs: true needs silos that are computed together"],
-    "runtime.noise=gpu": ["runtime.noise='gpu'", "'host' or 'device'"],
     "name=a/b": ["name='a/b'"],
     # plugins
     "algorithm.name=scafold": ["'scafold'", "did you mean 'scaffold'", "Known: "],

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from benchmarks import gpu
 from benchmarks.workloads import Workload
-from dpfl_plugin.config.load import load
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Engine, Records
@@ -28,8 +27,8 @@ from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize, Poisson
-from dpfl_plugin.runs.session import slow_noise
 from tests.cli.command import charges, run, write
+from tests.on_device import noise_drawn_on
 from tests.quadratics import rules
 
 CUDA = torch.cuda.is_available()
@@ -72,11 +71,12 @@ def test_an_empty_batch_releases_noise(device: str) -> None:
     assert (found.std(dim=1) > 0).all()
 
 
+@pytest.mark.parametrize("place", ["host", "device"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_noise_is_that_of_the_stream_on_any_device(device: str) -> None:
-    """Drawn from each silo's own stream on the host, in float64, and then moved."""
-    noise = gradient(device, ClosedForm, "softmax", 1.0) - gradient(device, ClosedForm, "softmax", 0.0)
-    expected = gradient("cpu", ClosedForm, "softmax", 1.0) - gradient("cpu", ClosedForm, "softmax", 0.0)
+def test_seeded_noise_is_the_same_on_any_device(device: str, place: Any) -> None:
+    with noise_drawn_on(place):
+        noise = gradient(device, ClosedForm, "softmax", 1.0) - gradient(device, ClosedForm, "softmax", 0.0)
+        expected = gradient("cpu", ClosedForm, "softmax", 1.0) - gradient("cpu", ClosedForm, "softmax", 0.0)
     torch.testing.assert_close(noise, expected)
     assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 0.9, "no two silos share it"
 
@@ -102,11 +102,12 @@ def test_a_run_in_lockstep_with_noise_of_the_device(tmp_path: Path, device: str,
     charged = {}
     for name, runtime in (
         ("plain", {"device": "cpu"}),
-        ("lockstep", {"device": device, "noise": "device", **({"lockstep": True} if device == "cpu" else {})}),
+        ("lockstep", {"device": device, **({"lockstep": True} if device == "cpu" else {})}),
     ):
         (tmp_path / name).mkdir()
         changes = {"runtime": runtime, "privacy": {"clip": clip}, "model": {"name": "mlp", "hidden": [3]}}
-        made = run(write(tmp_path / name, changes))
+        with noise_drawn_on("device" if name == "lockstep" else "host"):
+            made = run(write(tmp_path / name, changes))
         environment = json.loads((Path(made["folder"]) / "environment.json").read_text())
         assert bool(environment["lockstep"]) == (name == "lockstep")
         model = load_file(Path(made["folder"]) / "model.safetensors")
@@ -114,25 +115,6 @@ def test_a_run_in_lockstep_with_noise_of_the_device(tmp_path: Path, device: str,
         found = [(charge.round, charge.silo, charge.release, charge.count) for charge in charges(made["folder"])]
         charged[name] = Counter(found)
     assert charged["lockstep"] == charged["plain"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"runtime": {"device": "cuda"}}, True),
-        ({"runtime": {"device": "cuda:1"}}, True),
-        ({"runtime": {"device": "cpu"}}, False),
-        ({"runtime": {"device": "cuda", "noise": "host"}}, False),
-        ({"runtime": {"device": "cuda", "noise": "device"}}, False),
-        ({"runtime": {"device": "cuda"}, "privacy": {"randomness": "fresh"}}, False),
-        ({"runtime": {"device": "cuda"}, "privacy": {"noise_multiplier": 0.0}}, False),
-    ],
-)
-def test_who_chose_nothing_is_told_that_a_gpu_waits_for_noise(
-    tmp_path: Path, changes: dict[str, Any], told: bool
-) -> None:
-    config = load(write(tmp_path, changes)).variants[0].config
-    assert bool(slow_noise(config, config.privacy.noise_multiplier or 0.0)) == told
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -32,6 +32,7 @@ from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.runs import build
 from dpfl_plugin.runs.engines import graphs_of
 from tests.cli.command import charges, dpfl, one_message, run, write
+from tests.on_device import noise_drawn_on
 from tests.quadratics import rules
 from tests.recording import Operations, Recorder
 from tests.test_lockstep import CLIPPINGS, IDS, MODELS, SIZES, C, records, start, walk
@@ -77,13 +78,11 @@ class Lab:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_rounds_with_one_recording_are_those_without(
-    kind: str, sampler: str, clipping: str, noise: str, device: str
+    kind: str, sampler: str, clipping: str, noise: Any, device: str
 ) -> None:
     """Three rounds of three steps, in all of which parameters, batches, noise, the schedule's factor and, where they
     adapt, clipping norms change: the same bits where batches have one length, else up to rounding."""
-    made_by = rules(
-        1.5, C, SAMPLERS[sampler], clipping=CLIPPINGS[clipping], noise=noise, schedule=Geometric(beta=0.8, by="step")
-    )
+    made_by = rules(1.5, C, SAMPLERS[sampler], clipping=CLIPPINGS[clipping], schedule=Geometric(beta=0.8, by="step"))
     clip_norms = [0.1, 0.4, 1.6, 6.4] if CLIPPINGS[clipping].adapts else [C] * 4
     lab, record, seen = Lab(kind, device), record_on(device), []
     replayed = lab.replayed(made_by, record)
@@ -91,7 +90,8 @@ def test_rounds_with_one_recording_are_those_without(
         plain = lab.asked(made_by, round, clip_norms=clip_norms)
         other = lab.asked(made_by, round, clip_norms=clip_norms, replayed=replayed)
         y = start(kind).to(device)
-        found, expected = walk(other, y), walk(plain, y)
+        with noise_drawn_on(noise):
+            found, expected = walk(other, y), walk(plain, y)
         for one, sought in zip(found, expected, strict=True):
             if sampler == "poisson":
                 torch.testing.assert_close(one, sought, rtol=1e-9, atol=1e-11)
@@ -138,7 +138,7 @@ def test_long_batches() -> None:
 
 def launches(kind: str) -> tuple[int, int, int]:
     """Operations that compute or copy: of a step without a graph; of one with it, beside what is replayed; replayed."""
-    made_by = rules(1.5, C, noise="device")
+    made_by = rules(1.5, C)
     lab, record, y = Lab(kind, dtype=torch.float32), Recorder(), start(kind).float()
 
     def not_again(*asked: Any) -> Any:
@@ -147,9 +147,10 @@ def launches(kind: str) -> tuple[int, int, int]:
 
     counted = []
     for asked in (lab.asked(made_by), lab.asked(made_by, replayed=lab.replayed(made_by, not_again))):
-        asked.gradient(y)  # what is done once: batches and noise of all steps, the recording
-        with Operations() as seen:
-            asked.gradient(y)
+        with noise_drawn_on("device"):
+            asked.gradient(y)  # what is done once: batches of all steps, the recording
+            with Operations() as seen:
+                asked.gradient(y)
         counted.append(seen.launches())
     return counted[0], counted[1], record.recorded[0].launches()
 
@@ -174,7 +175,7 @@ def test_what_the_documentation_says_of_a_steps_operations() -> None:
         {"privacy": {"clip": "adaptive"}, "silo_rate": 0.5},
         {"privacy": {"clip": "per_layer"}, "model": {"name": "mlp", "hidden": [3]}},
         {"privacy": {"sampler": "poisson"}},
-        {"runtime": {"noise": "device"}, "algorithm": {"name": "fedavg"}},
+        {"algorithm": {"name": "fedavg"}},
         {"runtime": {"stack": 3}},
         {
             "privacy": {"record_rate": 0.3},
@@ -182,7 +183,7 @@ def test_what_the_documentation_says_of_a_steps_operations() -> None:
             | {"local_steps": None, "local_lr": None},
         },
     ],
-    ids=["scaffold", "adaptive", "per layer", "poisson", "device noise", "stack", "shares"],
+    ids=["scaffold", "adaptive", "per layer", "poisson", "fedavg", "stack", "shares"],
 )
 def test_a_whole_run_is_that_without(tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same configuration, so with the same noise: the same model to the bit, Poisson batches up to rounding, and
@@ -214,7 +215,7 @@ def test_a_run_by_its_configuration(tmp_path: Path, device: str, clip: str) -> N
     for graphs in (False, True):
         (tmp_path / str(graphs)).mkdir()
         changes = {
-            "runtime": {"device": device, "noise": "device", "graphs": graphs, "dtype": "float64"},
+            "runtime": {"device": device, "graphs": graphs, "dtype": "float64"},
             "privacy": {"clip": clip, "sampler": "full", "record_rate": None, **noise},
         }
         made[graphs] = run(write(tmp_path / str(graphs), changes))
