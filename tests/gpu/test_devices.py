@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize, Poisson
-from tests.cli.command import charges, run, write
+from tests.cli.command import charges, dpfl, one_message, run, write
 from tests.on_device import noise_drawn_on
 from tests.quadratics import rules
 
@@ -115,6 +116,33 @@ def test_a_run_in_lockstep_with_noise_of_the_device(tmp_path: Path, device: str,
         found = [(charge.round, charge.silo, charge.release, charge.count) for charge in charges(made["folder"])]
         charged[name] = Counter(found)
     assert charged["lockstep"] == charged["plain"]
+
+
+@pytest.mark.parametrize(
+    ("device", "parts"),
+    [
+        pytest.param("cuda", ("cannot be used here",), marks=pytest.mark.skipif(CUDA, reason="there is CUDA")),
+        ("cuda:9", ("cannot be used here",)),
+        ("gpu", ("not a valid device", "use cpu, cuda or cuda:N")),
+        ("mps", ("has no float64", "use cpu or cuda")),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_one_message(
+    tmp_path: Path, device: str, parts: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = torch.empty
+
+    def without_float64(*size: Any, dtype: torch.dtype | None = None, **given: Any) -> Tensor:
+        if str(given.get("device")) == "mps" and dtype is torch.float64:
+            raise TypeError(
+                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+            )
+        place = {"device": None} if str(given.get("device")) == "mps" else {}
+        return empty(*size, dtype=dtype, **{**given, **place})
+
+    monkeypatch.setattr(torch, "empty", without_float64)
+    done = dpfl("run", write(tmp_path, {"runtime": {"device": device}}), "--out", tmp_path / "runs")
+    one_message(done, f"runtime.device='{device}'", *parts)
 
 
 @pytest.mark.parametrize("device", DEVICES)
