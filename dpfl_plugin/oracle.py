@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl_plugin.core.balls import Normalised
+from dpfl_plugin.core.devices import to_device
 from dpfl_plugin.core.grid import has_room
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
@@ -126,7 +127,12 @@ class PrivateOracle:
         self._batches: list[list[NDArray[np.int64] | None]] = []
         self._places: Batches = []  # the same on the records' device
         steps, chains = len(self._factors), () if cycles is None else cycles.chains
-        self._noise = SiloNoise(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps, chains)
+        self._sensitivities = [sensitivity_of(own) for own in self._rules_of]
+        known = not (rules.clipping.adapts or rules.clipping.measures)
+        self._noise = SiloNoise(
+            *(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps, chains),
+            self._scales if known else None,
+        )
         self._gradient_calls, self._closed = 0, False
         self._released: list[Tensor] = []
         self._squares = Squares(self._rules_of, self._divisors, self._noise, self._released)
@@ -161,6 +167,8 @@ class PrivateOracle:
         check_planned(step, self._max_gradients)
         check_room(self._most_records, y.shape[1])
         self._gradient_calls += 1
+        if step == 0 and self._rules.unit != "silo":
+            self._noise.begin(y)
         self._clock.lap("drift")
         if step % self._ahead == 0:
             self._look_ahead(range(step, min(step + self._ahead, self._max_gradients)))
@@ -240,6 +248,10 @@ class PrivateOracle:
         out.mul_(1 / self._divisors[row])
         self._clock.lap("noise" if rules.unit != "silo" else "forward/backward")
 
+    def _scales(self, step: int) -> list[Scale]:
+        """Of each row, where clipping norms do not follow from the records."""
+        return [(sensitivity, self._factors[step]) for sensitivity in self._sensitivities]
+
     def _total_like(self, y: Tensor) -> Tensor:
         """(d,) float64, for a sum of gradients at ``y``; the same for every step."""
         if self._total.shape != y.shape or self._total.device != y.device:
@@ -286,10 +298,10 @@ class PrivateOracle:
         else:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
-            each = rules.sampler.sensitivity * rules.clip_norm, self._factors[step]
-            self._noise.add(totals, [each] * self.num_silos, 0, step, out)
+            self._noise.add(totals, self._scales(step), 0, step, out)
         if step == 0:
-            self._shares = out.new_tensor([1 / divisor for divisor in self._divisors]).unsqueeze(1)
+            shares = torch.tensor([1 / divisor for divisor in self._divisors], dtype=out.dtype)
+            self._shares = to_device(shares, out.device).unsqueeze(1)
         out.mul_(self._shares)
         self._clock.lap("noise")
         return out
@@ -319,18 +331,18 @@ class PrivateOracle:
         self._check_rows(update)
         rules = self._rules
         totals = update.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
-        sensitivity = (2.0 if rules.neighbouring == "replace_one" else 1.0) * rules.clip_norm
         self._clock.lap("drift")
         step = len(self._released)
         if step:
             raise UnplannedError(
                 "the algorithm released twice in a round at silo level; the budget was checked for one."
             )
+        self._noise.begin(update)
         if not math.isinf(rules.clip_norm):
             for total in totals:
                 clip_update(total, self._bounds, self._layer_sizes)
         out = torch.empty_like(update, memory_format=torch.contiguous_format)
-        self._noise.add(totals, [(sensitivity, self._factors[step])] * self.num_silos, 0, step, out)
+        self._noise.add(totals, self._scales(step), 0, step, out)
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         self._clock.lap("noise")
         return out
@@ -376,6 +388,13 @@ class PrivateOracle:
             for silo, size, rules in rows
             for release, count in rules.releases(rate_of(rules, size), made).items()
         ]
+
+
+def sensitivity_of(rules: PrivacyRules) -> float:
+    """Of what a silo releases, clipped to the C that it begins with."""
+    if rules.unit == "silo":
+        return (2.0 if rules.neighbouring == "replace_one" else 1.0) * rules.clip_norm
+    return rules.sampler.sensitivity * rules.clip_norm
 
 
 def sum_and_count(rules: PrivacyRules, size: float, clip_norm: float, factor: float) -> tuple[Scale, Scale]:
@@ -429,11 +448,11 @@ def clip_norms_there(
 ) -> Tensor | None:
     """What each silo's gradients, or their L layers, are clipped to now: (m, 1 or L) float64; None: to nothing."""
     if rules.clipping.adapts:
-        return torch.tensor(clip_norms, dtype=torch.float64).to(device).unsqueeze(1)
+        return to_device(torch.tensor(clip_norms, dtype=torch.float64), device).unsqueeze(1)
     each = bounds if isinstance(bounds, tuple) else (bounds,)
     if each == (math.inf,):
         return None
-    return torch.tensor([each] * len(clip_norms), dtype=torch.float64).to(device)
+    return to_device(torch.tensor([each] * len(clip_norms), dtype=torch.float64), device)
 
 
 def sizes_in(share: tuple[float, float], pool: Pool) -> set[int]:

@@ -24,6 +24,7 @@ from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import STEPS_AHEAD, Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
 from dpfl_plugin.privacy.schedules import Constant, Geometric
+from tests.on_device import noise_drawn_on
 from tests.quadratics import rules
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
@@ -453,7 +454,8 @@ def test_only_a_row_for_each_silo_is_answered(shape):
 def test_nothing_flows_back_to_the_records(engine, noise):
     """Else backward() through a noisy gradient would give derivatives of it that have no noise."""
     y = zeros().requires_grad_()
-    result = oracle([silo(5)], rules(1.0, 0.5, noise=noise), engine=engine).gradient(y)
+    with noise_drawn_on(noise):
+        result = oracle([silo(5)], rules(1.0, 0.5), engine=engine).gradient(y)
     assert not result.requires_grad
     assert result.grad_fn is None
 

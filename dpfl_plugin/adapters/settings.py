@@ -41,7 +41,7 @@ EQUAL_HERE: Final = (
     "a silo is not asked for its number of records, and what it says must not weigh its upload. Remove the line "
     "(equal weights), or agree on a number for every silo, by its place: silo_weights: {0: 3, 1: 1}"
 )
-RUNTIME: Final = ("device", "precision", "noise", "memory_budget")
+RUNTIME: Final = ("device", "precision", "memory_budget")
 """What of ``runtime`` says how one silo computes; the rest is of runs with several silos, or of MPI."""
 
 
@@ -58,7 +58,7 @@ def check_settings(values: Mapping[str, Any], source: str) -> None:
         _check_privacy(privacy, source)
     if isinstance(runtime := values.get("runtime"), Mapping):
         for key in runtime:
-            if key not in RUNTIME:
+            if key not in (*RUNTIME, "noise"):  # of earlier versions
                 raise UnsupportedError(
                     f"{source}: runtime.{key} has no meaning here: processes are the platform's, and a silo computes "
                     f"alone, in the number format of the project's model. Leave it out; {', '.join(RUNTIME)} count."

@@ -346,7 +346,10 @@ NOT_IN_ID: Final[dict[str, Any]] = {
 
 def run_id(config: Config) -> str:
     """12 hex digits that name a run: a hash of all that determines its result."""
-    return _digest(config.model_dump(mode="json", exclude=_excluded(config)))
+    values = config.model_dump(mode="json", exclude=_excluded(config))
+    # A key of earlier versions, which the names of their runs hold: where noise is drawn.
+    values["runtime"]["noise"] = "host" if config.runtime.device == "cpu" else "device"
+    return _digest(values)
 
 
 def _excluded(config: Config) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import math
 import re
 import secrets
 import shlex
+import warnings
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -28,6 +29,7 @@ from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
 from dpfl_plugin.config.cycles import check_cycles
 from dpfl_plugin.config.privacy import PrivacyConfig, SiloConfig
 from dpfl_plugin.config.scores import EarlyStoppingConfig, PrivateEvaluationConfig, ScoresConfig, Scoring
+from dpfl_plugin.errors import EarlierNameWarning
 
 SCHEMA_KEY: Final = "schema"
 """Of `data`: what the columns of tables hold. It is an option of the data set, and kept there."""
@@ -159,9 +161,6 @@ class RuntimeConfig(Strict):
         False,
         description="on CUDA: what sums of gradients take is recorded once as a CUDA graph, and replayed at every step",
     )
-    noise: Literal["host", "device"] = Field(
-        "host", description="where noise is computed: by numpy, or where the model is; other bits of the same strength"
-    )
     memory_budget: str | None = Field(
         None,
         description="of a run, e.g. 8GB or 500 MiB: for records, states, gradients; left out: 80 % of what there is",
@@ -183,6 +182,19 @@ class RuntimeConfig(Strict):
         None,
         description="mpi: for what rank 0 must not have, the silos' key and measurements; default: in the run's folder",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_key(cls, values: Any) -> Any:
+        """Leave out `noise`, which files of earlier versions have."""
+        if not isinstance(values, dict) or values.get("noise") not in ("host", "device"):
+            return values
+        warnings.warn(
+            f"runtime.noise: {values['noise']} is no longer needed: noise is drawn where the model is. Remove it.",
+            EarlierNameWarning,
+            stacklevel=2,
+        )
+        return {key: value for key, value in values.items() if key != "noise"}
 
     @field_validator("memory_budget")
     @classmethod
@@ -451,7 +463,6 @@ class Config(Strict):
             (self.private_evaluation is not None, "private_evaluation", "scores have one noise for all silos"),
             (self.personalise is not None, "personalise", "it is planned with one noise for all silos"),
             (self.private_statistics is not None, "private_statistics", "they have one noise for all silos"),
-            (self.runtime.noise == "device", "runtime.noise: device", "it has one noise multiplier for all silos"),
             (self.runtime.lockstep is True, "runtime.lockstep", "silos of a stack have one clipping norm"),
             (self.runtime.graphs, "runtime.graphs", "silos of a stack have one clipping norm"),
         ):

@@ -1,101 +1,63 @@
-"""Normals computed where they are needed, on any torch device, from the same names as the streams of `streams`.
+"""Noise drawn where it is needed, on any torch device, ahead of the steps that it is for.
 
-Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3) maps a key
-of 64 bits and a counter of 128 to a block of 128, so that any number of any stream is computed by itself, in any order
-and all at once. Of the 256-bit key that names a stream (`streams.stream_key`), 160 bits are used: 64 as Philox' key and
-96 as the upper words of the counter; the lowest word counts the stream's blocks. Two streams of other 160 bits have no
-block's input in common. That two of 2^40 streams agree in them, keys being hashes, has probability 2^-81.
-
-A block gives two 64-bit uniforms and, by Box and Muller (1958), two normals in float64:
+A pair of words of `counter_words` gives two 64-bit uniforms and, by Box and Muller (1958), two normals in float64:
 
     r = sqrt(-2 ln u), u = (n + U) 2^-64;   r cos(2 pi v), r sin(2 pi v), v = (n' + V) 2^-64
 
 with U and V uniform in [0, 1). A normal x is asked for as round(s x) (see `rounded_normals`, for why). The device
 computes it with U = 1/2, V = 0 in float64 and knows by a bound on all errors whether that decides it. What it does not
 decide, about one in 2^18 numbers for s = 2^24, is worked out on the host, with 256 bits of U and V and 80 digits. So
-the law is that of rounded normals, without an error, and the numbers are the same on every device. To know whether
-something is left the host waits for the device once a release.
+the law is that of rounded normals, without an error, whatever the words come from; of seeded ones the numbers are the
+same on every device.
+
+What is undecided has to be known before a number is used, and the noise does not depend on what it is added to. So a
+thread of its own draws, and decides, the noise of the next steps while the gradients of this one are computed, on CUDA
+in a stream of its own: no step waits for the host.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dpfl_plugin.core.counter_words import LOW, MOST_PAIRS, CounterWords, Place
+from dpfl_plugin.core.devices import to_device, to_host
 from dpfl_plugin.core.rounded_normals import LARGEST
-from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROUNDS: Final = 10
-MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # Random123, philox.h: PHILOX_M4x32_0 and _1
-WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # PHILOX_W32_0 and _1
-MOST: Final = 2**33  # normals of a stream: two for each of 2^32 blocks
-BLOCKS: Final = {"cpu": 2**15}  # that are worked on at a time, in the processor's cache; changes no bit
-MOST_BLOCKS: Final = 2**20  # elsewhere; bounds memory
-AHEAD_BYTES: Final = 2**25  # of normals that are drawn before they are asked for
-_LOW: Final = 2**32 - 1
+MOST: Final = 2 * MOST_PAIRS  # normals of a stream
+PAIRS: Final = {"cpu": 2**15}  # that are worked on at a time, in the processor's cache; changes no bit
+MOST_PAIRS_AT_ONCE: Final = 2**20  # elsewhere; bounds memory
+AHEAD_BYTES: Final = 2**25  # of noise that is drawn at a time: as many operations for fifty steps as for one
+FIRST: Final = 2**17  # numbers that the first step waits for: a device draws as many as soon as it draws one
 
 
-def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
-    """Philox4x32-10: four words of output for each counter and key.
-
-    Args:
-        counter: four words, key: two, int64 tensors of numbers in [0, 2^32) that broadcast against each other.
-    """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(ROUNDS):
-        high0, low0 = _product(c0, MULTIPLIERS[0])
-        high1, low1 = _product(c2, MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + WEYL[0]) & _LOW, (k1 + WEYL[1]) & _LOW
-    return [c0, c1, c2, c3]
-
-
-def _product(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """High and low word of a * multiplier, for a < 2^32 <= 2 * multiplier.
-
-    Nothing exceeds 63 bits on the way, since what a signed number does then is nobody's promise: with
-    multiplier = 2^31 + rest and a * rest = p, the product is (p // 2^31 + a) * 2^31 + p % 2^31.
-    """
-    p = a * (multiplier - 2**31)
-    upper = (p >> 31).add_(a)
-    low = p.bitwise_and_(2**31 - 1).bitwise_or_((upper & 1).bitwise_left_shift_(31))
-    return upper.bitwise_right_shift_(1), low
-
-
-def normals(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
-    """(m, count) standard normals on ``device``, the first ``count`` of the stream of each of m keys: float64, `NEAR`
-    to the exact ones; NaN where they may not be (one in 2^19).
+def normals(words: CounterWords, places: Sequence[Place], count: int, device: torch.device) -> Tensor:
+    """(m, count) standard normals on ``device``, the first ``count`` of m streams: float64, `NEAR` to the exact ones;
+    NaN where they may not be (one in 2^19).
 
     Raises:
         ValueError: ``count`` is more than a stream has.
     """
     if count > MOST:
         raise ValueError(f"{count} normals of one stream: it has {MOST}.")
-    # Of 32 bytes: words 0 and 1 are Philox' key, 2 to 4 the upper words of its counter.
-    words = np.frombuffer(b"".join(keys), dtype="<u4").reshape(len(keys), 8)[:, :5].astype(np.int64)
-    named = torch.from_numpy(words).to(device).t().unsqueeze(2)  # (5, m, 1)
-    found = torch.empty(len(keys), count + count % 2, dtype=torch.float64, device=device)
-    size = max(1, BLOCKS.get(device.type, MOST_BLOCKS) // max(1, len(keys)))
-    for first in range(0, found.shape[1] // 2, size):
-        last = min(first + size, found.shape[1] // 2)
-        block = torch.arange(first, last, device=device).expand(len(keys), -1)
-        w0, w1, w2, w3 = philox((block, *named[2:]), (named[0], named[1]))
+    drawn = torch.empty(len(places), count + count % 2, dtype=torch.float64, device=device)
+    size = max(4, PAIRS.get(device.type, MOST_PAIRS_AT_ONCE) // max(1, len(places)) // 4 * 4)
+    for first in range(0, drawn.shape[1] // 2, size):
+        last = min(first + size, drawn.shape[1] // 2)
+        w0, w1, w2, w3 = words.words(places, first, last, device)
         r = _radius(w0, w1)
         angle = _uniform(w2, w3, 0.0).mul_(2 * math.pi)
-        torch.mul(r, angle.cos(), out=found[:, 2 * first : 2 * last : 2])
-        torch.mul(r, angle.sin_(), out=found[:, 2 * first + 1 : 2 * last : 2])
-    return found[:, :count]
+        torch.mul(r, angle.cos(), out=drawn[:, 2 * first : 2 * last : 2])
+        torch.mul(r, angle.sin_(), out=drawn[:, 2 * first + 1 : 2 * last : 2])
+    return drawn[:, :count]
 
 
 def _uniform(high: Tensor, low: Tensor, offset: float) -> Tensor:
@@ -106,50 +68,9 @@ def _uniform(high: Tensor, low: Tensor, offset: float) -> Tensor:
 def _radius(high: Tensor, low: Tensor) -> Tensor:
     """sqrt(-2 ln u); NaN for u below 2^-19 or within 2^-32 of 1, where 64 bits leave more than `NEAR` open."""
     below = _uniform(high, low, 0.5).log_()
-    above = _uniform(_LOW - high, _LOW - low, 0.5).neg_().log1p_()  # 1 - u with all its digits
+    above = _uniform(LOW - high, LOW - low, 0.5).neg_().log1p_()  # 1 - u with all its digits
     found = torch.where(high < 2**31, below, above).mul_(-2.0).sqrt_()
-    return found.masked_fill_((high < _FEW) | (high == _LOW), math.nan)
-
-
-class Normals:
-    """Standard normals of m streams, to be added in whole steps.
-
-    Args:
-        keys: of the streams; values: (m, count), as `normals` gives them.
-    """
-
-    def __init__(self, keys: Sequence[bytes], values: Tensor) -> None:
-        self.keys, self.values = keys, values
-
-    def rows(self, rows: slice) -> Normals:
-        """Those of some of the streams."""
-        return Normals(self.keys[rows], self.values[rows])
-
-    def integers(self, stds: Sequence[float]) -> Tensor:
-        """(m, count) integers round(std * x), float64.
-
-        Raises:
-            ValueError: a standard deviation, in steps, is not in (0, 2^40].
-        """
-        if not all(0 < std <= MOST_STD for std in stds):
-            raise ValueError(f"stds={list(stds)!r} must be above 0 and at most 2^40 steps of the grid.")
-        std = torch.tensor(stds, dtype=torch.float64).to(self.values.device).unsqueeze(1)
-        scaled = self.values * std
-        found = scaled.round()
-        decided = (scaled - found).abs() < 0.5 - std * NEAR  # not where it is NaN
-        if not bool(decided.all()):
-            for row, index in (~decided).nonzero().tolist():
-                found[row, index] = exact(self.keys[row], index, stds[row])
-        return found
-
-    def add_rounded(self, totals: Tensor, steps: Sequence[float], stds: Sequence[float], out: Tensor) -> None:
-        """Write to ``out`` (m, d) the multiples of each row's step nearest to ``totals`` (m, d), float64, plus noise
-        of whole steps; as `draws.add_rounded`."""
-        step = torch.tensor(steps, dtype=torch.float64).to(totals.device).unsqueeze(1)
-        nearest = (totals / step).round_()
-        nearest = torch.where(nearest.abs() <= LARGEST, nearest, 0.0)  # also where it is NaN
-        nearest.add_(0.0)  # no -0.0: with noise that is -0.0, too, a release would have the sign of what was rounded
-        out.copy_(nearest.add_(self.integers(stds)).mul_(step))
+    return found.masked_fill_((high < _FEW) | (high == LOW), math.nan)
 
 
 NEAR: Final = 2.0**-44
@@ -159,30 +80,36 @@ place off by 2^-48. What remains, a factor of four and more, is for devices whos
 MOST_STD: Final = 2.0**40
 _FEW: Final = 2**13
 _DIGITS: Final = Context(prec=80)
-_MORE_WORDS: Final = 3  # beyond the first 64 bits
 
 
-def exact(key: bytes, index: int, std: float) -> int:
+def exact(words: CounterWords, place: Place, index: int, std: float) -> int:
     """round(std * x) of the normal at ``index`` of a stream, with 256 bits of each uniform number and 80 digits."""
-    words = np.frombuffer(key, dtype="<u4")[:5].astype(np.int64)
-    counter = [torch.tensor([number]) for number in (index // 2, *words[2:])]
-    w0, w1, w2, w3 = (int(word) for word in philox(counter, [torch.tensor([number]) for number in words[:2]]))
-    name = hashlib.blake2b(
-        key + (index // 2).to_bytes(8, "little"), digest_size=32, person=b"dpfl.device.more"
-    ).digest()
-    more = Stream().seek(name).bit_generator.random_raw
     with localcontext(_DIGITS):
-        u, v = (_long_uniform(high << 32 | low, more(_MORE_WORDS)) for high, low in ((w0, w1), (w2, w3)))
+        u, v = ((Decimal(bits) + Decimal("0.5")) / Decimal(2) ** 256 for bits in words.uniforms(place, index // 2))
         cosine, sine = _cos_and_sin(v)
         x = (-2 * u.ln()).sqrt() * (sine if index % 2 else cosine)
         return int((x * Decimal(std)).to_integral_value(ROUND_HALF_EVEN))
 
 
-def _long_uniform(first: int, rest: NDArray[np.uint64]) -> Decimal:
-    number = first
-    for word in rest:
-        number = number << 64 | int(word)
-    return (Decimal(number) + Decimal("0.5")) / Decimal(2) ** (64 * (1 + len(rest)))
+def rounded(words: CounterWords, places: Sequence[Place], values: Tensor, stds: Sequence[float]) -> Tensor:
+    """(m, count) integers round(std * x) of ``values`` (m, count), the `normals` of m streams, which it overwrites;
+    float64. Waits for the device.
+
+    Raises:
+        ValueError: a standard deviation, in steps, is not in (0, 2^40].
+    """
+    if not all(0 < std <= MOST_STD for std in stds):
+        raise ValueError(f"stds={list(stds)!r} must be above 0 and at most 2^40 steps of the grid.")
+    std = to_device(torch.tensor(stds, dtype=torch.float64), values.device).unsqueeze(1)
+    scaled = values.mul_(std)
+    integers = scaled.round()
+    undecided = (scaled.sub_(integers).abs_() < 0.5 - std * NEAR).logical_not_()  # also where it is NaN
+    if int(to_host(undecided.sum())):
+        at = to_host(undecided).nonzero()
+        solved = [exact(words, places[row], index, stds[row]) for row, index in at.tolist()]
+        rows, columns = to_device(at, values.device).unbind(1)
+        integers[rows, columns] = to_device(torch.tensor(solved, dtype=torch.float64), values.device)
+    return integers
 
 
 def _cos_and_sin(turns: Decimal) -> tuple[Decimal, Decimal]:
@@ -203,28 +130,101 @@ def _cos_and_sin(turns: Decimal) -> tuple[Decimal, Decimal]:
 _PI: Final = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")
 
 
-class DeviceNormals:
-    """The normals of m streams a step, on a device. Those of several steps are computed at once: they are many small
-    operations, and as many for one step as for fifty.
+Drawn = tuple["Tensor", list[tuple[float, ...]], Any]
+"""(steps, rows, count); the deviations that they are rounded with, by step; the event after which they are there."""
+
+_thread = ThreadPoolExecutor(1, thread_name_prefix="noise")
+
+
+class DeviceNoise:
+    """Noise of m rows and of some steps, on a device.
+
+    Each place is handed out once, in order: steps one after another, and in a step the rows.
 
     Args:
-        key: the stream of row and step; count: normals of each; steps: how many steps there may be.
+        words: what it is made of; used by nobody else.
+        count: numbers of each row.
+        stds: of each row at a step, in steps of the grid, where they are known ahead: then the noise is drawn ahead.
     """
 
     def __init__(
-        self, key: Callable[[int, int], bytes], *, rows: int, count: int, steps: int, device: torch.device
+        self,
+        words: CounterWords,
+        *,
+        rows: int,
+        count: int,
+        steps: int,
+        device: torch.device,
+        stds: Callable[[int], Sequence[float]] | None = None,
     ) -> None:
-        self._key, self._rows, self._count, self._steps, self._device = key, rows, count, steps, device
-        self._ahead = max(1, AHEAD_BYTES // max(1, 8 * rows * count))
-        self._first, self._drawn = 0, torch.empty(0, rows, count, dtype=torch.float64)
-        self._keys: list[bytes] = []
+        self._words, self._rows, self._count, self._steps, self._device = words, rows, count, steps, device
+        self._stds, self._drawn_stds = stds, list[tuple[float, ...]]()
+        self._most = max(1, AHEAD_BYTES // max(1, 8 * rows * count))  # steps at a time
+        first = min(self._most, max(1, FIRST // max(1, rows * count)))
+        self._next_place = 0, 0
+        self._first, self._values = 0, torch.empty(0, rows, count, dtype=torch.float64)
+        self._cuda_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._grids: dict[tuple[float, ...], Tensor] = {}
+        self._ahead = self._begin(0, first)
 
-    def at(self, step: int) -> Normals:
-        """Those of a step."""
-        if not self._first <= step < self._first + len(self._drawn):
-            last = min(max(self._steps, step + 1), step + self._ahead)
-            self._keys = [self._key(row, one) for one in range(step, last) for row in range(self._rows)]
-            self._drawn = normals(self._keys, self._count, self._device).view(last - step, self._rows, self._count)
-            self._first = step
-        at = step - self._first
-        return Normals(self._keys[at * self._rows : (at + 1) * self._rows], self._drawn[at])
+    def _begin(self, first: int, size: int) -> Future[Drawn] | None:
+        last = min(first + size, self._steps)
+        return _thread.submit(self._draw, first, last) if first < last else None
+
+    def _draw(self, first: int, last: int) -> Drawn:
+        """Noise, or normals where deviations are not known."""
+        places = [(row, step) for step in range(first, last) for row in range(self._rows)]
+        with torch.no_grad(), torch.cuda.stream(self._cuda_stream) if self._cuda_stream else nullcontext():
+            values = normals(self._words, places, self._count, self._device)
+            stds = [] if self._stds is None else [tuple(self._stds(step)) for step in range(first, last)]
+            if stds:
+                values = rounded(self._words, places, values, [std for of_step in stds for std in of_step])
+            done = None if self._cuda_stream is None else self._cuda_stream.record_event()
+        return values.view(last - first, self._rows, self._count), stds, done
+
+    def integers(self, step: int, rows: slice, stds: Sequence[float]) -> Tensor:
+        """(m, count) integers round(std * x) for some rows of a step, float64.
+
+        Raises:
+            ValueError: they were handed out, or a deviation is not the one that was known.
+        """
+        if (step, rows.start) < self._next_place:
+            raise ValueError(f"noise of step {step} and row {rows.start} is used: each is handed out once.")
+        self._next_place = step, rows.stop
+        while step >= self._first + len(self._values):
+            self._renew()
+        values = self._values[step - self._first, rows]
+        if self._stds is None:
+            return rounded(self._words, [(row, step) for row in range(rows.start, rows.stop)], values, stds)
+        if tuple(stds) != self._drawn_stds[step - self._first][rows]:
+            raise ValueError(f"noise of step {step} was drawn ahead with other deviations than {list(stds)!r}.")
+        return values
+
+    def _renew(self) -> None:
+        """Take what was drawn ahead, and begin to draw what follows: twice as many steps."""
+        self._first += len(self._values)
+        if self._ahead is None:
+            raise ValueError(f"noise of more than {self._steps} steps was asked for.")
+        self._values, self._drawn_stds, done = self._ahead.result()
+        if done is not None:
+            here = torch.cuda.current_stream(self._device)
+            here.wait_event(done)
+            self._values.record_stream(here)
+        self._ahead = self._begin(self._first + len(self._values), min(2 * len(self._values), self._most))
+
+    def add_rounded(
+        self, totals: Tensor, step: int, rows: slice, grids: Sequence[float], stds: Sequence[float], out: Tensor
+    ) -> None:
+        """Write to ``out`` (m, d) the multiples of each row's grid nearest to ``totals`` (m, d), float64, plus noise of
+        whole steps of it; as `draws.add_rounded`."""
+        grid = self._grid(tuple(grids))
+        nearest = (totals / grid).round_()
+        nearest = torch.where(nearest.abs() <= LARGEST, nearest, 0.0)  # also where it is NaN
+        nearest.add_(0.0)  # no -0.0: with noise that is -0.0, too, a release would have the sign of what was rounded
+        out.copy_(nearest.add_(self.integers(step, rows, stds)).mul_(grid))
+
+    def _grid(self, grids: tuple[float, ...]) -> Tensor:
+        """(m, 1), moved to the device once."""
+        if grids not in self._grids:
+            self._grids[grids] = to_device(torch.tensor(grids, dtype=torch.float64), self._device).unsqueeze(1)
+        return self._grids[grids]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfl_plugin.core.devices import to_device
 from dpfl_plugin.errors import UnsupportedError, require
 from dpfl_plugin.late import torch
 
@@ -72,7 +73,7 @@ class Augmentation:
         rows = _reflected(down.astype(np.int64), h)
         places = torch.from_numpy((rows[..., :, None] * w + columns[..., None, :]).reshape(b, k, 1, h * w))
         pixels = images.reshape(b, 1, c, h * w).expand(b, k, c, h * w)
-        return pixels.gather(3, places.to(images.device).expand(b, k, c, h * w)).view(b, k, c, h, w)
+        return pixels.gather(3, to_device(places, images.device).expand(b, k, c, h * w)).view(b, k, c, h, w)
 
     def bytes_of(self, shape: tuple[int, ...], itemsize: int) -> int:
         """What the views of one record of ``shape`` take, while they are made."""

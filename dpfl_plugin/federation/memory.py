@@ -13,7 +13,7 @@ import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import SIZE
-from dpfl_plugin.core.device_noise import AHEAD_BYTES, MOST_BLOCKS
+from dpfl_plugin.core.device_noise import AHEAD_BYTES, MOST_PAIRS_AT_ONCE
 from dpfl_plugin.errors import ConfigError, MemoryShortError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.blocks import AT_ONCE, filled
@@ -190,10 +190,10 @@ def of_graph(
 
 
 def of_device_noise(setting: Setting, model: torch.Tensor, num_silos: int, *, stack: int) -> int:
-    """Bytes of normals that are drawn ahead, and of what they are made of."""
+    """Bytes of the noise of these steps, of that of the next while it is rounded, and of what it is made of."""
     together = min(stack, num_silos, setting.num_participants)
-    blocks = min(MOST_BLOCKS, together * model.numel())
-    return max(AHEAD_BYTES, together * model.numel() * 8) + 12 * 8 * blocks if together else 0
+    pairs = min(MOST_PAIRS_AT_ONCE, together * model.numel())
+    return 4 * max(AHEAD_BYTES, together * model.numel() * 8) + 16 * 8 * pairs if together else 0
 
 
 def bytes_of(records: Records) -> int:

@@ -60,6 +60,7 @@ def cuda_graph(function: Callable[[], Outputs], device: torch.device) -> tuple[C
             for _ in range(WARM_UPS):
                 function()
         torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph, stream=side):
+        # Meanwhile another thread may draw noise, and allocate memory for it.
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             outputs = function()
     return graph.replay, outputs

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfl_plugin.core.devices import to_device
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.gradients.base import Records
 
@@ -26,7 +27,7 @@ def moved(batches: Batches, device: torch.device) -> Batches:
     if device.type == "cpu":
         return batches
     known = [np.asarray(index) for own in batches for index in own if index is not None]
-    there = torch.from_numpy(np.concatenate(known or [np.empty(0, np.int64)])).to(device)
+    there = to_device(torch.from_numpy(np.concatenate(known or [np.empty(0, np.int64)])), device)
     parts = iter(there.split([len(index) for index in known]))
     return [[None if index is None else next(parts) for index in own] for own in batches]
 

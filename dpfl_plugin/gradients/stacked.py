@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpfl_plugin.core.balls import MOST_RATIO, inner
+from dpfl_plugin.core.devices import to_device
 from dpfl_plugin.gradients.base import Engine, Records, squared_inputs, squared_norms
 from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of, filled, pieces
 
@@ -125,7 +126,7 @@ class Pool:
         index = np.full((len(ids), filled(max(least, *map(len, rows)))), self._zeros)
         for place, silo, found in zip(index, ids, rows, strict=True):
             place[: len(found)] = found + self._first[silo]
-        return torch.from_numpy(index).to(self.device)
+        return to_device(torch.from_numpy(index), self.device)
 
     def take(self, index: Tensor) -> Stack:
         """The batches at an `index` (m, b)."""

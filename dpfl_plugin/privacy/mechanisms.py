@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from dpfl_plugin.core import draws
-from dpfl_plugin.core.device_noise import Normals
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.rounded_normals import MOST_STD
 from dpfl_plugin.errors import UnsupportedError, require
@@ -49,13 +47,17 @@ class Mechanism(Protocol):
 
 
 class OnDevice(Protocol):
-    """A mechanism whose noise can be computed where the value is (``runtime.noise: device``)."""
+    """A mechanism whose noise can be drawn where the value is: Gaussian, in whole steps of a grid."""
 
-    def add(
-        self, totals: Tensor, sensitivities: Sequence[float], normals: Normals, out: Tensor, factors: Sequence[float]
-    ) -> None:
-        """As calling the mechanism for each of the rows of ``totals`` (m, d), with noise made of ``normals``."""
+    def in_steps(self, sensitivity: float, dimension: int, factor: float) -> tuple[float, float]:
+        """(The grid's step, the noise's standard deviation in steps) for a value of so many numbers."""
         ...
+
+
+def can_draw_on_device(mechanism: Mechanism) -> bool:
+    """Whether it is `OnDevice`: a class that changes what another's call adds has to say anew what its steps are."""
+    own = next((kind for kind in type(mechanism).__mro__ if vars(kind).keys() & {"__call__", "in_steps"}), object)
+    return "in_steps" in vars(own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +96,10 @@ class Gaussian:
         if self.noise_multiplier == 0:
             out.copy_(total)
             return
-        step, std = self._in_steps(sensitivity, total.numel(), factor)
-        draws.add_rounded(total, step, std, rng, out)
+        draws.add_rounded(total, *self.in_steps(sensitivity, total.numel(), factor), rng, out)
 
-    def add(
-        self, totals: Tensor, sensitivities: Sequence[float], normals: Normals, out: Tensor, factors: Sequence[float]
-    ) -> None:
+    def in_steps(self, sensitivity: float, dimension: int, factor: float) -> tuple[float, float]:
         """See `OnDevice`."""
-        if self.noise_multiplier == 0:
-            out.copy_(totals)
-            return
-        count = totals.shape[1]
-        steps, stds = zip(
-            *(self._in_steps(one, count, factor) for one, factor in zip(sensitivities, factors, strict=True)),
-            strict=True,
-        )
-        normals.add_rounded(totals, steps, stds, out)
-
-    def _in_steps(self, sensitivity: float, dimension: int, factor: float) -> tuple[float, float]:
         return _in_steps(self.noise_multiplier, sensitivity, dimension, factor)
 
 

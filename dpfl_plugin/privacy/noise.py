@@ -1,4 +1,5 @@
-"""The noise of a round: each silo's, of each step, from a stream of its own name."""
+"""The noise of a round: each silo's, of each step, drawn on the host from a stream of its own name, or on the device
+where the gradients are."""
 
 from __future__ import annotations
 
@@ -8,24 +9,34 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dpfl_plugin.core.device_noise import DeviceNormals
+from dpfl_plugin.core.counter_words import FreshWords, SeededWords
+from dpfl_plugin.core.device_noise import DeviceNoise
 from dpfl_plugin.core.streams import Source, Words
 from dpfl_plugin.privacy.correlation import Chain
-from dpfl_plugin.privacy.mechanisms import OnDevice
+from dpfl_plugin.privacy.mechanisms import OnDevice, can_draw_on_device
 from dpfl_plugin.privacy.rules import PrivacyRules
 
 Scale = tuple[float, float]
 """(L2 sensitivity of a value, what the noise on it is multiplied by)."""
 
 
+def drawn_on_device(device: torch.device) -> bool:
+    """Whether noise is drawn where a value is. A processor draws it sooner in the way of `core.draws`."""
+    return device.type != "cpu"
+
+
 class SiloNoise:
     """Adds noise to the sums of m silos.
+
+    Correlated noise, that of a mechanism that cannot draw on a device (`mechanisms.OnDevice`), and that of silos of
+    which some have none is drawn on the host wherever the sums are.
 
     Args:
         rules_of: the rules of each silo, by row; rules: what they have in common.
         silos: their ids, by row. key: (purpose, silo, step) -> the name of a stream.
-        stream: draws; another name is set before each draw.
+        stream: draws on the host; another name is set before each draw.
         ahead: for how many steps `names` are; num_steps: how many there may be in the round.
+        scales: step -> the scale of each row, where they are known ahead.
 
     Attributes:
         names: of the streams of the steps that are looked ahead, by row.
@@ -44,24 +55,46 @@ class SiloNoise:
         ahead: int,
         num_steps: int,
         chains: Sequence[Chain] = (),
+        scales: Callable[[int], Sequence[Scale]] | None = None,
     ) -> None:
         self._rules, self._rules_of, self._silos, self._key = rules, rules_of, silos, key
-        self._stream, self._ahead, self._num_steps = stream, ahead, num_steps
+        self._stream, self._ahead, self._num_steps, self._scales = stream, ahead, num_steps, scales
         self.names: list[list[Words]] = []
         self.sizes = [0.0] * len(self._silos)
         self.chains = chains
-        self._normals: DeviceNormals | None = None
+        self._device_noise: DeviceNoise | None = None
+        self._on_device = False
+
+    def begin(self, like: Tensor) -> None:
+        """Begin to draw the noise on values of the shape (m, d) of ``like``, if it is drawn on their device."""
+        different = {id(own): own for own in self._rules_of}.values()
+        noisy = {own.mechanism.event("full", 1.0, own.neighbouring, own.unit).noise_multiplier > 0 for own in different}
+        able = all(can_draw_on_device(own.mechanism) for own in different)
+        self._on_device = drawn_on_device(like.device) and not self.chains and able and len(noisy) == 1
+        if not self._on_device or noisy == {False}:
+            return
+        d, scales = like.shape[1], self._scales
+        self._device_noise = DeviceNoise(
+            FreshWords() if self._rules.fresh else SeededWords(self._name_of),
+            rows=len(self._silos),
+            count=d,
+            steps=self._num_steps,
+            device=like.device,
+            stds=None if scales is None else lambda step: _in_steps(self._rules_of, scales(step), d)[1],
+        )
 
     def add(self, totals: Tensor, scales: Sequence[Scale], first: int, step: int, out: Tensor) -> None:
         """Write ``totals`` (n, d) float64 to ``out`` (n, d), with the noise of this step of each of n silos, those from
         row ``first`` on."""
-        rules = self._rules
-        if rules.noise == "device":
-            normals = self._device_normals(out).at(step).rows(slice(first, first + len(scales)))
-            sensitivities, factors = zip(*scales, strict=True)
+        if self._on_device:
+            rows = slice(first, first + len(scales))
             for n, (sensitivity, factor) in enumerate(scales):
                 self.sizes[first + n] += (sensitivity * factor) ** 2
-            cast(OnDevice, rules.mechanism).add(totals, sensitivities, normals, out, factors)
+            if self._device_noise is None:
+                out.copy_(totals)
+                return
+            grids, stds = _in_steps(self._rules_of[rows], scales, totals.shape[1])
+            self._device_noise.add_rounded(totals, step, rows, grids, stds, out)
             return
         # There and back at once: each transfer waits for the device.
         values, noisy = totals.cpu(), out if out.is_cpu else torch.empty(out.shape, dtype=out.dtype)
@@ -72,7 +105,7 @@ class SiloNoise:
 
     def add_of(self, row: int, step: int, total: Tensor, scale: Scale, out: Tensor) -> None:
         """Write ``total`` (d,) float64 to ``out`` (d,), with the noise of this step of one silo."""
-        if self._rules.noise == "device":
+        if self._on_device:
             self.add(total.unsqueeze(0), [scale], row, step, out.unsqueeze(0))
             return
         sensitivity, factor = scale
@@ -84,17 +117,17 @@ class SiloNoise:
         self._rules_of[row].mechanism(total, sensitivity, self._stream.seek(name), out, factor)
 
     def _name(self, row: int, step: int) -> bytes | Words:
-        if self._rules.unit == "silo":
-            return self._key("noise", self._silos[row], step)
-        return self.names[row][step % self._ahead]
+        return self._name_of(row, step) if self._rules.unit == "silo" else self.names[row][step % self._ahead]
 
-    def _device_normals(self, like: Tensor) -> DeviceNormals:
-        if self._normals is None:
-            self._normals = DeviceNormals(
-                lambda row, step: self._key("noise", self._silos[row], step),
-                rows=len(self._silos),
-                count=like.shape[-1],
-                steps=self._num_steps,
-                device=like.device,
-            )
-        return self._normals
+    def _name_of(self, row: int, step: int) -> bytes:
+        return self._key("noise", self._silos[row], step)
+
+
+def _in_steps(
+    rules_of: Sequence[PrivacyRules], scales: Sequence[Scale], dimension: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(Each row's grid, the standard deviation of its noise in steps of it)."""
+    rows = zip(rules_of, scales, strict=True)
+    pairs = (cast(OnDevice, own.mechanism).in_steps(scale[0], dimension, scale[1]) for own, scale in rows)
+    grids, stds = zip(*pairs, strict=True)
+    return grids, stds

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from dpfl_plugin.core.shares import share_bounds
@@ -32,7 +31,6 @@ class PrivacyRules:
         schedule: how the mechanism's noise changes with the round and the release.
         l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
         fresh: batches and noise are from the operating system's randomness, not from the run's seed.
-        noise: where the noise on gradients and updates is computed: on the host, or on the model's device.
         augmentation: of each record the mean gradient of its views is what `clipping` bounds; None: its own gradient.
         silos: the rules of silos with settings of their own, by id; they differ in noise multiplier, sampler and
             clip_norm only.
@@ -47,7 +45,6 @@ class PrivacyRules:
     schedule: Schedule = field(default_factory=Constant)
     l2: float = 0.0
     fresh: bool = False
-    noise: Literal["host", "device"] = "host"
     augmentation: Augmentation | None = None
     silos: Mapping[int, PrivacyRules] = field(default_factory=dict, hash=False)
 
@@ -64,8 +61,6 @@ class PrivacyRules:
                 "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
             )
         self.clipping.check(self.unit, self.clip_norm, self.noise_multiplier)
-        if self.noise == "device":
-            self._check_device_noise()
         if self.silos and (self.unit != "record" or self.varies or self.clipping.adapts or self.clipping.measures):
             raise UnsupportedError("silos: settings of single silos need unit: record, and noise that does not change.")
         if self.augmentation is not None and self.unit == "person":
@@ -94,7 +89,6 @@ class PrivacyRules:
             ),
             (self.augmentation is not None, "augmentation", "views of a record are proven for single steps only"),
             (bool(self.silos), "silos", "silos with settings of their own are planned in another way"),
-            (self.noise == "device", "runtime.noise='device'", "the device's noise is not correlated"),
             (
                 self.fresh,
                 "randomness: fresh",
@@ -106,23 +100,6 @@ class PrivacyRules:
                 raise UnsupportedError(
                     f"privacy.sampler='cyclic' with {key}: {why}. Use sampler: fixed, or leave {key.split(':')[0]} out."
                 )
-
-    def _check_device_noise(self) -> None:
-        if self.silos:
-            raise UnsupportedError(
-                "runtime.noise='device' with silos: the device draws noise with one noise multiplier for all silos. "
-                "Use noise: host."
-            )
-        if self.fresh:
-            raise UnsupportedError(
-                "runtime.noise='device' with privacy.randomness: fresh: the device's numbers follow from the seed. Use "
-                "noise: host."
-            )
-        if not callable(getattr(self.mechanism, "add", None)):
-            raise UnsupportedError(
-                f"runtime.noise='device': privacy.mechanism {type(self.mechanism).__name__} computes its noise on the "
-                "host only (it has no method add, see OnDevice in dpfl_plugin/privacy/mechanisms.py). Use noise: host."
-            )
 
     def of(self, silo: int) -> PrivacyRules:
         """How the releases of one silo are made."""

@@ -23,6 +23,7 @@ from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.choice import PassedTrials, Terms
 from dpfl_plugin.gradients.persons import no_labels
 from dpfl_plugin.oracle import replayable, together
+from dpfl_plugin.privacy.noise import drawn_on_device
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.models import examples, flat_model, model_and_loss, records_of
@@ -101,7 +102,7 @@ def plan_memory(
         needs += together
         if config.runtime.graphs:
             needs.append(("a graph", memory.of_graph(setting, model, together, len(mine), stack=stack)))
-    if rules.noise == "device":
+    if rules.noise_multiplier and drawn_on_device(model.device):
         needs.append(("noise", memory.of_device_noise(setting, model, len(mine), stack=stack)))
     if rules.augmentation is not None and mine:
         features = mine[0].features

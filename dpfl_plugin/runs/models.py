@@ -168,4 +168,10 @@ def usable_device(name: str) -> torch.device:
         there = f" Of GPUs torch sees {', '.join(f'cuda:{i}' for i in range(found))}." if found else ""
         said = str(error).splitlines()[0].removesuffix(".")
         raise ConfigError(f"runtime.device={name!r} cannot be used here: {said}.{there}") from error
+    try:
+        torch.empty(1, dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"runtime.device={name!r} has no float64, in which sums and noise are computed; use cpu or cuda."
+        ) from error
     return device

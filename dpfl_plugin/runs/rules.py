@@ -85,7 +85,6 @@ def privacy_rules(config: Config, noise_multiplier: float = 1.0) -> PrivacyRules
         schedule=_schedule(config),
         l2=config.l2,
         fresh=config.fresh,
-        noise=config.runtime.noise,
         augmentation=views_of(config),
     )
 

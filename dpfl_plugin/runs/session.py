@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -303,20 +302,6 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
             "killed. Leave out checkpoint.every and checkpoint.seconds to have one after every round."
         )
     _tell_silos(config, parts, hooks)
-    for said in slow_noise(config, parts.noise_multiplier):
-        hooks.note(said)
-
-
-def slow_noise(config: Config, noise_multiplier: float) -> list[str]:
-    """What to tell a user whose GPU waits while a core of the host draws noise, unless the user chose where."""
-    runtime = config.runtime
-    unchosen = "noise" not in runtime.model_fields_set and not config.fresh
-    if not (runtime.device.startswith("cuda") and unchosen and noise_multiplier):
-        return []
-    return [
-        "noise is drawn on the host, and the GPU waits for it: --set runtime.noise=device draws it on the GPU"
-        + ("." if find_spec("numba") else "; numba draws it sooner on the host, too: pip install 'dpfl-plugin[fast]'.")
-    ]
 
 
 def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:

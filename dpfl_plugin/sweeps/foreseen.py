@@ -45,7 +45,7 @@ class Foresight:
         if privacy.accountant.name is not None:
             self._once("accountant", privacy.accountant.model_dump(mode="json"), lambda: make_accountant(config))
         if None not in (privacy.mechanism.name, privacy.clip.name, privacy.schedule.name):
-            facts = [privacy.model_dump(mode="json"), config.rounds is None, config.l2, config.runtime.noise]
+            facts = [privacy.model_dump(mode="json"), config.rounds is None, config.l2]
             self._once("privacy", facts, lambda: privacy_rules(config))
         steps, options = steps_of(config), config.data.dataset.options
         self._once("preprocess", steps, lambda: check_steps(steps, MORE_STEPS))

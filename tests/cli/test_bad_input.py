@@ -133,7 +133,6 @@ SETTINGS = {
     "runtime={lockstep: true, stack: 1}": ["lockstep: true with stack: 1"],
     "runtime.graphs=true": ["graphs: true with device: cpu", "leave graphs out"],
     "runtime={graphs: true, device: cuda, lockstep: false}": ["graphs: true with lockstep: false"],
-    "runtime.noise=gpu": ["runtime.noise='gpu'", "'host' or 'device'"],
     "name=a/b": ["name='a/b'"],
     # plugins
     "algorithm.name=scafold": ["'scafold'", "did you mean 'scaffold'", "Known: "],

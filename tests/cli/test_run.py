@@ -149,7 +149,6 @@ OTHER = [
     {"silo_rate": 0.5},
     {"l2": 0.1},
     {"runtime": {"dtype": "float64"}},
-    {"runtime": {"noise": "device"}},
     {"runtime": {"lockstep": True}},
     {"runtime": {"lockstep": True, "stack": 3}},
     {"runtime": {"device": "cuda"}},
@@ -324,12 +323,15 @@ def test_variants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("secure", "randomness"), [(True, "fresh"), (False, "seeded")])
-def test_the_key_of_earlier_versions_is_read_with_one_note(tmp_path: Path, secure: bool, randomness: str) -> None:
+def test_keys_of_earlier_versions_are_read_with_a_note_each(tmp_path: Path, secure: bool, randomness: str) -> None:
     changes = {"seed": None, "rounds": 1, "privacy": {"secure": secure}, "variants": {"a": {}, "b": {"l2": 0.1}}}
+    changes["runtime"] = {"noise": "device"}
     done = dpfl("run", write(tmp_path, changes), "--out", tmp_path / "runs", "--json")
     assert done.code == 0 and done.json["a"]["randomness"] == done.json["b"]["randomness"] == randomness
     note = f"note: privacy.secure: {str(secure).lower()} is read as privacy.randomness: {randomness}.\n"
-    assert done.err.startswith(note) and done.err.count("note: privacy.secure") == 1
+    assert done.err.count(note) == done.err.count("note: privacy.secure") == 1
+    note = "note: runtime.noise: device is no longer needed: noise is drawn where the model is. Remove it.\n"
+    assert done.err.count(note) == done.err.count("note: runtime.noise") == 1
     assert secure or done.json["a"]["seed"] == 0
 
 

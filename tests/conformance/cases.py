@@ -36,6 +36,7 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, WithReplacement
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.mpi.network import loopback
+from tests.on_device import noise_drawn_on
 from tests.recording import Recorder
 
 CLASSES = 3
@@ -141,7 +142,6 @@ class Case:
             mechanism=mechanism,
             sampler=SAMPLERS[self.sampler],
             fresh=self.fresh,
-            noise=self.noise,
             clipping=registry.load("clippings", self.clipping)(**CLIPPING_OPTIONS.get(self.clipping, {})),
         )
 
@@ -324,9 +324,10 @@ def run(
     plan = dataclasses.replace(
         algorithm.round_plan(), participants=everybody, weights=(1 / len(silos),) * len(silos), silo_share=1.0
     )
-    for round in range(rounds):
-        runtime.run_round(down, plan, Draw(seed, round))
-        runtime.commit()
+    with noise_drawn_on(case.noise):
+        for round in range(rounds):
+            runtime.run_round(down, plan, Draw(seed, round))
+            runtime.commit()
     values = torch.stack([torch.stack([up[str(step)] for step in range(steps)]) for up in seen])
     return Transcript(values.double().cpu().numpy(), tuple(sink.charges))
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from dpfl_plugin.core import draws
+from dpfl_plugin.core.counter_words import FreshWords
+from dpfl_plugin.core.device_noise import DeviceNoise
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.streams import FreshStream, stream
 from dpfl_plugin.privacy.mechanisms import Gaussian
@@ -83,12 +85,9 @@ def test_a_release_is_whole_steps_of_a_grid_that_does_not_depend_on_the_value(me
         if mechanism == "host":
             Gaussian(SIGMA)(value, SENSITIVITY, stream(1, "noise", trial), out)
         else:
-            from dpfl_plugin.core.device_noise import Normals, normals
-            from dpfl_plugin.core.streams import stream_key
-
-            keys = [stream_key(1, "noise", trial)]
-            made = Normals(keys, normals(keys, DIMENSION, torch.device("cpu")))
-            Gaussian(SIGMA).add(value.unsqueeze(0), [SENSITIVITY], made, out.unsqueeze(0), [1.0])
+            rows, (grid, std) = slice(0, 1), Gaussian(SIGMA).in_steps(SENSITIVITY, DIMENSION, 1.0)
+            made = DeviceNoise(FreshWords(), rows=1, count=DIMENSION, steps=1, device=torch.device("cpu"))
+            made.add_rounded(value.unsqueeze(0), 0, rows, [grid], [std], out.unsqueeze(0))
         steps = out / step
         assert torch.equal(steps, steps.round())
         odd += int((steps % 2 != 0).sum())

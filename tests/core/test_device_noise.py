@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
+import struct
 from decimal import Decimal, localcontext
 
 import mpmath
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from dpfl_plugin.core import device_noise
-from dpfl_plugin.core.device_noise import DeviceNormals, Normals, normals, philox
+from dpfl_plugin.core import counter_words, device_noise
+from dpfl_plugin.core.counter_words import CounterWords, FreshWords, SeededWords, chacha20, philox
+from dpfl_plugin.core.device_noise import DeviceNoise
 from dpfl_plugin.core.streams import stream_key
 
 Philox = pytest.importorskip("randomgen", reason="a reference, which FedML's environment has not").Philox
@@ -35,6 +40,51 @@ KNOWN = [
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
+# RFC 8439: key, counter, nonce, key stream.
+CHACHA20 = [
+    (
+        bytes(range(32)),
+        1,
+        bytes.fromhex("000000090000004a00000000"),
+        "10f1e7e4d13b5915500fdd1fa32071c4 c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2 b5129cd1de164eb9cbd083e8a2503c4e",
+    ),
+    (
+        bytes(32),
+        0,
+        bytes(12),
+        "76b8e0ada0f13d90405d6ae55386bd28 bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a37 6a43b8f41518a11cc387b669b2ee6586",
+    ),
+    (
+        bytes(32),
+        1,
+        bytes(12),
+        "9f07e7be5551387a98ba977c732d080d cb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d5 31ed1f28510afb45ace10a1f4b794d6f",
+    ),
+    (
+        bytes(31) + b"\1",
+        1,
+        bytes(12),
+        "3aeb5224ecf849929b9d828db1ced4dd 832025e8018b8160b82284f3c949aa5a"
+        "8eca00bbb4a73bdad192b5c42f73f2fd 4e273644c8b36125a64addeb006c13a0",
+    ),
+    (
+        b"\0\xff" + bytes(30),
+        2,
+        bytes(12),
+        "72d54dfbf12ec44b362692df94137f32 8fea8da73990265ec1bbbea1ae9af0ca"
+        "13b25aa26cb4a648cb9b9d1be65b2c09 24a66c54d545ec1b7374f4872e99f096",
+    ),
+    (
+        bytes(32),
+        0,
+        bytes(11) + b"\2",
+        "c2c64d378cd536374ae204b9ef933fcd 1a8b2288b3dfa49672ab765b54ee27c7"
+        "8a970e0e955c14f3a88e741b97c286f7 5f8fc299e8148362fa198a39531bed6d",
+    ),
+]
 word = st.one_of(st.integers(0, LOW), st.sampled_from([0, 1, 2**16 - 1, 2**16, 2**31 - 1, 2**31, LOW]))
 
 
@@ -42,9 +92,28 @@ def words(text: str, device: str = "cpu") -> list[Tensor]:
     return [torch.tensor([int(part, 16)], device=device) for part in text.split()]
 
 
+def seeded(keys: list[bytes]) -> SeededWords:
+    """Those of streams of these names, at the first step."""
+    return SeededWords(lambda row, step: keys[row])
+
+
+def normals(keys: list[bytes], count: int, device: str = "cpu") -> Tensor:
+    places = [(row, 0) for row in range(len(keys))]
+    return device_noise.normals(seeded(keys), places, count, torch.device(device))
+
+
+def integers(keys: list[bytes], count: int, stds: list[float], device: str = "cpu") -> Tensor:
+    places = [(row, 0) for row in range(len(keys))]
+    return device_noise.rounded(seeded(keys), places, normals(keys, count, device), stds)
+
+
+def exact(key: bytes, index: int, std: float) -> int:
+    return device_noise.exact(seeded([key]), (0, 0), index, std)
+
+
 def draws(keys: list[bytes], count: int) -> NDArray[np.float64]:
     """Normals; 0 where they are left to the exact way, which is once in 2^19."""
-    return np.nan_to_num(normals(keys, count, torch.device("cpu")).numpy())
+    return np.nan_to_num(normals(keys, count).numpy())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -77,21 +146,21 @@ def test_normals_are_those_of_the_definition(device: str) -> None:
     u, v = (raw[:, 1] + 0.5) / 2.0**64 + raw[:, 0] / 2.0**32, raw[:, 3] / 2.0**64 + raw[:, 2] / 2.0**32
     r = np.sqrt(-2 * np.where(u < 0.5, np.log(u), np.log1p(-(1 - u))))
     expected = np.stack([r * np.cos(2 * np.pi * v), r * np.sin(2 * np.pi * v)], axis=1).ravel()
-    found = normals([key], 999, torch.device(device)).cpu().numpy()[0]
+    found = normals([key], 999, device).cpu().numpy()[0]
     np.testing.assert_allclose(found, expected[:999], rtol=0, atol=1e-14)
 
 
 @settings(max_examples=40, deadline=None)
-@given(count=st.integers(0, 70), blocks=st.integers(1, 40), silos=st.integers(1, 5))
-def test_a_stream_is_the_same_alone_and_among_others(count: int, blocks: int, silos: int) -> None:
+@given(count=st.integers(0, 70), pairs=st.integers(1, 40), silos=st.integers(1, 5))
+def test_a_stream_is_the_same_alone_and_among_others(count: int, pairs: int, silos: int) -> None:
     keys = [stream_key(1, "noise", silo=silo) for silo in range(silos)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(device_noise.BLOCKS, "cpu", blocks)
-        together = normals(keys, count, torch.device("cpu"))
+        patch.setitem(device_noise.PAIRS, "cpu", pairs)
+        together = normals(keys, count)
     assert together.shape == (silos, count)
     for row, key in enumerate(keys):
-        assert torch.equal(together[row], normals([key], count, torch.device("cpu"))[0])
-        assert torch.equal(together[row], normals([key], count + 3, torch.device("cpu"))[0, :count])
+        assert torch.equal(together[row], normals([key], count)[0])
+        assert torch.equal(together[row], normals([key], count + 3)[0, :count])
 
 
 def test_every_part_of_a_name_counts() -> None:
@@ -113,7 +182,7 @@ def test_every_one_of_160_bits_of_a_key_counts() -> None:
 
 def test_a_stream_ends() -> None:
     with pytest.raises(ValueError, match="it has 8589934592"):
-        normals([stream_key(0, "noise")], 2**33 + 1, torch.device("cpu"))
+        normals([stream_key(0, "noise")], 2**33 + 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -146,7 +215,7 @@ def exactly(key: bytes, index: int, u_bits: int, v_bits: int) -> mpmath.mpf:
 def test_normals_are_as_near_to_the_exact_ones_as_is_said(device: str) -> None:
     """Whatever bits follow, to a sixteenth of `NEAR`: the rest of it is room for other devices."""
     key = stream_key(2, "noise")
-    found = normals([key], 1000, torch.device(device)).tolist()[0]
+    found = normals([key], 1000, device).tolist()[0]
     with mpmath.workdps(60):
         off = [abs(x - exactly(key, n, bits, bits)) for n, x in enumerate(found) for bits in (0, 2**64 - 1)]
     assert max(off) < device_noise.NEAR / (4 if device == "cuda" else 16)
@@ -157,26 +226,24 @@ def test_normals_are_as_near_to_the_exact_ones_as_is_said(device: str) -> None:
 def test_integers_are_rounded_normals(device: str, std: float) -> None:
     """All of them as the exact way has them, which a number in 60 takes at the largest deviation."""
     keys = [stream_key(3, "noise", silo=silo) for silo in range(2)]
-    made = Normals(keys, normals(keys, 150, torch.device(device)))
-    found = made.integers([std, 2 * std])
+    found = integers(keys, 150, [std, 2 * std], device)
     for row, key in enumerate(keys):
-        assert found[row].tolist() == [device_noise.exact(key, n, (row + 1) * std) for n in range(150)]
+        assert found[row].tolist() == [exact(key, n, (row + 1) * std) for n in range(150)]
 
 
 def test_what_lies_near_the_middle_of_two_integers_is_decided_by_more_bits() -> None:
     """At deviations that put a number there as well as floats can; half of them would be rounded the wrong way."""
     key = stream_key(6, "noise")
-    for index, x in enumerate(normals([key], 40, torch.device("cpu")).tolist()[0]):
+    for index, x in enumerate(normals([key], 40).tolist()[0]):
         std = (math.floor(2.0**36 * abs(x)) + 0.5) / abs(x)
-        made = Normals([key], normals([key], 40, torch.device("cpu")))
-        assert made.integers([std])[0, index].item() == device_noise.exact(key, index, std)
+        assert integers([key], 40, [std])[0, index].item() == exact(key, index, std)
 
 
 def test_the_exact_way_goes_on_with_bits_of_its_own() -> None:
     """At 2^120 steps a deviation it shows: the bits that follow are the same each time, and for each number others."""
     keys = [stream_key(4, "noise", silo=silo) for silo in range(2)]
-    found = {(key, n): device_noise.exact(key, n, 2.0**120) for key in keys for n in range(6)}
-    again = {(key, n): device_noise.exact(key, n, 2.0**120) for key in keys for n in range(6)}
+    found = {(key, n): exact(key, n, 2.0**120) for key in keys for n in range(6)}
+    again = {(key, n): exact(key, n, 2.0**120) for key in keys for n in range(6)}
     assert found == again
     with mpmath.workdps(80):
         rests = [value - exactly(key, n, 0, 0) * 2**120 for (key, n), value in found.items()]
@@ -197,19 +264,17 @@ def test_sines_and_cosines_have_their_digits() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_sums_on_the_device_are_rounded_to_the_grid_first(device: str) -> None:
     totals = torch.tensor([[0.26, math.nan, 1e300], [-0.26, math.inf, 7.0]], dtype=torch.float64, device=device)
-    keys = [stream_key(5, "noise", silo=silo) for silo in range(2)]
-    made = Normals(keys, normals(keys, 3, torch.device(device)))
-    out = torch.empty(2, 3, device=device)
-    made.add_rounded(totals, [0.25, 0.5], [9.0, 99.0], out)
-    noise = made.integers([9.0, 99.0]).cpu()
-    assert (out.cpu() / torch.tensor([[0.25], [0.5]]) - noise).tolist() == [[1, 0, 0], [-1, 0, 14]]
+    keys, stds = [stream_key(5, "noise", silo=silo) for silo in range(2)], [9.0, 99.0]
+    made, out = noise(seeded(keys), stds, count=3, steps=1, device=device), torch.empty(2, 3, device=device)
+    made.add_rounded(totals, 0, slice(0, 2), [0.25, 0.5], stds, out)
+    drawn = integers(keys, 3, stds)
+    assert (out.cpu() / torch.tensor([[0.25], [0.5]]) - drawn).tolist() == [[1, 0, 0], [-1, 0, 14]]
 
 
 @pytest.mark.parametrize("std", [0.0, math.nan, 2.0**41])
 def test_deviations_that_are_refused(std: float) -> None:
-    key = [stream_key(0, "noise")]
     with pytest.raises(ValueError, match=r"at most 2\^40"):
-        Normals(key, normals(key, 1, torch.device("cpu"))).integers([std])
+        integers([stream_key(0, "noise")], 1, [std])
 
 
 def far(z: NDArray[np.float64]) -> bool:
@@ -247,17 +312,125 @@ def test_neither_pairs_of_a_block_nor_neighbouring_streams_correlate() -> None:
         assert abs(np.corrcoef(one, other + 0.03 * one)[0, 1]) > bound, "power"
 
 
+# Ahead of the steps
+
+
+def noise(
+    words: CounterWords, stds: list[float], *, count: int, steps: int, device: str = "cpu", known: bool = True
+) -> DeviceNoise:
+    how = {"rows": len(stds), "count": count, "steps": steps, "device": torch.device(device)}
+    return DeviceNoise(words, **how, stds=(lambda step: stds) if known else None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("steps", [1, 4, 7])
 @pytest.mark.parametrize("ahead_bytes", [1, 3 * 5 * 8 * 2, 2**20])
-def test_what_is_drawn_ahead_is_what_each_step_would_draw(steps: int, ahead_bytes: int) -> None:
-    def key(row: int, step: int) -> bytes:
-        return stream_key(1, "noise", silo=row, step=step)
+@pytest.mark.parametrize("first", [1, 2**17])
+def test_what_is_drawn_ahead_is_what_each_step_would_draw(
+    known: bool, steps: int, ahead_bytes: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is drawn at a time, and whether a step asks for all rows or one after another."""
+    monkeypatch.setattr(device_noise, "AHEAD_BYTES", ahead_bytes)
+    monkeypatch.setattr(device_noise, "FIRST", first)
+    stds, words = [1e3, 2e9, 0.3], SeededWords(lambda row, step: stream_key(1, "noise", silo=row, step=step))
+    made = noise(words, stds, count=5, steps=steps, known=known)
+    for step in range(steps):
+        places = [(row, step) for row in range(3)]
+        rows = [slice(0, 3)] if step % 2 else [slice(0, 1), slice(1, 3)]
+        found = torch.cat([made.integers(step, part, stds[part]) for part in rows])
+        values = device_noise.normals(words, places, 5, torch.device("cpu"))
+        assert torch.equal(found, device_noise.rounded(words, places, values, stds))
 
-    device = torch.device("cpu")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_noise, "AHEAD_BYTES", ahead_bytes)
-        made = DeviceNormals(key, rows=3, count=5, steps=steps, device=device)
-        for step in (*range(steps), 0, steps - 1, steps):  # back, and one more than was said
-            keys = [key(row, step) for row in range(3)]
-            assert torch.equal(made.at(step).values, normals(keys, 5, device))
-            assert made.at(step).rows(slice(1, 3)).keys == keys[1:]
+
+def test_noise_is_handed_out_once_and_as_it_was_drawn() -> None:
+    made = noise(FreshWords(), [4.0, 5.0], count=6, steps=2)
+    made.integers(0, slice(1, 2), [5.0])
+    for step, rows, stds in ((0, slice(1, 2), [5.0]), (0, slice(0, 1), [4.0])):
+        with pytest.raises(ValueError, match="handed out once"):
+            made.integers(step, rows, stds)
+    with pytest.raises(ValueError, match="other deviations"):
+        made.integers(1, slice(0, 1), [4.5])
+    with pytest.raises(ValueError, match="more than 2 steps"):
+        made.integers(2, slice(0, 1), [4.0])
+
+
+# Fresh
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_chacha20_has_the_published_key_streams(device: str) -> None:
+    """RFC 8439: section 2.3.2, and appendix A.1."""
+    for key, counter, nonce, expected in CHACHA20:
+        place = [torch.tensor([word], dtype=torch.int32, device=device) for word in struct.unpack("<3i", nonce)]
+        counters = torch.tensor([counter], dtype=torch.int32, device=device)
+        assert chacha20(key, counters, place).cpu().numpy().astype("<i4").tobytes().hex() == expected.replace(" ", "")
+
+
+@settings(max_examples=30, deadline=None)
+@given(key=st.binary(min_size=32, max_size=32), counter=st.integers(0, 2**31 - 8), place=st.tuples(word, word, word))
+def test_chacha20_is_that_of_openssl(key: bytes, counter: int, place: tuple[int, int, int]) -> None:
+    nonce = struct.pack("<3I", *place)
+    words = [torch.tensor([word, 0], dtype=torch.int64).to(torch.int32) for word in place]  # of two streams
+    found = chacha20(key, torch.arange(counter, counter + 5, dtype=torch.int32), words)
+    openssl = Cipher(algorithms.ChaCha20(key, struct.pack("<I", counter) + nonce), mode=None).encryptor()
+    assert found[:, 0].numpy().T.astype("<i4").tobytes() == openssl.update(bytes(5 * 64))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(first=st.integers(0, 9).map(lambda n: 4 * n), count=st.integers(1, 11))
+@settings(max_examples=20, deadline=None)
+def test_the_bits_that_decide_begin_with_those_that_did_not(device: str, first: int, count: int) -> None:
+    words, places = FreshWords(), [(0, 0), (3, 70)]
+    for drawn in (words, SeededWords(lambda row, step: stream_key(1, "noise", silo=row, step=step))):
+        found = [word.cpu() for word in drawn.words(places, first, first + count, torch.device(device))]
+        for row, place in enumerate(places):
+            for pair in range(count):
+                w0, w1, w2, w3 = (int(word[row, pair]) for word in found)
+                u, v = drawn.uniforms(place, first + pair)
+                assert (u >> 192, v >> 192) == (w0 << 32 | w1, w2 << 32 | w3)
+                assert max(u, v) < 2**256
+
+
+def test_no_block_of_a_key_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits that decide come from blocks that no words come from; and of 2 x 3 streams no two share one."""
+    blocks: list[tuple[int, ...]] = []
+
+    def seen(key: bytes, counter: Tensor, nonce: list[Tensor]) -> Tensor:
+        rows = zip(*(word.tolist() for word in nonce), strict=True)
+        blocks.extend((number, *row) for row in rows for number in counter.tolist())
+        return chacha20(key, counter, nonce)
+
+    monkeypatch.setattr(counter_words, "chacha20", seen)
+    monkeypatch.setitem(device_noise.PAIRS, "cpu", 8)
+    words, places = FreshWords(), [(row, step) for step in range(3) for row in range(2)]
+    device_noise.normals(words, places, 101, torch.device("cpu"))
+    assert len(set(blocks)) == len(blocks) == 6 * 13
+    monkeypatch.setattr(
+        words, "_block", lambda what, place, counter: blocks.append((counter, what, *place)) or [0] * 16
+    )
+    for place in places:
+        for pair in range(51):
+            words.uniforms(place, pair)
+    more = [block for block in blocks if block[1] == 1]
+    assert len(set(more)) == len(more) == 6 * 51 and not {block[1] for block in blocks} - {0, 1}
+
+
+def test_fresh_words_are_nobodys_else() -> None:
+    """Two objects have keys of their own, which neither pickle nor copy takes along."""
+    place, cpu = [(0, 0)], torch.device("cpu")
+    one, other = (torch.stack([*FreshWords().words(place, 0, 64, cpu)]) for _ in range(2))
+    assert len(torch.cat([one.flatten(), other.flatten()]).unique()) > 500  # of 512; false alarm below 1e-60
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(FreshWords())
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("std", [40.0, 2.0**21])
+def test_fresh_integers_have_the_law_of_rounded_normals(std: float) -> None:
+    """200,000 of 4 streams, in bins of a tenth of a deviation; false alarm 1e-7. A deviation 2 % too large shows."""
+    edges = np.concatenate([[-math.inf], np.round(np.arange(-30, 31) * std / 10) - 0.5, [math.inf]])
+    expected = 200_000 * np.diff(stats.norm.cdf(edges / std))
+    drawn = noise(FreshWords(), [std] * 4, count=50_000, steps=1).integers(0, slice(0, 4), [std] * 4).numpy()
+    p_values = [stats.chisquare(np.histogram(by * drawn, edges)[0], expected).pvalue for by in (1.0, 1.02)]
+    assert p_values[0] > ALPHA > p_values[1]

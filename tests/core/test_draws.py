@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from dpfl_plugin.core import draws, rounded_normals, sfc64_state, ziggurat
-from dpfl_plugin.core.device_noise import Normals, normals
+from dpfl_plugin.core.counter_words import SeededWords
+from dpfl_plugin.core.device_noise import DeviceNoise
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.sfc64_state import OpenSFC64
 from dpfl_plugin.core.streams import FreshStream, Stream
@@ -117,9 +118,9 @@ def test_threads_have_memory_of_their_own_to_draw_in():
 
 
 def on_the_device(total, std, out):
-    keys = [bytes(range(32))]
-    made = Normals(keys, normals(keys, len(total), torch.device("cpu")))
-    made.add_rounded(total.unsqueeze(0), [STEP], [std], out.unsqueeze(0))
+    words = SeededWords(lambda row, step: bytes(range(32)))
+    made = DeviceNoise(words, rows=1, count=len(total), steps=1, device=torch.device("cpu"))
+    made.add_rounded(total.unsqueeze(0), 0, slice(0, 1), [STEP], [std], out.unsqueeze(0))
 
 
 WAYS = {

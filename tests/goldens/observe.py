@@ -114,13 +114,13 @@ def observed() -> Iterator[Seen]:
         seen.draws[at.at(rng)] += [int(step) for step in np.rint(exact.numpy() / grid) - values]
         out.copy_(exact)
 
-    def there(normals: device_noise.Normals, stds: Any) -> Tensor:
-        found = integers(normals, stds)
-        for key, row in zip(normals.keys, found.tolist(), strict=True):
-            seen.draws[at.names[key]] += map(int, row)
+    def there(words: Any, places: Any, *rest: Any) -> Tensor:
+        found = rounded(words, places, *rest)
+        for place, row in zip(places, found.tolist(), strict=True):
+            seen.draws[at.names[words.key(*place)]] += map(int, row)
         return found
 
-    integers = device_noise.Normals.integers
+    rounded = device_noise.rounded
 
     def drawn(original: Callable[..., Any]) -> Callable[..., Any]:
         def draw(sampler: Any, num_records: int, rng: np.random.Generator) -> Any:
@@ -143,7 +143,7 @@ def observed() -> Iterator[Seen]:
         patches: list[tuple[Any, str, Any]] = [
             (streams.Stream, "seek", at.moved(streams.Stream.seek)),
             (draws, "add_rounded", host_noise),
-            (device_noise.Normals, "integers", there),
+            (device_noise, "rounded", there),
             (InProcess, "run_round", ran(InProcess.run_round)),
             (MpiRuntime, "run_round", ran(MpiRuntime.run_round)),
         ]

@@ -15,6 +15,7 @@ from tests.cli.command import dpfl, merged
 from tests.goldens.observe import observed
 from tests.goldens.ranks import at_ranks
 from tests.goldens.rows import Row
+from tests.on_device import noise_drawn_on
 
 # 4 silos of 15 records, of which 12 are for training.
 BASE: Final[dict[str, Any]] = {
@@ -32,6 +33,7 @@ BASE: Final[dict[str, Any]] = {
 }
 FULL = {"sampler": "full", "record_rate": None}
 POISSON = {"sampler": "poisson", "record_rate": 0.3}
+ON_DEVICE: Final = "noise of the device, lockstep"
 SILO = {"unit": "silo", "noise_multiplier": 20.0}
 OTHERS = {"num_features": None, "num_classes": None, "records_per_silo": None}
 PERSONS: dict[str, Any] = {
@@ -129,7 +131,7 @@ CONFIGURATIONS: Final[dict[str, dict[str, Any]]] = {
     "not private": {"privacy": FULL | {"clip_norm": float("inf"), "noise_multiplier": 0}},
     "noise falls by round": {"privacy": {"schedule": {"name": "geometric", "beta": 0.8, "threshold": 1}}},
     "noise falls by step": {"privacy": {"schedule": {"name": "geometric", "beta": 0.9, "by": "step"}}},
-    "noise of the device, lockstep": {"runtime": {"noise": "device", "lockstep": True}, "engine": "closed_form"},
+    ON_DEVICE: {"runtime": {"lockstep": True}, "engine": "closed_form"},
     "lockstep, float32": {"runtime": {"lockstep": True, "dtype": "float32"}, "privacy": POISSON},
     # Engines
     "dense": {**MLP, "engine": "dense"},
@@ -182,7 +184,7 @@ EVERYDAY: Final = (
     "persons, poisson, scores",
     "cyclic",
     "clipped adaptively",
-    "noise of the device, lockstep",
+    ON_DEVICE,
     "solved, capped",
     "scaffold, 2 ranks",
 )
@@ -226,7 +228,8 @@ def row(name: str, stage: Stage) -> Row:
     values = merged(merged(BASE, {"runtime": {"kind": "mpi"}} if size else {}), changes)
     path = stage.folder / f"{''.join(letter if letter.isalnum() else '-' for letter in name)}.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False))
-    with at_ranks(size) if size else contextlib.nullcontext(), observed() as seen:
+    drawn = noise_drawn_on("device" if name == ON_DEVICE else "host")
+    with drawn, at_ranks(size) if size else contextlib.nullcontext(), observed() as seen:
         done = dpfl("run", path, "--out", path.with_suffix(""), "--json")
     assert done.code in (0, 3), done.err
     result = done.json

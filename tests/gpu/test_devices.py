@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from benchmarks import gpu
 from benchmarks.workloads import Workload
-from dpfl_plugin.config.load import load
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Engine, Records
@@ -28,8 +28,8 @@ from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize, Poisson
-from dpfl_plugin.runs.session import slow_noise
-from tests.cli.command import charges, run, write
+from tests.cli.command import charges, dpfl, one_message, run, write
+from tests.on_device import noise_drawn_on
 from tests.quadratics import rules
 
 CUDA = torch.cuda.is_available()
@@ -72,11 +72,12 @@ def test_an_empty_batch_releases_noise(device: str) -> None:
     assert (found.std(dim=1) > 0).all()
 
 
+@pytest.mark.parametrize("place", ["host", "device"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_noise_is_that_of_the_stream_on_any_device(device: str) -> None:
-    """Drawn from each silo's own stream on the host, in float64, and then moved."""
-    noise = gradient(device, ClosedForm, "softmax", 1.0) - gradient(device, ClosedForm, "softmax", 0.0)
-    expected = gradient("cpu", ClosedForm, "softmax", 1.0) - gradient("cpu", ClosedForm, "softmax", 0.0)
+def test_seeded_noise_is_the_same_on_any_device(device: str, place: Any) -> None:
+    with noise_drawn_on(place):
+        noise = gradient(device, ClosedForm, "softmax", 1.0) - gradient(device, ClosedForm, "softmax", 0.0)
+        expected = gradient("cpu", ClosedForm, "softmax", 1.0) - gradient("cpu", ClosedForm, "softmax", 0.0)
     torch.testing.assert_close(noise, expected)
     assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 0.9, "no two silos share it"
 
@@ -102,11 +103,12 @@ def test_a_run_in_lockstep_with_noise_of_the_device(tmp_path: Path, device: str,
     charged = {}
     for name, runtime in (
         ("plain", {"device": "cpu"}),
-        ("lockstep", {"device": device, "noise": "device", **({"lockstep": True} if device == "cpu" else {})}),
+        ("lockstep", {"device": device, **({"lockstep": True} if device == "cpu" else {})}),
     ):
         (tmp_path / name).mkdir()
         changes = {"runtime": runtime, "privacy": {"clip": clip}, "model": {"name": "mlp", "hidden": [3]}}
-        made = run(write(tmp_path / name, changes))
+        with noise_drawn_on("device" if name == "lockstep" else "host"):
+            made = run(write(tmp_path / name, changes))
         environment = json.loads((Path(made["folder"]) / "environment.json").read_text())
         assert bool(environment["lockstep"]) == (name == "lockstep")
         model = load_file(Path(made["folder"]) / "model.safetensors")
@@ -117,22 +119,30 @@ def test_a_run_in_lockstep_with_noise_of_the_device(tmp_path: Path, device: str,
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("device", "parts"),
     [
-        ({"runtime": {"device": "cuda"}}, True),
-        ({"runtime": {"device": "cuda:1"}}, True),
-        ({"runtime": {"device": "cpu"}}, False),
-        ({"runtime": {"device": "cuda", "noise": "host"}}, False),
-        ({"runtime": {"device": "cuda", "noise": "device"}}, False),
-        ({"runtime": {"device": "cuda"}, "privacy": {"randomness": "fresh"}}, False),
-        ({"runtime": {"device": "cuda"}, "privacy": {"noise_multiplier": 0.0}}, False),
+        pytest.param("cuda", ("cannot be used here",), marks=pytest.mark.skipif(CUDA, reason="there is CUDA")),
+        ("cuda:9", ("cannot be used here",)),
+        ("gpu", ("not a valid device", "use cpu, cuda or cuda:N")),
+        ("mps", ("has no float64", "use cpu or cuda")),
     ],
 )
-def test_who_chose_nothing_is_told_that_a_gpu_waits_for_noise(
-    tmp_path: Path, changes: dict[str, Any], told: bool
+def test_a_device_that_cannot_be_used_is_one_message(
+    tmp_path: Path, device: str, parts: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load(write(tmp_path, changes)).variants[0].config
-    assert bool(slow_noise(config, config.privacy.noise_multiplier or 0.0)) == told
+    empty = torch.empty
+
+    def without_float64(*size: Any, dtype: torch.dtype | None = None, **given: Any) -> Tensor:
+        if str(given.get("device")) == "mps" and dtype is torch.float64:
+            raise TypeError(
+                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+            )
+        place = {"device": None} if str(given.get("device")) == "mps" else {}
+        return empty(*size, dtype=dtype, **{**given, **place})
+
+    monkeypatch.setattr(torch, "empty", without_float64)
+    done = dpfl("run", write(tmp_path, {"runtime": {"device": device}}), "--out", tmp_path / "runs")
+    one_message(done, f"runtime.device='{device}'", *parts)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -33,6 +33,7 @@ from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.runs import build
 from dpfl_plugin.runs.engines import graphs_of
 from tests.cli.command import charges, dpfl, one_message, run, write
+from tests.on_device import noise_drawn_on
 from tests.quadratics import rules
 from tests.recording import Recorder
 from tests.test_lockstep import CLIPPINGS, IDS, MODELS, SIZES, C, records, start, walk
@@ -78,13 +79,11 @@ class Lab:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_rounds_with_one_recording_are_those_without(
-    kind: str, sampler: str, clipping: str, noise: str, device: str
+    kind: str, sampler: str, clipping: str, noise: Any, device: str
 ) -> None:
     """Three rounds of three steps, in all of which parameters, batches, noise, the schedule's factor and, where they
     adapt, clipping norms change: the same bits where batches have one length, else up to rounding."""
-    made_by = rules(
-        1.5, C, SAMPLERS[sampler], clipping=CLIPPINGS[clipping], noise=noise, schedule=Geometric(beta=0.8, by="step")
-    )
+    made_by = rules(1.5, C, SAMPLERS[sampler], clipping=CLIPPINGS[clipping], schedule=Geometric(beta=0.8, by="step"))
     clip_norms = [0.1, 0.4, 1.6, 6.4] if CLIPPINGS[clipping].adapts else [C] * 4
     lab, record, seen = Lab(kind, device), record_on(device), []
     replayed = lab.replayed(made_by, record)
@@ -92,7 +91,8 @@ def test_rounds_with_one_recording_are_those_without(
         plain = lab.asked(made_by, round, clip_norms=clip_norms)
         other = lab.asked(made_by, round, clip_norms=clip_norms, replayed=replayed)
         y = start(kind).to(device)
-        found, expected = walk(other, y), walk(plain, y)
+        with noise_drawn_on(noise):
+            found, expected = walk(other, y), walk(plain, y)
         for one, sought in zip(found, expected, strict=True):
             if sampler == "poisson":
                 torch.testing.assert_close(one, sought, rtol=1e-9, atol=1e-11)
@@ -156,7 +156,7 @@ def test_long_batches() -> None:
         {"privacy": {"clip": "adaptive"}, "silo_rate": 0.5},
         {"privacy": {"clip": "per_layer"}, "model": {"name": "mlp", "hidden": [3]}},
         {"privacy": {"sampler": "poisson"}},
-        {"runtime": {"noise": "device"}, "algorithm": {"name": "fedavg"}},
+        {"algorithm": {"name": "fedavg"}},
         {"runtime": {"stack": 3}},
         {"runtime": {"lockstep": None}, "engine": "bookkeeping", "model": {"name": "mlp", "hidden": [3]}},
         {"runtime": {"lockstep": None}, "engine": "vmap", "privacy": {"clip": "per_layer"}},
@@ -208,7 +208,7 @@ def test_a_run_by_its_configuration(tmp_path: Path, device: str, clip: str) -> N
     for graphs in (False, True):
         (tmp_path / str(graphs)).mkdir()
         changes = {
-            "runtime": {"device": device, "noise": "device", "graphs": graphs, "dtype": "float64"},
+            "runtime": {"device": device, "graphs": graphs, "dtype": "float64"},
             "privacy": {"clip": clip, "sampler": "full", "record_rate": None, **noise},
         }
         made[graphs] = run(write(tmp_path / str(graphs), changes))

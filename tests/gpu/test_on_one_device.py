@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpfl_plugin.core.device_noise import DeviceNormals
+from dpfl_plugin.core.counter_words import FreshWords, SeededWords
+from dpfl_plugin.core.device_noise import normals
 from dpfl_plugin.core.streams import stream_key
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
@@ -67,8 +68,8 @@ def test_the_sums_of_a_stack(kind: str, clip_norm: float) -> None:
 
 @pytest.mark.parametrize("count", [6, 7])
 def test_noise(count: int) -> None:
-    made = DeviceNormals(
-        lambda row, step: stream_key(0, "noise", silo=row, step=step), rows=3, count=count, steps=4, device=ELSEWHERE
-    )
-    noise = made.at(2).values
-    assert noise.device == ELSEWHERE and noise.shape == (3, count) and noise.dtype == torch.float64
+    """Its words, and its normals; whether they are decided has to be asked of numbers."""
+    seeded = SeededWords(lambda row, step: stream_key(0, "noise", silo=row, step=step))
+    for words in (seeded, FreshWords()):
+        drawn = normals(words, [(row, 2) for row in range(3)], count, ELSEWHERE)
+        assert drawn.device == ELSEWHERE and drawn.shape == (3, count) and drawn.dtype == torch.float64

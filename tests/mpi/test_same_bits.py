@@ -98,7 +98,7 @@ APART: dict[str, dict[str, Any]] = {
     "hidden": {"evaluation": {"reveal": "experimenter"}, "personalise": {"local_steps": 2, "local_lr": 0.1}},
     "lockstep": {
         "engine": "closed_form",
-        "runtime": {"lockstep": True, "dtype": "float64", "noise": "device"},
+        "runtime": {"lockstep": True, "dtype": "float64"},
     },
 }
 BACKBONE = "from torch import nn\ndef make(shape):\n    return nn.Flatten()\n"

@@ -34,6 +34,8 @@ from dpfl_plugin.algorithms.isrl import Facts
 from dpfl_plugin.algorithms.localized import LocalizedMBSGD
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.core import draws, shares, streams
+from dpfl_plugin.core.counter_words import FreshWords
+from dpfl_plugin.core.device_noise import DeviceNoise
 from dpfl_plugin.core.fresh import FreshGenerator
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.outcomes import CLASSES
@@ -79,6 +81,7 @@ from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
 from tests.adapters.federation import NOISY, PUBLIC, block
 from tests.cli import command
+from tests.on_device import Place, noise_drawn_on
 from tests.privacy import adaptive
 from tests.privacy import oracle as twin
 from tests.quadratics import ByHand, Lab, Quadratic, rules, silo
@@ -262,7 +265,9 @@ def oracle_of(of: PrivacyRules, records: Sequence[Records], *, round: int = 0, s
 D, STEPS, SILOS, ROUNDS = 4000, 3, 2, 2
 
 
-def noise_of(of: PrivacyRules) -> tuple[dict[tuple[int, int, int], Tensor], dict[tuple[int, int, int], float]]:
+def noise_of(
+    of: PrivacyRules, place: Place
+) -> tuple[dict[tuple[int, int, int], Tensor], dict[tuple[int, int, int], float]]:
     """By (round, silo, step): the noise on a sum over the sensitivity, and the noise multiplier that is charged.
 
     All gradients are 0, so that noise is all that comes back.
@@ -273,7 +278,8 @@ def noise_of(of: PrivacyRules) -> tuple[dict[tuple[int, int, int], Tensor], dict
     for round_ in range(ROUNDS):
         asked = oracle_of(of, records, round=round_, steps=STEPS)
         steps = 1 if of.unit == "silo" else STEPS
-        outs = [asked.release(y) if of.unit == "silo" else asked.gradient(y) for _ in range(steps)]
+        with noise_drawn_on(place):
+            outs = [asked.release(y) if of.unit == "silo" else asked.gradient(y) for _ in range(steps)]
         for number in range(SILOS):
             of_silo = [c.release.noise_multiplier for c in asked.charges() if c.silo == number for _ in range(c.count)]
             assert len(of_silo) == steps, "each release is charged"
@@ -286,20 +292,21 @@ def noise_of(of: PrivacyRules) -> tuple[dict[tuple[int, int, int], Tensor], dict
     return noises, charged
 
 
-def settings() -> Iterator[PrivacyRules]:
+def settings() -> Iterator[tuple[PrivacyRules, Place]]:
     falling = Geometric(beta=0.25, by="step")
-    yield rules(8.0, 1.0, FixedSize(batch_size=2), schedule=falling)
-    yield rules(8.0, 1.0, Poisson(0.5))
-    yield rules(8.0, 1.0, FullBatch(), noise="device")
-    yield rules(8.0, 1.0, FullBatch(), unit="silo", neighbouring="add_or_remove")
-    yield rules(8.0, 1.0, FullBatch(), silos={1: rules(2.0, 1.0, FullBatch())})
+    yield rules(8.0, 1.0, FixedSize(batch_size=2), schedule=falling), "host"
+    yield rules(8.0, 1.0, Poisson(0.5)), "host"
+    yield rules(8.0, 1.0, FullBatch()), "device"
+    yield rules(8.0, 1.0, FullBatch(), fresh=True, schedule=falling), "device"
+    yield rules(8.0, 1.0, FullBatch(), unit="silo", neighbouring="add_or_remove"), "host"
+    yield rules(8.0, 1.0, FullBatch(), silos={1: rules(2.0, 1.0, FullBatch())}), "host"
 
 
 def every_release_has_the_noise_that_is_charged() -> None:
     """At each round, silo and step, by any schedule and any silo's own settings: 6 % are 5 standard errors. What is
     protected is charged as what it is."""
-    for of in settings():
-        noises, charged = noise_of(of)
+    for of, place in settings():
+        noises, charged = noise_of(of, place)
         for key, noise in noises.items():
             assert abs(float(noise.std()) / charged[key] - 1) < 0.06, key
         assert of.release(1.0).unit == of.unit
@@ -307,8 +314,8 @@ def every_release_has_the_noise_that_is_charged() -> None:
 
 def no_two_releases_share_their_noise() -> None:
     """|r| < 0.11 for independent noise: 7 standard errors."""
-    for of in settings():
-        noises, _ = noise_of(of)
+    for of, place in settings():
+        noises, _ = noise_of(of, place)
         together = torch.corrcoef(torch.stack(list(noises.values())))
         together.fill_diagonal_(0.0)
         assert float(together.abs().max()) < 0.11
@@ -318,6 +325,10 @@ def fresh_noise_is_drawn_once() -> None:
     """Two holders of fresh bits, and two draws of one, share nothing: else their difference has no noise."""
     one, other = FreshGenerator(sums=2), FreshGenerator(sums=2)
     drawn = [source.rounded(1000, 2.0**20) for source in (one, one, one, other)]
+    std, there = 2.0**20, {"rows": 1, "count": 1000, "steps": 2, "device": torch.device("cpu")}
+    for steps in (2, 1):
+        noise = DeviceNoise(FreshWords(), **there, stds=lambda step: (std,))  # type: ignore[arg-type]
+        drawn += [noise.integers(step, slice(0, 1), (std,))[0].numpy() for step in range(steps)]
     for first, second in itertools.combinations(drawn, 2):
         assert np.count_nonzero(first == second) < 10
 
@@ -325,8 +336,10 @@ def fresh_noise_is_drawn_once() -> None:
 def fresh_noise_does_not_follow_from_names() -> None:
     """Computed again, an answer has other noise, whatever round and silo it is of."""
     y, records = torch.zeros(1, D, dtype=torch.float64), [silo([0.0] * D, [0.0] * D)]
-    one, other = (oracle_of(rules(8.0, 1.0, fresh=True), records).gradient(y)[0] for _ in range(2))
-    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.11
+    for place in ("host", "device"):
+        with noise_drawn_on(place):
+            one, other = (oracle_of(rules(8.0, 1.0, fresh=True), records).gradient(y)[0] for _ in range(2))
+        assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.11
 
 
 def every_stream_has_a_key_of_its_own() -> None:

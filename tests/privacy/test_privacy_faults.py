@@ -6,6 +6,7 @@ here, and the property that notices it in `tests/privacy/properties.py`.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from dpfl_plugin.adapters import records
 from dpfl_plugin.algorithms.localized import Phases
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core import device_noise, draws, grid, shares, streams
+from dpfl_plugin.core.counter_words import SeededWords
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.data import persons, record_order
 from dpfl_plugin.data.federation import FederationSpec
@@ -46,6 +48,7 @@ from dpfl_plugin.privacy import (
     filters,
     ledger,
     mechanisms,
+    noise,
     pld,
     registered,
     step_loss,
@@ -230,8 +233,16 @@ def forgetful(**fixed: int) -> Callable[[Any], Any]:
     return make
 
 
-def first_row_for_all(rows: Any) -> Any:
-    return lambda self, some: rows(self, slice(0, some.stop - some.start))
+def first_row_for_all(integers: Any) -> Any:
+    def of_first(self: Any, step: int, rows: slice, stds: Any) -> Any:
+        found = integers(self, step, rows, stds)
+        return self._values[step - self._first, :1].expand_as(found)
+
+    return of_first
+
+
+def first_step_for_all(normals: Any) -> Any:
+    return lambda words, places, *rest: normals(words, [(row, 0) for row, _ in places], *rest)
 
 
 def adding_only(laws: Any) -> Any:
@@ -500,7 +511,7 @@ FAULTS = [
     fault(
         "silos share their noise on the device",
         holds.no_two_releases_share_their_noise,
-        (device_noise.Normals, "rows", first_row_for_all),
+        (device_noise.DeviceNoise, "integers", first_row_for_all),
     ),
     fault(
         "fresh noise has a key that everybody knows",
@@ -511,6 +522,16 @@ FAULTS = [
         "fresh noise follows from a seed",
         holds.fresh_noise_does_not_follow_from_names,
         (oracle, "FreshStream", to(lambda sums: streams.Stream())),
+    ),
+    fault(
+        "fresh noise on the device follows from a seed",
+        holds.fresh_noise_does_not_follow_from_names,
+        (noise, "FreshWords", to(lambda: SeededWords(functools.partial(streams.stream_key, 0, "noise", 0)))),
+    ),
+    fault(
+        "noise on the device is handed out for each step that asks",
+        holds.fresh_noise_is_drawn_once,
+        (device_noise, "normals", first_step_for_all),
     ),
     fault(
         "batches and noise come from one stream",

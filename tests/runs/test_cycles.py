@@ -115,7 +115,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "AutoS": {"privacy": {"clip": "auto_s"}},
     "Adaptive": {"privacy": {"clip": "adaptive"}},
     "secure": {"privacy": {"randomness": "fresh"}},
-    "device": {"runtime": {"noise": "device"}},
     "silos": {"silos": {0: {"noise_multiplier": 9.0}}},
     "bands": {"privacy": {"bands": 5}},
     "batch_size": {"privacy": {"record_rate": None, "batch_size": 6}},

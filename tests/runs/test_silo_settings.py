@@ -104,7 +104,6 @@ def test_what_names_no_one_silo_is_refused(names: list[str], known: dict[int, st
         ({"silo_rate": 0.5}, "silo_rate below 1"),
         ({"early_stopping": {"every": 2}}, "early_stopping"),
         ({"personalise": {"local_steps": 1, "local_lr": 0.1}}, "personalise"),
-        ({"runtime": {"noise": "device"}}, "runtime.noise"),
         ({"runtime": {"lockstep": True}}, "runtime.lockstep"),
         ({"privacy": {"epsilon": 2.0, "unit": "silo"}}, "privacy.unit: silo"),
         ({"privacy": {"epsilon": 2.0, "budget_view": "third_party"}}, "privacy.budget_view"),
