@@ -39,7 +39,7 @@ from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.job import planner_of, stopping_of
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
-from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
+from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, not_covered, statement
 
 RESULT_SCHEMA = 1
 STAYED = (
@@ -247,6 +247,7 @@ def _result(
         "noise_multiplier": parts.noise_multiplier,
         "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": said["views"],
+        "not_covered": not_covered(config),
         "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
         **({} if said["shared"] is None else {"adaptive_total": said["shared"]["adaptive"]}),
         "seconds": round(progress.seconds, 3),
