@@ -23,7 +23,6 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, nearest, require_argument
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
-from dpfl_plugin.runs.locations import folder_of, key_of
 from dpfl_plugin.runs.plan_request import Question
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
 from dpfl_plugin.theorems import Given, Prescribed, prescribed
@@ -45,7 +44,6 @@ def plan(
     epsilon: float | None = None,
     delta: float | None = None,
     view: str | None = None,
-    ledger: str | Path | None = None,
     paper: str | None = None,
     recommend: bool = False,
     skew: str | None = None,
@@ -58,7 +56,6 @@ def plan(
             most; "rate", the smallest record rate that has next to the least noise on a mean gradient, and its noise
             multiplier: the answer's ``tried`` has others.
         epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
-        ledger: of earlier runs on the same data, for which the budget is, too.
         paper: what the theorems of "scaffnew", "gao", "noble", "chang" or "li" prescribe, instead of ``solve``.
         recommend: instead of ``solve``: the method to begin with, by what was measured nearest (docs/drift.md).
         skew: with ``recommend``, how silos differ: "labels", "shares", "alike" or "source"; needed where the
@@ -83,7 +80,7 @@ def plan(
                 f"{', '.join(CONSTANTS)}."
             )
     asked = experiment_of(experiment)
-    question = question_of(asked, epsilon=epsilon, delta=delta, view=view, ledger=ledger)
+    question = question_of(asked, epsilon=epsilon, delta=delta, view=view)
     given = Given(**constants)
     given.check(paper)
     check_recommend(recommend, skew, {"solve": solve, "paper": paper})
@@ -123,7 +120,6 @@ def question_of(
     epsilon: float | None = None,
     delta: float | None = None,
     view: str | None = None,
-    ledger: str | Path | None = None,
 ) -> Question:
     """A question about an experiment; arguments as those of `plan`."""
     return Question(
@@ -133,7 +129,6 @@ def question_of(
         epsilon=epsilon,
         delta=delta,
         view=view,
-        ledger=None if ledger is None else Path(ledger),
     )
 
 
@@ -150,9 +145,8 @@ def paper_plans(
     question: Question, paper: str, given: Given, solve: str | None = None
 ) -> dict[str, Prescribed | ConfigError]:
     """As `plan` with ``paper``, by label."""
-    for name, value in (("solve", solve), ("ledger", question.ledger)):
-        if value is not None:
-            raise ArgumentError(f"{{{name}}} has no meaning with {{paper}}: leave it out.")
+    if solve is not None:
+        raise ArgumentError("{solve} has no meaning with {paper}: leave it out.")
     return prescribed(question, paper, given)
 
 
@@ -160,16 +154,15 @@ def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
     """As `plan`, by label."""
     solve = "sigma" if solve is None else solve
     require_argument(solve in KEYS, "solve", solve, f"be one of {', '.join(KEYS)}")
-    variants, prior = question.variants(), question.prior()
+    variants = question.variants()
     answers: dict[str, Answer] = {}
     for variant in variants:
         label, config = variant.label or variant.config.name, variant.config
         if config.privacy.noise_multiplier == 0 and len(variants) > 1:
             answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
             continue
-        key = None if question.ledger is None else key_of(config, folder_of(config), question.ledger)
         try:
-            ahead = forecast(question.with_budget(config), question.base, prior, key=key)
+            ahead = forecast(question.with_budget(config), question.base)
             ahead.check()
         except (ConfigError, DataError) as error:
             raise in_file(error, question.path, variant) from error
@@ -281,7 +274,7 @@ def _answer(ahead: Forecast, solve: str, given: list[str], value: float, then: F
     if not value:
         raise _unfit(then, solve, server if privacy.budget_view == "server" else third_party)
     answer: Answer = {"solved": solve, "value": value, "asked": asked, "accountant": ahead.accountant.name}
-    if solve == "sigma" and (why := strain(value, privacy.epsilon or 0.0, ahead.account().held())):
+    if solve == "sigma" and (why := strain(value)):
         answer["warning"] = why
     return {
         **answer,

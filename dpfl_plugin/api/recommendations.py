@@ -44,7 +44,7 @@ def recommendations(question: Question, skew: str | None = None) -> dict[str, An
     """
     known = skew is None or skew in SKEWS
     require_argument(known, "skew", skew, f"be one of {', '.join(SKEWS)}{nearest(str(skew), SKEWS)}", f"{WORDS}.")
-    for name in ("delta", "view", "ledger"):
+    for name in ("delta", "view"):
         if getattr(question, name) is not None:
             raise ArgumentError(f"{{{name}}} has no meaning with {{recommend=True}}: leave it out.")
     found = numbers()

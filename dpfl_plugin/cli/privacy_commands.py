@@ -32,9 +32,6 @@ Solve = Annotated[
     ),
 ]
 One = Annotated[str | None, typer.Option(help="One variant of the file (default: all).")]
-Earlier = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="As in dpfl run: plan for what earlier runs left of the budget.")
-]
 Paper = Annotated[
     str | None,
     typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble, chang or li; next to what is proven."),
@@ -137,7 +134,6 @@ def plan(
     solve: Solve = None,
     settings: Settings = None,
     variant: One = None,
-    ledger: Earlier = None,
     paper: Paper = None,
     recommend: Recommend = False,
     skew: Skew = None,
@@ -169,7 +165,7 @@ def plan(
         "from_records": from_records or None,
     }
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
-    of_file: dict[str, Any] = {"view": view, "variant": variant, "ledger": ledger}
+    of_file: dict[str, Any] = {"view": view, "variant": variant}
     asked: dict[str, Any] = {"paper": paper, "recommend": recommend or None, "skew": skew}
     of_mechanism: dict[str, Any] = {"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}
     if config is not None:

@@ -133,7 +133,6 @@ COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "plan": lambda stage: ("plan", "solved.yaml"),
     "plan, rounds": lambda stage: ("plan", "plain.yaml", "--solve", "rounds", "--epsilon", "5"),
     "plan, third party": lambda stage: ("plan", "third party.yaml", "--view", "third_party"),
-    "plan beside a ledger": lambda stage: ("plan", "solved.yaml", "--ledger", "shared.jsonl"),
     "plan of a mechanism": lambda stage: ("plan", *NUMBERS, "--steps", "100", "--epsilon", "2"),
     "plan, recommend": lambda stage: ("plan", "skewed.yaml", "--recommend"),
     "plan, chang": lambda stage: ("plan", "chang.yaml", "--paper", "chang"),
