@@ -61,7 +61,6 @@ from dpfl_plugin.privacy.registered import (
     Registration,
     adaptive_total,
     first_line,
-    limit_of,
     reuses_to_plain,
     slots_to_plain,
     unused,
@@ -193,7 +192,7 @@ class PrivateOracle:
             parts = _parts(config, module, records, of_loss, key)
             _check_labels(parts, records.silos[0], named=isinstance(loss, str))
             account = _account(config, parts)
-            token, slots = secrets.token_hex(8), _slots(config, steps, account)
+            token, slots = secrets.token_hex(8), {} if path is None else _slots(config, steps, account)
             reuses = [] if held is None else unused(held, parts.data_sha256, slots)
             plan = Plan(parts.data_sha256, without_reused(slots, reuses))
             if held is not None and path is not None:
@@ -205,13 +204,12 @@ class PrivateOracle:
             if path is not None and key is not None:
                 key.keep()
                 totals = functools.partial(first_line, plan, config.privacy.ledger_epsilon, config.privacy.delta)
-                account.shared = shared = stack.enter_context(open_shared(path, totals if plan.silos else dict))
+                account.shared = shared = stack.enter_context(open_shared(path, totals))
                 facts = _facts(config, parts, token) | ({"early": True} if not len(shared) else {})
                 registered = {"slots": slots_to_plain(slots), "reuses": reuses_to_plain(reuses)}
                 shared.begin_run(facts | {key: value for key, value in registered.items() if value})
                 shared.sync()
-                if limit_of(shared) is not None:
-                    account.registration = Registration(shared, token)
+                account.registration = Registration(shared, token)
             found = cls(net, _Opened(config, parts, live, account, path, token, stack.pop_all()))
         if path is not None:
             _opened[path.resolve()] = found
@@ -518,14 +516,15 @@ def _slots(config: Config, steps: int | None, account: PrivacyAccount) -> dict[i
     """What an oracle registers in its ledger: all steps, or as many as the budget has room for.
 
     Raises:
-        ConfigError: the ledger is to have a limit, and nothing says how many there are.
+        ConfigError: nothing says how many there are.
     """
     if steps is None and config.privacy.epsilon is not None:
         steps = account.expected_rounds(PLAN, MOST_ROUNDS)
     if steps is None:
-        if config.privacy.ledger_epsilon is not None:
-            raise ConfigError("privacy.ledger_epsilon needs steps, or privacy.epsilon: how many releases there are.")
-        return {}
+        raise ConfigError(
+            "steps is missing: in a ledger that others may add to, an oracle registers how many releases it may make. "
+            "Give steps, or privacy.epsilon, or ledger=None."
+        )
     counts: Counter[Kind] = Counter()
     for step, times in zip(range(steps), itertools.repeat(1)) if account.rules.varies else ((0, steps),):
         for charge in account.charges(step, PLAN):

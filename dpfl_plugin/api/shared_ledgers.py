@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import Run, adaptive_total, planned_total, runs_in
+from dpfl_plugin.privacy.registered import Run, adaptive_total, planned_total, plans_in, runs_in
 from dpfl_plugin.privacy.views import ViewEpsilon, server_composed
 from dpfl_plugin.runs.ledgers import read_shared
 
@@ -19,6 +20,7 @@ Row = dict[str, Any]
 ERROR: Final = "above the epsilon of planned runs by what choosing them after looking may have gained"
 ADAPTIVE: Final = "server, whatever decided on later runs"
 PLANNED: Final = "server, runs that were planned together"
+OF_A_TUNING: Final = "what the candidates of a tuning released, within a plan that was fixed before the first of them"
 
 
 def is_ledger(path: Path) -> bool:
@@ -56,13 +58,19 @@ def shared_rows(
         found[label] = rows(run)
     if not runs:
         return found
-    total = adaptive_total(ledger, runs[0].facts["delta"])
     (like,) = found[label][:1] or [{}]
-    both = [{**like, **_values(total, ADAPTIVE), "error": ERROR, "accountant": "filter", "basis": total["why"]}]
-    if planned := planned_total(ledger, total["delta"]):
-        basis = f"the joint plan of the {planned['num_runs']} runs that were registered before the first release"
-        both.append({**like, **_values(planned, PLANNED), "basis": basis})
-    found[f"total at delta {total['delta']:.15g}"] = both
+    delta = runs[0].facts["delta"]
+    if all("candidate" in run.facts for run in runs):
+        epsilon = planned_epsilon(plans_in(ledger), delta)
+        total = {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta}
+        together = [{**like, **_values(total, PLANNED), "basis": OF_A_TUNING}]
+    else:
+        total = adaptive_total(ledger, delta)
+        together = [{**like, **_values(total, ADAPTIVE), "error": ERROR, "accountant": "filter", "basis": total["why"]}]
+        if planned := planned_total(ledger, total["delta"]):
+            basis = f"the joint plan of the {planned['num_runs']} runs that were registered before the first release"
+            together.append({**like, **_values(planned, PLANNED), "basis": basis})
+    found[f"total at delta {total['delta']:.15g}"] = together
     return found
 
 

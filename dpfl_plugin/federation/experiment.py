@@ -243,10 +243,11 @@ class Experiment:
         length may tell of a record. The whole plan's length does not, and a run that stops is a function of it.
         """
         assert self.stopping is not None
-        for _ in rehearsal(self.account, self.planner, self.rounds, progress.server, progress.rounds, NOT_RUN):
+        name = f"{NOT_RUN}.{self.run_name}" if self.fresh else NOT_RUN  # in a ledger that other runs share
+        for _ in rehearsal(self.account, self.planner, self.rounds, progress.server, progress.rounds, name):
             pass
         every = self.stopping.every
-        self.account.charge_scores_not_made(range(progress.rounds + every, self.rounds + 1, every))
+        self.account.charge_scores_not_made(range(progress.rounds + every, self.rounds + 1, every), name)
         self.account.sync()
 
     def kept(self, progress: Progress) -> Tensor:

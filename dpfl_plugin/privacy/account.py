@@ -20,7 +20,7 @@ from dpfl_plugin.privacy.claims.values import plain, views_of
 from dpfl_plugin.privacy.composition import Planned, Terms
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, batches
-from dpfl_plugin.privacy.extra_releases import Beside, Kind
+from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, Kind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import Draw, Plan
 from dpfl_plugin.privacy.registered import Registration
@@ -79,7 +79,7 @@ class PrivacyAccount:
             stating=stating,
         )
         self._budget, self._draw, self.shared = budget, draw, shared
-        self.registration: Registration | None = None  # where the shared ledger has a limit
+        self.registration: Registration | None = None  # in a shared ledger
         self._observe(
             Server(book, accountant, budget),
             ThirdParty(book, accountant, budget),
@@ -111,10 +111,10 @@ class PrivacyAccount:
         assert not self._book.stating
         made = list(batches(charges))
         self._book.check_planned(made)
-        if self.shared is not None:
-            self.shared.append_all(made)
         if self.registration is not None:
             self.registration.take(made)
+        if self.shared is not None:
+            self.shared.append_all(made)
         self._book.add(made)
 
     def sync(self) -> None:
@@ -154,7 +154,11 @@ class PrivacyAccount:
         Raises:
             PluginError: sampled rounds differ in their number of gradients, and do not say what the most is.
         """
-        self._book.begin(round, self._book.pricing.cost(round, plan))
+        book = self._book
+        book.begin(round, book.pricing.cost(round, plan))
+        if self.registration is not None:
+            planned = {silo: book.pricing.planned(silo, book.costs[round]) for silo in plan.participants}
+            self.registration.reserve(planned)
 
     def lose(self) -> None:
         """The run goes on without some of its silos: see `Book.lose`."""
@@ -170,7 +174,7 @@ class PrivacyAccount:
         """Whether a round, the next to come, stays within the budget."""
         book = self._book
         assert not book.stating
-        if self._budget is None and self.registration is None:
+        if self._budget is None and not self._limited:
             return True
         cost = book.dearer(round, book.pricing.cost(round, plan))
         if self._beyond_limit({silo: book.pricing.planned(silo, cost) for silo in plan.participants}):
@@ -181,6 +185,11 @@ class PrivacyAccount:
             return self._bounded.affords(round, cost, plan)
         drawn_may_fit = book.spec.view == "server"
         return self._ahead.affords(round, plan) or (drawn_may_fit and self._server.affords(round, cost, plan))
+
+    @property
+    def _limited(self) -> bool:
+        """Whether the shared ledger has a limit."""
+        return self.registration is not None and self.registration.limited
 
     def _beyond_limit(self, wanted: Mapping[int, Sequence[Planned]]) -> bool:
         """Whether releases pass the limit of the shared ledger."""
@@ -193,7 +202,7 @@ class PrivacyAccount:
         crash makes silos make again with fresh noise is another.
         """
         book = self._book
-        if self.registration is not None:
+        if self._limited:
             one, _ = book.extra.plan.planned(kind, book.rules, min(book.spec.num_records))
             if self._beyond_limit({silo: [one] for silo in range(book.spec.num_silos)}):
                 return False
@@ -220,13 +229,12 @@ class PrivacyAccount:
     @property
     def restricts(self) -> bool:
         """Whether a budget, a limit or a cap may end a run."""
-        limited = self._budget is not None or self.registration is not None
-        return limited or self._book.spec.max_participations is not None
+        return self._budget is not None or self._limited or self._book.spec.max_participations is not None
 
     def why_not(self) -> str:
         """Why the budget allows no further round."""
         if (spec := self._book.spec).epsilon is None:
-            if self.registration is not None:
+            if self._limited:
                 return "the limit of the shared ledger affords no more than this run registered"
             return "there is no budget"
         view = spec.view.replace("_", " ")
@@ -239,9 +247,9 @@ class PrivacyAccount:
         cost = pricing.cost(round, plan)
         return [one for silo in plan.participants for one in pricing.charges(silo, round, cost, noise_id)]
 
-    def charge_scores_not_made(self, rounds: Iterable[int]) -> None:
+    def charge_scores_not_made(self, rounds: Iterable[int], noise_id: str = NOT_RUN) -> None:
         """Charge scores that were planned after so many ``rounds`` each, as if they had been made."""
-        self.append(self._book.extra.scores_not_made(rounds))
+        self.append(self._book.extra.scores_not_made(rounds, noise_id))
 
     # What it is an account of
 

@@ -130,7 +130,7 @@ class Book:
         certain, which bounds whatever decided that it did.
         """
         self.pricing.lose()
-        made = [charge for charge in self.ledger if charge.noise_id != NOT_RUN]
+        made = [charge for charge in self.ledger if not charge.noise_id.startswith(NOT_RUN)]
         if self._pending:  # without all silos they will not be made again
             self.spending.add(of_rounds(made))  # what it knows it does not count twice
             self._note(batches(made))

@@ -21,7 +21,7 @@ from dpfl_plugin.privacy.scores import Scores
 
 Kind = Literal["statistics", "score", "personalise"]
 WHOLE: Final[Share] = (0.0, 1.0)
-NOT_RUN: Final = "not-run"  # noise_id of what is charged and was not released
+NOT_RUN: Final = "not-run"  # how the noise_id of what is charged and was not released begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,11 @@ class BesideMade:
             found += [replace(one, release=release, count=one.count * count)] if count else []
         return tuple(found)
 
-    def scores_not_made(self, rounds: Iterable[int]) -> list[Charge]:
+    def scores_not_made(self, rounds: Iterable[int], noise_id: str) -> list[Charge]:
         """Charges of scores that were planned after so many ``rounds`` each, as if all silos had made them."""
         one, _ = self.plan.planned("score", self._rules, 1)
         return [
-            Charge(round=t, silo=silo, release=one.release, count=1, share=one.share, noise_id=NOT_RUN, kind="score")
+            Charge(round=t, silo=silo, release=one.release, count=1, share=one.share, noise_id=noise_id, kind="score")
             for t in rounds
             for silo in range(len(self._num_records))
         ]

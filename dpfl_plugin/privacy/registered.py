@@ -2,9 +2,9 @@
 
 A run's line in the ledger has its *slots*: what each silo may release at most, also where the run ends early, since
 what decides on that may have been released. All runs together then cost no more than `dpfl_plugin.privacy.filters`
-says, whatever decided on later runs. Releases beyond the slots (rounds that were released again after a crash) are a
-plan of their own, registered after the run's. Of a run without slots, by a version that wrote none or of a tuning,
-which plans for all candidates together, what was released counts.
+says, whatever decided on later runs. Releases beyond the slots (rounds that are released again after a crash) are plans
+of their own, each registered by a line of its own before it is made. Of a run without slots, by a version that wrote
+none or of a tuning, which plans for all candidates together, what was released counts.
 
 **Early runs** were registered before the ledger held any release, as those of a sweep are. Nothing that was seen
 decided on them: together they are one plan, and have a *planned total*, by the PLD.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpfl_plugin.core.rounding import digits, digits_down
@@ -67,6 +67,7 @@ class Run:
         begun: whether it has begun, and was not only registered ahead.
         ended: whether it has ended for good, so that what is left of its slots may serve others.
         reuses: (earlier run, its slots, this run's slots that these serve).
+        more: slots that it registered later, by the place of their line in the ledger.
     """
 
     facts: Mapping[str, Any]
@@ -74,7 +75,8 @@ class Run:
     early: bool
     begun: bool
     ended: bool
-    reuses: Sequence[tuple[str, Slots, Slots]]
+    reuses: Sequence[tuple[str, Slots, Slots]] = ()
+    more: Mapping[int, Slots] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -93,24 +95,26 @@ def runs_in(ledger: Ledger) -> list[Run]:
     Raises:
         LedgerError: the slots of one cannot be read.
     """
-    lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for facts in ledger.runs:
-        lines[facts["noise"]].append(facts)
-    return [_run(number, of_run) for number, of_run in enumerate(lines.values())]
+    lines: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for number, facts in enumerate(ledger.runs):
+        lines[facts["noise"]][number] = facts
+    return [_run(of_run) for of_run in lines.values()]
 
 
-def _run(number: int, lines: Sequence[dict[str, Any]]) -> Run:
+def _run(numbered: Mapping[int, dict[str, Any]]) -> Run:
+    lines = list(numbered.values())
     first, begun = lines[0], [line for line in lines if "ahead" not in line and "ended" not in line]
     return Run(
         facts={**first, "started": str((begun or lines)[0].get("started", "at no known time"))},
         slots=_read(first, first.get("slots", ())),
-        early=bool(first.get("early")) or number == 0,
+        early=bool(first.get("early")) or 0 in numbered,
         begun=bool(begun),
         ended="ended" in lines[-1],
         reuses=[
             (str(one["run"]), _read(first, one["taken"]), _read(first, one["served"]))
             for one in first.get("reuses", ())
         ],
+        more={number: _read(first, line["more"]) for number, line in numbered.items() if "more" in line},
     )
 
 
@@ -118,7 +122,7 @@ def _read(facts: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> Slot
     try:
         slots: Slots = {}
         for group in groups:
-            counts = counted(from_plain(group["slots"]))
+            counts = count_kinds(from_plain(group["slots"]))
             slots.update({int(silo): counts for silo in group["silos"]})
         return slots
     except (KeyError, TypeError, ValueError) as error:
@@ -133,7 +137,7 @@ def slots_to_plain(silos: Mapping[int, Iterable[Planned]]) -> list[dict[str, Any
     return [{"silos": sorted(members), "slots": to_plain(planned)} for planned, members in alike.items()]
 
 
-def counted(planned: Iterable[Planned]) -> Counter[Kind]:
+def count_kinds(planned: Iterable[Planned]) -> Counter[Kind]:
     """How many releases of each kind."""
     counts: Counter[Kind] = Counter()
     for one in planned:
@@ -142,7 +146,7 @@ def counted(planned: Iterable[Planned]) -> Counter[Kind]:
 
 
 def listed(counts: Mapping[Kind, int]) -> list[Planned]:
-    """What `counted` counts, without what is not there."""
+    """What `count_kinds` counts, without what is not there."""
     return [Planned(release, count, share) for (release, share), count in counts.items() if count > 0]
 
 
@@ -150,9 +154,8 @@ def listed(counts: Mapping[Kind, int]) -> list[Planned]:
 
 
 def plans_in(ledger: Ledger) -> list[Plan]:
-    """What a filter is asked for: the early runs, together if they are on the same records, then the others.
-
-    Each is followed by what it released beyond its slots. What earlier runs' slots serve is no part of a plan.
+    """What a filter is asked for: the early runs, together if they are on the same records, then what was registered
+    later, in this order, and last what was released without slots. What earlier runs' slots serve is no part of a plan.
 
     Raises:
         LedgerError: the slots of a run cannot be read.
@@ -163,13 +166,17 @@ def plans_in(ledger: Ledger) -> list[Plan]:
         for silo, planned in _registered(run).items():
             if run.early:
                 early[run.records][silo] += planned
-    plans = [Plan(records, dict(silos)) for records, silos in early.items()]
+    later = {}
+    firsts = {facts["noise"]: number for number, facts in reversed(list(enumerate(ledger.runs)))}
     for run in runs:
-        if not run.early and (own := _registered(run)):
-            plans.append(Plan(run.records, own))
-        if beyond := _beyond(run, runs, ledger):
-            plans.append(Plan(run.records, beyond))
-    return plans
+        if not run.early:
+            later[firsts[run.name]] = Plan(run.records, _registered(run))
+        later.update({number: Plan(run.records, _planned(slots)) for number, slots in run.more.items()})
+    return [
+        *(Plan(records, dict(silos)) for records, silos in early.items()),
+        *(later[number] for number in sorted(later) if later[number].silos),
+        *(Plan(run.records, beyond) for run in runs if (beyond := _beyond(run, runs, ledger))),
+    ]
 
 
 def _registered(run: Run) -> dict[int, list[Planned]]:
@@ -178,14 +185,19 @@ def _registered(run: Run) -> dict[int, list[Planned]]:
     for _, _, served in run.reuses:
         for silo, counts in served.items():
             slots[silo].subtract(counts)
+    return _planned(slots)
+
+
+def _planned(slots: Slots) -> dict[int, list[Planned]]:
     return {silo: planned for silo, counts in slots.items() if (planned := listed(counts))}
 
 
 def _left(run: Run, runs: Iterable[Run], ledger: Ledger) -> Slots:
     """How many of its slots a run did not use, less what others took of them; negative: released beyond them."""
     left: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
-    for silo, counts in run.slots.items():
-        left[silo].update(counts)
+    for slots in (run.slots, *run.more.values()):
+        for silo, counts in slots.items():
+            left[silo].update(counts)
     for other in runs:
         for name, taken, _ in other.reuses:
             for silo, counts in taken.items() if name == run.name else ():
@@ -199,8 +211,7 @@ def _left(run: Run, runs: Iterable[Run], ledger: Ledger) -> Slots:
 
 def _beyond(run: Run, runs: Iterable[Run], ledger: Ledger) -> dict[int, list[Planned]]:
     """What a run released that it has no slots for."""
-    found = {silo: listed(-counts) for silo, counts in _left(run, runs, ledger).items()}
-    return {silo: planned for silo, planned in found.items() if planned}
+    return _planned({silo: -counts for silo, counts in _left(run, runs, ledger).items()})
 
 
 def planned_total(ledger: Ledger, delta: float) -> dict[str, Any] | None:
@@ -213,7 +224,7 @@ def planned_total(ledger: Ledger, delta: float) -> dict[str, Any] | None:
     """
     runs = runs_in(ledger)
     early = [run for run in runs if run.early]
-    if len(early) < 2 or any(_beyond(run, runs, ledger) for run in early):
+    if len(early) < 2 or any(run.more or _beyond(run, runs, ledger) for run in early):
         return None
     epsilon = planned_epsilon((Plan(run.records, _registered(run)) for run in early), delta)
     return {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta, "num_runs": len(early)}
@@ -240,7 +251,10 @@ def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
     if not plans:
         return {"epsilon": 0.0, "delta": delta, "why": "nothing was released"}
     fixed = ledger.facts.get("odometer")
-    odometer = odometer_for(plans[0], delta) if fixed is None else Odometer(tuple(fixed["thresholds"]), fixed["delta"])
+    if fixed is None:  # of an earlier version, or of a tuning
+        why = "the ledger was begun without a limit or thresholds, so that no total holds whatever decided on its runs"
+        return {"epsilon": None, "delta": delta, "why": why}
+    odometer = Odometer(tuple(fixed["thresholds"]), fixed["delta"])
     threshold = odometer.passed(plans)
     known = math.isfinite(threshold)
     last = digits(odometer.thresholds[-1], 4)
@@ -317,7 +331,7 @@ def check_protection(ledger: Ledger, name: str, records: str, release: SampledGa
 def unused(ledger: Ledger, records: str, slots: Mapping[int, Sequence[Planned]]) -> list[tuple[str, Slots, Slots]]:
     """Which unused slots of runs that ended may serve these ``slots`` on the same ``records``; see `Run.reuses`."""
     runs = runs_in(ledger)
-    wanted = {silo: counted(planned) for silo, planned in slots.items()}
+    wanted = {silo: count_kinds(planned) for silo, planned in slots.items()}
     reuses = []
     for run in runs:
         if not run.ended or run.records != records:
@@ -375,38 +389,51 @@ def without_reused(
     slots: Mapping[int, Sequence[Planned]], reuses: Iterable[tuple[str, Slots, Slots]]
 ) -> dict[int, list[Planned]]:
     """What is left to register of a run's slots."""
-    return _registered(Run({}, {silo: counted(one) for silo, one in slots.items()}, False, False, False, list(reuses)))
+    counts = {silo: count_kinds(planned) for silo, planned in slots.items()}
+    return _registered(Run({}, counts, early=False, begun=False, ended=False, reuses=list(reuses)))
 
 
 class Registration:
-    """The slots of a run that is under way, in a ledger with a limit.
+    """The slots of a run that is under way.
 
     Args:
         noise: what the run is known by.
+
+    Attributes:
+        limited: whether the ledger has a limit.
     """
 
     def __init__(self, ledger: Ledger, noise: str) -> None:
         runs = runs_in(ledger)
         run = next(run for run in runs if run.name == noise)
-        self._ledger, self._filter, self._records = ledger, limit_of(ledger), run.records
-        self._left = defaultdict(Counter, _left(run, runs, ledger))
+        self._ledger, self._filter, self._run = ledger, limit_of(ledger), run
+        self.limited = self._filter is not None
+        self._left = defaultdict(Counter, {silo: +counts for silo, counts in _left(run, runs, ledger).items()})
 
     def take(self, made: Iterable[Batch]) -> None:
-        """Count charges that are in the ledger."""
+        """Count charges that are about to be in the ledger; what has no slots is registered before."""
+        new: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
         for charge, silos in made:
-            for silo in silos:
-                self._left[silo][charge.release, charge.share] -= charge.count
+            for silo, key in zip(silos, self._ledger.tally.keys(charge, silos), strict=True):
+                new[silo][charge.release, charge.share] += max(0, charge.count - self._ledger.tally.count(key))
+        self.reserve({silo: listed(counts) for silo, counts in new.items()})
+        for silo, counts in new.items():
+            self._left[silo].subtract(counts)
+
+    def reserve(self, wanted: Mapping[int, Iterable[Planned]]) -> None:
+        """Register what releases that are about to be made have no slots for, all of them as one plan."""
+        beyond = self._beyond(wanted)
+        if any(beyond.values()):
+            self._ledger.begin_run({"noise": self._run.name, "more": slots_to_plain(beyond)})
+            for silo, planned in beyond.items():
+                self._left[silo].update(count_kinds(planned))
 
     def affords(self, wanted: Mapping[int, Iterable[Planned]]) -> bool:
         """Whether releases have slots, or the limit affords those that have none."""
-        beyond = {
-            silo: [
-                replace(one, count=one.count - free)
-                for one in planned
-                if one.count > (free := max(0, self._left[silo][one.release, one.share]))
-            ]
-            for silo, planned in wanted.items()
-        }
+        beyond = self._beyond(wanted)
         if self._filter is None or not any(beyond.values()):
             return True
-        return affords(self._filter, [*plans_in(self._ledger), Plan(self._records, beyond)])
+        return affords(self._filter, [*plans_in(self._ledger), Plan(self._run.records, beyond)])
+
+    def _beyond(self, wanted: Mapping[int, Iterable[Planned]]) -> dict[int, list[Planned]]:
+        return {silo: listed(count_kinds(planned) - self._left[silo]) for silo, planned in wanted.items()}

@@ -29,6 +29,7 @@ from dpfl_plugin.privacy.registered import (
     Run,
     Slots,
     check_protection,
+    count_kinds,
     first_line,
     limit_of,
     plans_in,
@@ -126,12 +127,18 @@ def with_slots(job: Job, shared: Ledger) -> Job:
     Raises:
         ConfigError, BudgetError: as `check_limit`.
     """
-    assert job.shared is not None
-    if any(run.name == job.run_name for run in runs_in(shared)):
+    path = job.shared
+    assert path is not None
+    known = next((run for run in runs_in(shared) if run.name == job.run_name), None)
+    if known is not None and known.begun:
         return job
     records, slots = job.parts.data_sha256, _slots(job.config, job.parts, job.expected)
+    if known is not None:
+        if known.slots == {silo: count_kinds(planned) for silo, planned in slots.items()}:
+            return job
+        job = replace(job, run_name=secrets.token_hex(16))  # the code makes another plan of it by now
     reuses = unused(shared, records, slots)
-    check_limit(shared, job.shared, job.config, [Plan(records, without_reused(slots, reuses))])
+    check_limit(shared, path, job.config, [Plan(records, without_reused(slots, reuses))])
     return replace(job, slots=slots, reuses=reuses)
 
 
@@ -175,7 +182,7 @@ def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[Plan])
         together = digits(adaptive_epsilon(filter, [*plans, *new]), 4)
         raise BudgetError(
             Worded(
-                f"{{ledger}} {path}: with what is to be registered all runs would come to epsilon {together} at delta "
+                f"{{ledger}} {path}: with this plan all its runs would come to epsilon {together} at delta "
                 f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}, of which about epsilon "
                 f"{digits_down(epsilon_left(filter, plans), 3)} is left. Ask for more noise, or fewer rounds or local "
                 "steps."

@@ -230,7 +230,8 @@ def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | N
         return Ledger.open(folder.ledger, check=lambda ledger: check_end(len(ledger)))
     check_end(0)
     if shared is not None and shared.path is not None:
-        facts = {**facts, "shared": {"file": shared.path.name, "head": shared.head}}
+        limited = {"limited": True} if "limit" in shared.facts else {}
+        facts = {**facts, "shared": {"file": shared.path.name, "head": shared.head, **limited}}
     return Ledger(folder.ledger, facts)
 
 
@@ -323,7 +324,9 @@ def is_known(found: Checkpoint | None, charge: Charge) -> bool:
 def made_again(own: Iterable[Charge], found: Checkpoint | None) -> str:
     """What of the ledger was released after the checkpoint, in words; nothing where a run was only paused there."""
     first = 0 if found is None else found.rounds
-    later = [one for one in own if one.round >= first and one.noise_id != NOT_RUN and not is_known(found, one)]
+    later = [
+        one for one in own if one.round >= first and not one.noise_id.startswith(NOT_RUN) and not is_known(found, one)
+    ]
     rounds = len({one.round for one in later if one.kind not in BESIDE_ROUNDS})
     counted = [f"{rounds} round{'s' * (rounds != 1)}"] if rounds else []
     return ", ".join([*counted, *(name for kind, name in BESIDE_ROUNDS.items() if any(kind == c.kind for c in later))])

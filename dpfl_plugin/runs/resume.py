@@ -33,7 +33,7 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
     def pending(charge: Charge) -> bool:
         if is_known(found, charge):
             return False
-        return charge.noise_id == NOT_RUN or (not job.config.fresh and _is_later(found, charge))
+        return charge.noise_id.startswith(NOT_RUN) or (not job.config.fresh and _is_later(found, charge))
 
     account = new_account(
         job.config,
@@ -45,7 +45,7 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
         lost=bool(_losses(found)),
         coins=job.coins,
     )
-    if ledgers.shared is not None and "limit" in ledgers.shared.facts:
+    if ledgers.shared is not None and job.stage is None:
         account.registration = Registration(ledgers.shared, job.run_name)
     return account
 

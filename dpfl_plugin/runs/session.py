@@ -128,7 +128,7 @@ def run_session(
             )
         )
     if ledger is not None:
-        _refuse_shared(config, alone=stage is None)
+        refuse_shared(config, alone=stage is None)
     with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
@@ -162,7 +162,7 @@ def _with_seed_of(config: Config, folder: RunFolder) -> Config:
     return config if begun is None else config.with_public_seed(int(begun["seed"]))
 
 
-def _refuse_shared(config: Config, *, alone: bool) -> None:
+def refuse_shared(config: Config, *, alone: bool = True) -> None:
     """Refuse what runs of one ledger cannot have.
 
     Args:

@@ -50,6 +50,7 @@ def net():
 
 
 def made(path, model=None, data=(X, Y), privacy=GIVEN, **more):
+    more = more if path is None or "steps" in more else {**more, "steps": 50}
     return dpfl.PrivateOracle.of(net() if model is None else model, data, privacy=privacy, ledger=path, **more)
 
 
@@ -82,8 +83,9 @@ def test_its_steps_are_registered_and_a_limit_of_the_ledger_is_kept(tmp_path):
             oracle.backward()
     with pytest.raises(BudgetError, match="the ledger's limit is 2,"):
         made(path, steps=5)
-    with pytest.raises(ConfigError, match=r"privacy\.ledger_epsilon needs steps"):
-        made(tmp_path / "other.jsonl", privacy=limited)
+    with pytest.raises(ConfigError, match=r"steps is missing: in a ledger"):
+        made(tmp_path / "other.jsonl", steps=None)
+    assert not (tmp_path / "other.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ from dpfl_plugin.privacy.registered import plans_in
 def made(path):
     data = torch.randn(20, 3), torch.zeros(20, dtype=torch.int64)
     privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "record_rate": 0.2}
-    return dpfl.PrivateOracle.of(torch.nn.Linear(3, 2), data, privacy=privacy, ledger=path)
+    return dpfl.PrivateOracle.of(torch.nn.Linear(3, 2), data, privacy=privacy, ledger=path, steps=5)
 
 try:
     made(sys.argv[1])
@@ -244,7 +246,7 @@ def _batch_norm():
         ({"privacy": {**GIVEN, "clip": "median"}}, UnsupportedError, "no epsilon holds"),
         ({"privacy": {**GIVEN, "epsilom": 1}}, ConfigError, "epsilom"),
         ({"privacy": {"epsilon": -1}}, ConfigError, "epsilon"),
-        ({"privacy": {"epsilon": 1}}, ConfigError, "steps is missing"),
+        ({"privacy": {"epsilon": 1}, "steps": None}, ConfigError, "steps is missing"),
         ({"privacy": {"delta": 1e-5}, "steps": 3}, ConfigError, "epsilon is missing"),
         ({"privacy": 4}, ConfigError, "give dpfl.Privacy"),
         ({"steps": 0}, ConfigError, "steps=0 must be"),

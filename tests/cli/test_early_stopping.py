@@ -25,12 +25,13 @@ from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.shares import part_of
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy import registered
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import plans_in
+from dpfl_plugin.privacy.registered import plans_in, runs_in
 from dpfl_plugin.runs import checkpoint
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.extra_releases import beside
@@ -413,6 +414,11 @@ def test_what_is_released_beside_the_rounds_is_registered_in_a_shared_ledger(tmp
     made = Counter((one.silo, one.release, one.share) for one in held for _ in range(one.count))
     slots = Counter({(silo, one.release, one.share): one.count for silo in plan.silos for one in plan.silos[silo]})
     assert made <= slots  # of drawn silos some are left
+    again = run(config, "--ledger", ledger, "--set", "algorithm.local_lr=0.01")
+    held = Ledger.open(ledger, append=False)
+    one, two = runs_in(held)
+    assert not registered.planned_total(held, DELTA) and not any(run.more for run in (one, two))
+    assert set(held.tally_of_run(two.name)) == charges(again["folder"])  # what was not run is each run's own
 
 
 @pytest.mark.parametrize("changes", [STOPS, OWN])

@@ -159,11 +159,12 @@ class Server(Claims):
 
 def taken_part(tally: Tally) -> tuple[set[int], Counter[int]]:
     """(silos that are charged, for scores or statistics only, too; in how many rounds each of them took part)."""
-    not_run = tally.names.noise(NOT_RUN)
     charged, made = set(), set()
+    noises = {entry.noise for entry in tally.entries()}
+    not_run = {noise for noise in noises if tally.names.noise_id(noise).startswith(NOT_RUN)}
     for entry in tally.entries():
         charged.add(entry.silo)
-        if entry.noise != not_run and tally.kind(entry) == "round":
+        if entry.noise not in not_run and tally.kind(entry) == "round":
             made.add((entry.silo, entry.round))
     return charged, Counter(silo for silo, _ in made)
 

@@ -210,6 +210,9 @@ class ThirdParty(Claims):
         """
         book = self.book
         alike = book.pricing.dearest(costs)
+        if self._limit_ended(alike):
+            given = self.mixture(made_certain(costs), charges, beside)
+            return replace(given, basis=f"{given.basis}; {GIVEN_WHO}")
         ended = self._draws_decide(alike.values())
         if (why := self._why_given(alike, ended)) is not None:
             given = self.mixture(made_certain(costs), charges, beside)
@@ -260,6 +263,12 @@ class ThirdParty(Claims):
         one_rate = sampler.name in ("full", "poisson")
         read_alike = one_rate or all(cost.share == WHOLE for cost in since)
         return read_alike and len({replace(cost, share=WHOLE) for cost in since}) == 1
+
+    def _limit_ended(self, costs: Mapping[int, RoundCost]) -> bool:
+        """Whether the limit of a shared ledger, which is asked about those who were drawn, may have ended the run."""
+        shared = self.book.ledger.facts.get("shared")
+        limited = isinstance(shared, Mapping) and "limited" in shared
+        return limited and len(costs) != self.book.spec.rounds and any(cost.probability < 1 for cost in costs.values())
 
     def _draws_decide(self, costs: Iterable[RoundCost]) -> bool:
         """Whether the draws of participants may decide how long a run of such rounds is."""
