@@ -22,8 +22,14 @@ def run_lines(result: Mapping[str, Any], options: Mapping[str, Any], folder: Pat
         *(measures_lines(measures, result.get("positive_class")) if measures else ()),
         *([silos_line(result)] if silos and result["num_silos"] > 1 else ()),
         *(f"{kind}: {text}" for kind, text in doubts(result, options, folder)),
+        *not_covered(result),
         *(f"note: {text}" for text in result["notes"]),
     ]
+
+
+def not_covered(result: Mapping[str, Any]) -> list[str]:
+    """What no epsilon covers, in one line; none where no epsilon is stated."""
+    return [" ".join(result.get("not_covered", ()))] if result["epsilon"]["server"]["epsilon"] else []
 
 
 def two_classes(result: Mapping[str, Any]) -> str:

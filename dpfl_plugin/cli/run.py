@@ -16,7 +16,7 @@ from rich.table import Table
 
 from dpfl_plugin.api import fitting, pictures, signals
 from dpfl_plugin.api.experiment import Experiment
-from dpfl_plugin.api.run_text import doubts, measures_lines, silos_line, spread, worst_silo
+from dpfl_plugin.api.run_text import doubts, measures_lines, not_covered, silos_line, spread, worst_silo
 from dpfl_plugin.api.running import (
     LEDGER_WAIT,
     MANY_ROUNDS,
@@ -310,6 +310,7 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
         for view in views
         if view["epsilon"] is not None and view["neighbouring"] is not None
     ]
+    lines += [line for result in results.values() for line in not_covered(result)]
     if any(view["neighbouring"] is None for view in views):
         lines.append("epsilon 0 where no round began: nothing was released.")
     if any(view["epsilon"] is None for view in views):

@@ -39,7 +39,7 @@ from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.job import planner_of, stopping_of
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
-from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
+from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, not_covered, statement
 
 RESULT_SCHEMA = 1
 STAYED = (
@@ -229,7 +229,7 @@ def _result(
         "rounds": progress.rounds,
         "num_silos": parts.setting.num_silos,
         "num_train_records": sum(parts.num_records),
-        "num_test_records": sum(parts.num_test_records),
+        "num_test_records": sum(_num_tested(parts).values()),
         "test_accuracy": last(lines, "test_accuracy"),
         **_score(parts.outcome, lines),
         "train_loss": last(lines, "train_loss"),
@@ -247,6 +247,7 @@ def _result(
         "noise_multiplier": parts.noise_multiplier,
         "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": said["views"],
+        "not_covered": not_covered(config),
         "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
         **(
             {}
@@ -307,6 +308,11 @@ def _score(outcome: LabelOutcome, lines: Sequence[Mapping[str, Any]]) -> dict[st
     return {} if outcome.kind == "classes" else {key: last(lines, key)}
 
 
+def _num_tested(parts: Parts) -> dict[int, int]:
+    """Test records of each silo that measures are of: those that can be used, or all where records are elsewhere."""
+    return {silo: len(parts.test.get(silo, range(n))) for silo, n in enumerate(parts.num_test_records)}
+
+
 def _of_silos(by_silo: dict[int, SiloMetrics], outcome: LabelOutcome) -> dict[str, Any] | None:
     """How the final model, and silos' own, do at the silos; None for a run that is not at its end."""
     own = [m.personalised_score for m in by_silo.values() if m.personalised_score is not None]
@@ -323,12 +329,13 @@ def _table_of_silos(by_silo: dict[int, SiloMetrics], parts: Parts, spent: Sequen
         one["silo"]: {key: one[key] for key in ("epsilon", "budget", "noise_multiplier") if "budget" in one}
         for one in spent
     }
+    num_tested = _num_tested(parts)
     return csv_text(
         [
             {
                 "silo": silo,
                 "num_train": parts.num_records[silo],
-                "num_test": parts.num_test_records[silo],
+                "num_test": num_tested[silo],
                 f"test_{parts.outcome.score}": m.test_score,
                 f"personalised_{parts.outcome.score}": m.personalised_score,
                 "name": parts.names.get(silo, ""),

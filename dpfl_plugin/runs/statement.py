@@ -127,10 +127,11 @@ FAILURES = (
     "The server sees that a silo failed, when, and with what message, and this folder shows it; no epsilon covers what "
     "that reveals about the silo's records.",
 )
+TESTED = "Any record may be a test record, so raw test measures are covered for nobody."
 MEASUREMENTS = (
     "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures of them are computed from "
     "records without noise, for the experimenter, and those that cannot be used are left out; publishing them is not "
-    "covered by any epsilon here. Any record may be a test record, so raw test measures are covered for nobody.",
+    f"covered by any epsilon here. {TESTED}",
 )
 ENDED_EARLY: Final[Mapping[Cause, str]] = {
     Cause.NOT_FINITE: "The run ended because its model or its loss was not finite, at a round that depends on records; "
@@ -254,6 +255,11 @@ def _assumptions(
         *(TUNED if "tuning" in account.ledger.facts else ()),
         *(LOST if lost else ()),
     ]
+
+
+def not_covered(config: Config) -> list[str]:
+    """What no epsilon of a run covers, as `result.json` has it: a reader of accuracies alone should know."""
+    return [*(DEALT if _is_dealt(config) else ()), TESTED]
 
 
 def _of_computing(rules: PrivacyRules) -> list[str]:

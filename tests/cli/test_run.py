@@ -65,6 +65,7 @@ FIELDS = {
         "train_loss",
         "noise_multiplier",
         "epsilon",
+        "not_covered",
         "seconds",
         "bytes_up",
         "bytes_down",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,19 @@ def test_a_silo_without_usable_records_answers_noise(tmp_path: Path, monkeypatch
     assert result["status"] == "done"
     with Ledger.open(Path(result["folder"]) / "ledger.jsonl", append=False) as ledger:
         assert {charge.silo for charge in ledger} == {0, 1, 2, 3}
+
+
+@pytest.mark.usefixtures("measured")
+def test_measures_are_of_test_records_that_can_be_used(tmp_path: Path) -> None:
+    """So are the numbers beside them; a statement tells the public numbers, which no value of a record changes."""
+    result = run(write(tmp_path, seed=0))
+    folder = Path(result["folder"])
+    sizes = [int(row["num_test"]) for row in csv.DictReader((folder / "silos.csv").read_text().splitlines())]
+    stated = [silo["num_test_records"] for silo in json.loads((folder / "ledger.json").read_text())["silos"]]
+    confusion = np.array(result["measures"]["pooled"]["model"]["confusion_matrix"])
+    assert confusion.sum() == result["num_test_records"] == sum(sizes)
+    assert stated == [math.ceil(0.2 * number) for number in heart_disease.HOSPITALS.values()]
+    assert sum(sizes) < sum(stated)
 
 
 def test_runs_of_a_ledger_share_a_cut_without_a_seed(tmp_path: Path) -> None:

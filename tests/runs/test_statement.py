@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.rounding import odds
 from dpfl_plugin.privacy.statement_page import _epsilon, markdown
 from tests.cli.command import dpfl, merged, run, write
@@ -184,7 +185,11 @@ def test_the_users_own_code_is_trusted_and_may_leave_the_grid(tmp_path: Path, mo
 def test_it_says_what_of_dealing_cutting_and_testing_is_covered(
     tmp_path: Path, changes: dict[str, Any], dealt: bool, secret: bool
 ) -> None:
-    text = (Path(run(write(tmp_path, changes))["folder"]) / "privacy.md").read_text()
-    assert ("How records were dealt to silos (data.partition) is taken as given" in text) == dealt
+    path = write(tmp_path, changes)
+    result = run(path)
+    text = (Path(result["folder"]) / "privacy.md").read_text()
+    shown = dpfl("run", path, "--out", tmp_path / "runs").out
+    for said in (text, shown, str(Run.open(result["folder"])), " ".join(result["not_covered"])):
+        assert ("How records were dealt to silos (data.partition) is taken as given" in said) == dealt
+        assert "raw test measures are covered for nobody" in said
     assert ("Its key is the silos' secret" in text) == secret
-    assert "raw test measures are covered for nobody" in text
