@@ -14,7 +14,7 @@ from benchmarks.algorithms import save
 from benchmarks.pages import ROOT, put
 from benchmarks.planning import printed
 from benchmarks.table import table
-from dpfl_plugin.evidence.drift_control import (
+from papers.drift_control import (
     FILE,
     SKEWS,
     Cell,

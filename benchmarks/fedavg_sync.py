@@ -11,7 +11,7 @@ from benchmarks.pages import put
 from benchmarks.table import table
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Sampler, Term
-from dpfl_plugin.privacy.li2025 import claimed_epsilon, noise_scale
+from papers.plans.li_noise import claimed_epsilon, noise_scale
 
 Q, B, N, EPSILON, DELTA = 5, 10, 600, 0.5, 1e-5
 ROUNDS: Final = (1, 10, 100)

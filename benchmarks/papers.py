@@ -16,10 +16,10 @@ import dpfl_plugin as dpfl
 from benchmarks.pages import ROOT
 from dpfl_plugin.config.load import merged
 from dpfl_plugin.config.yaml_text import dump
-from dpfl_plugin.published import catalog, index, lengths, numbers, pictures
-from dpfl_plugin.published.items import ALL, QUICK, Extent, Item, Part, files
-from dpfl_plugin.published.joined import joined
-from dpfl_plugin.published.numbers import Numbers
+from papers import catalog, index, lengths, numbers, pictures
+from papers.items import ALL, QUICK, Extent, Item, Part, files
+from papers.joined import joined
+from papers.numbers import Numbers
 
 PAGES: Final = ROOT / "docs" / "papers"
 PICTURES: Final = ROOT / "docs" / "pictures" / "papers"

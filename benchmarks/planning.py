@@ -19,12 +19,12 @@ from dpfl_plugin.cli.main import main as dpfl
 PAGE: Final = "docs/planning.md"
 EXAMPLES: Final = {
     "scaffnew": (
-        "dpfl plan configs/papers/scaffnew_mushrooms.yaml --variant DP-ScaffNew --paper scaffnew --epsilon 1000"
+        "dpfl plan papers/configs/scaffnew_mushrooms.yaml --variant DP-ScaffNew --paper scaffnew --epsilon 1000"
     ),
-    "noble": "dpfl plan configs/papers/noble_table1.yaml --variant 'eta_0 = 1' --paper noble --epsilon 3",
+    "noble": "dpfl plan papers/configs/noble_table1.yaml --variant 'eta_0 = 1' --paper noble --epsilon 3",
     "gao": "dpfl plan configs/gao_algorithms.yaml --variant 'localized MB-SGD' --paper gao --epsilon 2",
     "chang": "dpfl plan configs/quickstart.yaml --variant DP-SCAFFOLD --paper chang --beta 0.998 --threshold 20",
-    "li": "dpfl plan configs/papers/li2025_adult.yaml --variant '2 / (mu (alpha + t))' --paper li --epsilon 0.5",
+    "li": "dpfl plan papers/configs/li2025_adult.yaml --variant '2 / (mu (alpha + t))' --paper li --epsilon 0.5",
 }
 
 

@@ -1,7 +1,7 @@
 """Predicted and measured best numbers of local steps and of iterations: `python -m benchmarks.scaffnew`.
 
 Appendix D and Fig. 12 of "Balancing Privacy and Performance for Private Federated Learning Algorithms": DP-ScaffNew on
-regularised logistic regression of the mushrooms, whole-silo privacy, from `configs/papers/scaffnew_mushrooms.yaml`.
+regularised logistic regression of the mushrooms, whole-silo privacy, from `papers/configs/scaffnew_mushrooms.yaml`.
 Writes a picture and a table in docs/algorithms.md.
 """
 
@@ -21,11 +21,9 @@ from scipy.optimize import brentq
 
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
-from dpfl_plugin.algorithms.planners import ScaffNewProblem, public_curvature
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
-from dpfl_plugin.evidence.optimum import loss, optimum
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.accountants import Gaussian
@@ -33,8 +31,10 @@ from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runtimes.in_process import InProcess
+from papers.optimum import loss, optimum
+from papers.plans.bounds import ScaffNewProblem, public_curvature
 
-PAPER: Final = ROOT / "configs" / "papers" / "scaffnew_mushrooms.yaml"
+PAPER: Final = ROOT / "papers" / "configs" / "scaffnew_mushrooms.yaml"
 PICTURE: Final = "docs/pictures/scaffnew_local_steps.png"
 EPSILONS: Final = (math.inf, 3000.0, 1000.0, 300.0)
 LOCAL_STEPS: Final = (1, 2, 4, 7, 10, 14, 20, 40, 80)  # 1/p

@@ -1,6 +1,6 @@
 """Noise that falls against noise that stays, at equal budgets: `python -m benchmarks.schedules`; needs MNIST.
 
-Runs configs/papers/chang2022.yaml with several seeds; writes a table in docs/algorithms.md and a picture.
+Runs papers/configs/chang2022.yaml with several seeds; writes a table in docs/algorithms.md and a picture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.runs.rules import privacy_rules
 
-PAPER: Final = ROOT / "configs" / "papers" / "chang2022.yaml"
+PAPER: Final = ROOT / "papers" / "configs" / "chang2022.yaml"
 PICTURE: Final = "docs/pictures/noise_schedules.png"
 SEEDS: Final = (0, 1, 2)
 SCHEMES: Final = {

@@ -27,20 +27,20 @@ from dpfl_plugin.api.running import carried_out, import_for_runs, place_of
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.sweep import Expansion, Row, config_of
 from dpfl_plugin.errors import DpflError, TrainingError, require_argument
-from dpfl_plugin.published import catalog, pages, pictures
-from dpfl_plugin.published import numbers as numbers_of
-from dpfl_plugin.published.items import ALL, EXCESS, QUICK, Extent, Item, Paper, Part
-from dpfl_plugin.published.lengths import foreseen
-from dpfl_plugin.published.numbers import Code, Made, Numbers
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.sweeps import manifest, state
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.supervisor import DONE, FAILED, INTERRUPTED, Stop, Supervisor
+from papers import catalog, pages, pictures
+from papers import numbers as numbers_of
+from papers.items import ALL, EXCESS, QUICK, Extent, Item, Paper, Part
+from papers.lengths import foreseen
+from papers.numbers import Code, Made, Numbers
 
 Tell = Callable[[str], None]
 FEW: Final = 4
 CPU: Final = "cpu"  # of all configurations
-COMPUTING: Final = ("dpfl_plugin.published.", "dpfl_plugin.theorems.", "dpfl_plugin.tuning.")
+COMPUTING: Final = ("papers.", "papers.plans.", "dpfl_plugin.tuning.")
 DRAWING: Final = ("pages", "pictures", "pictures_of_tables", "tables", "verdicts", "fewer", "index", "lengths")
 """Rooms of which a table that takes no run may use something."""
 
@@ -117,7 +117,7 @@ def reproduce(
     table: int | str | None = None,
     quick: bool = False,
     seeds: Sequence[int] = (),
-    out: str | Path = "papers",
+    out: str | Path = "runs/papers",
     data: str | Path | None = None,
     jobs: int = 1,
     device: str | None = None,
@@ -245,7 +245,7 @@ def _computed(paper: Paper, item: Item) -> Numbers:
     assert item.computed is not None
     table = item.computed()
     # What is imported for a table, of papers too: it may compute it.
-    drawing = tuple(f"dpfl_plugin.published.{name}" for name in DRAWING)
+    drawing = tuple(f"papers.{name}" for name in DRAWING)
     loaded = [name for name in sys.modules if name.startswith(COMPUTING) and name not in drawing]
     own = [name.removeprefix("dpfl_plugin.") for name in loaded]
     code = numbers_of.code_here(*own, imported=True)
@@ -452,8 +452,8 @@ def _log10(value: float) -> float:
 
 def _least_loss(sweep: Sweep, row: Row) -> float:
     """min F of the run's records, without a regulariser as in the training loss; kept beside the runs."""
-    from dpfl_plugin.evidence.optimum import optimum
     from dpfl_plugin.runs.build import build
+    from papers.optimum import optimum
 
     config = config_of(sweep.base, row, sweep.runs)
     facts = to_json(

@@ -26,8 +26,8 @@ from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
 from dpfl_plugin.runs.locations import folder_of, key_of
 from dpfl_plugin.runs.plan_request import Question
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
-from dpfl_plugin.theorems import Given, Prescribed, prescribed
-from dpfl_plugin.theorems.base import Prescription
+from papers.plans import Given, Prescribed, prescribed
+from papers.plans.base import Prescription
 
 __all__ = ["Answer", "Given", "Prescribed", "Prescription", "Question", "paper_plans", "plan", "plans"]
 

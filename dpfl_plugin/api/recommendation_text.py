@@ -11,7 +11,7 @@ from dpfl_plugin.api import fitting
 from dpfl_plugin.api.plan_text import Answer, OfOneRun
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import in_python
-from dpfl_plugin.evidence.drift_control import PAGE, PLAIN
+from papers.drift_control import PAGE, PLAIN
 
 
 class Recommended(Printed, OfOneRun):

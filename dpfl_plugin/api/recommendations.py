@@ -9,7 +9,8 @@ from typing import Any, Final
 from dpfl_plugin.api.plans import Answer
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ArgumentError, nearest, require_argument
-from dpfl_plugin.evidence.drift_control import (
+from dpfl_plugin.runs.plan_request import Question
+from papers.drift_control import (
     PAGE,
     PLAIN,
     SKEWS,
@@ -22,7 +23,6 @@ from dpfl_plugin.evidence.drift_control import (
     numbers,
     place,
 )
-from dpfl_plugin.runs.plan_request import Question
 
 __all__ = ["PAGE", "PLAIN", "SKEWS", "recommendations"]
 

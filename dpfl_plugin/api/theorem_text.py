@@ -15,8 +15,8 @@ from dpfl_plugin.api import fitting
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.theorems import Prescribed
-from dpfl_plugin.theorems.base import Prescription
+from papers.plans import Prescribed
+from papers.plans.base import Prescription
 
 Proof = dict[str, Any]
 NO_BUDGET: Final = "privacy.epsilon=null"

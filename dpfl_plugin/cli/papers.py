@@ -14,10 +14,10 @@ from typing import Final
 from dpfl_plugin.api import papers as api
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.published import catalog
-from dpfl_plugin.published.items import Item, Paper
-from dpfl_plugin.published.lengths import foreseen
-from dpfl_plugin.published.tables import hours, option
+from papers import catalog
+from papers.items import Item, Paper
+from papers.lengths import foreseen
+from papers.tables import hours, option
 
 OLDER: Final = (
     "are of earlier sources of this package: the page of each says which, and --json what has changed since of "

@@ -28,7 +28,7 @@ def papers(
     seeds: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Only these of its seeds, with all rounds, e.g. 0.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Of runs, numbers, pages and pictures.")] = Path("papers"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Of runs, numbers, pages and pictures.")] = Path("runs/papers"),
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Data files (default: $DPFL_DATA, else ~/.cache/dpfl).")
     ] = None,

@@ -15,7 +15,7 @@ from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
-from dpfl_plugin.published.items import files
+from papers.items import files
 from tests.cli.command import dpfl, merged, one_message, run, write
 
 RECIPE = "published recipe, NOT A GUARANTEE"

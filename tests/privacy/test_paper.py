@@ -26,7 +26,7 @@ from dpfl_plugin.privacy.paper import (
     noble_third_party_epsilon,
     subsampled_rdp,
 )
-from dpfl_plugin.published.noble2022_privacy import TABLE_1, TABLE_1_STEPS
+from papers.noble2022_privacy import TABLE_1, TABLE_1_STEPS
 
 
 def training_delta(num_silos: int, num_records: int) -> float:
