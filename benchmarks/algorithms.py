@@ -8,18 +8,17 @@ better part of an hour on one core.
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from scipy.stats import t as student
 
-from benchmarks.pages import ROOT, put
+from benchmarks.pages import ROOT, put, save
 from benchmarks.table import table
 from benchmarks.tuning import Contender, Found, Laboratory, Run, contenders, tuned
 
@@ -310,16 +309,6 @@ def yardsticks(task: Task, label: str) -> list[str]:
     """FedAvg, and MB-SGD where the task has it, but not what is drawn."""
     known = [contender.label for contender in task.contenders()]
     return [other for other in ("FedAvg", "MB-SGD") if other in known and other != label]
-
-
-def save(figure: Any, path: Path) -> None:
-    """As PNG with 64 colours, which is a third of the size."""
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=95)
-    Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def publish(task: Task, results: Results, laboratory: Laboratory, seeds: int) -> None:

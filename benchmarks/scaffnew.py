@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from papers.plans.bounds import ScaffNewProblem, public_curvature
 from scipy.optimize import brentq
 
 from benchmarks.pages import ROOT, put
@@ -32,7 +33,6 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runtimes.in_process import InProcess
 from papers.optimum import loss, optimum
-from papers.plans.bounds import ScaffNewProblem, public_curvature
 
 PAPER: Final = ROOT / "papers" / "configs" / "scaffnew_mushrooms.yaml"
 PICTURE: Final = "docs/pictures/scaffnew_local_steps.png"

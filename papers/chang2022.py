@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from papers.chang_theory import DriftControlProblem, same_budget_variance
-from dpfl_plugin.privacy.paper import Scheme, chang_last_round
+from papers.chang_theory import DriftControlProblem, Scheme, last_round, same_budget_variance
 from papers.items import Claim, Computed, Item, Lines, Paper, Part
 
 DECAYS: Final[tuple[tuple[Scheme, float, int, float], ...]] = (
@@ -13,14 +13,15 @@ DECAYS: Final[tuple[tuple[Scheme, float, int, float], ...]] = (
     (2, 0.99992, 428, 0.99991),
 )
 """Section IV: scheme, the beta that is printed, the round that is printed, the beta that gives it."""
+DECAYING: Final[tuple[Scheme, ...]] = (1, 2)
 
 
 def last_rounds() -> Computed:
-    """The last rounds on a budget of 600 rounds of constant noise."""
+    """Return the last rounds on a budget of 600 rounds of constant noise."""
     rows = []
     for scheme, beta, published, fits in DECAYS:
-        found = [chang_last_round(scheme, b, threshold=200, local_steps=50, budget_rounds=600) for b in (beta, fits)]
-        rows.append([str(scheme), f"{beta}", str(published), str(found[0]), f"{fits}", str(found[1])])
+        ours, theirs = (last_round(scheme, b, threshold=200, local_steps=50, budget_rounds=600) for b in (beta, fits))
+        rows.append([str(scheme), f"{beta}", str(published), str(ours), f"{fits}", str(theirs)])
     header = ["scheme", "printed beta", "printed round", "round of this beta", "beta of the printed round", "its round"]
     return header, rows
 
@@ -52,59 +53,62 @@ FIGURE_3_PROBLEM: Final = DriftControlProblem(
     distance=1.0,
     control_error=1.0,
 )
-FIGURE_3_BETAS: Final[dict[Scheme, float]] = {1: 0.998, 2: 0.99998}
+FIGURE_3_BETAS: Final[Mapping[Scheme, float]] = {0: 1.0, 1: 0.998, 2: 0.99998}
 FIGURE_3_VARIANCE: Final = 8.0
 FIGURE_3_THRESHOLD: Final = 200
 FIGURE_3_ROUNDS: Final = 700
 FIGURE_3_FIRST: Final = 100  # of the picture: the bounds of few rounds are far above the others
 
 
-def bounds() -> Computed:
-    """Corollaries 1 to 3 by rounds, while the budget of 700 rounds of constant noise lasts."""
+def _last(scheme: Scheme) -> int:
     tau = FIGURE_3_PROBLEM.local_steps
-    last: dict[Scheme, int] = {0: FIGURE_3_ROUNDS}
-    for scheme, beta in FIGURE_3_BETAS.items():
-        last[scheme] = chang_last_round(scheme, beta, FIGURE_3_THRESHOLD, tau, FIGURE_3_ROUNDS)
-    stops = sorted({200, 300, 400, *last.values()})
-    rows = []
-    for scheme, end in last.items():
-        cells = [_bound(scheme, R) if end >= R else "" for R in stops]
-        rows.append([f"scheme {scheme}", *cells])
-    for scheme, beta in FIGURE_3_BETAS.items():
-        decay = {"variance": FIGURE_3_VARIANCE, "beta": beta, "threshold": FIGURE_3_THRESHOLD}
-        same = same_budget_variance(scheme, last[scheme], tau, **decay)  # type: ignore[arg-type]
-        value = FIGURE_3_PROBLEM.corollary(0, last[scheme], variance=same)
-        cells = [f"{value:.4f}" if last[scheme] == R else "" for R in stops]
-        rows.append([f"constant, sigma_0^2 = {same:.3f}", *cells])
+    return last_round(scheme, FIGURE_3_BETAS[scheme], FIGURE_3_THRESHOLD, tau, FIGURE_3_ROUNDS)
+
+
+def _bound(scheme: Scheme, rounds: int) -> float:
+    beta = FIGURE_3_BETAS[scheme]
+    return FIGURE_3_PROBLEM.corollary(
+        scheme, rounds, variance=FIGURE_3_VARIANCE, beta=beta, threshold=FIGURE_3_THRESHOLD
+    )
+
+
+def _same_budget(scheme: Scheme) -> float:
+    """Variance of constant noise that spends as much in as many rounds."""
+    return same_budget_variance(
+        scheme,
+        _last(scheme),
+        FIGURE_3_PROBLEM.local_steps,
+        variance=FIGURE_3_VARIANCE,
+        beta=FIGURE_3_BETAS[scheme],
+        threshold=FIGURE_3_THRESHOLD,
+    )
+
+
+def bounds() -> Computed:
+    """Return Corollaries 1 to 3 by rounds, while the budget of 700 rounds of constant noise lasts."""
+    stops = sorted({200, 300, 400, *map(_last, FIGURE_3_BETAS)})
+    rows = [
+        [f"scheme {scheme}", *(f"{_bound(scheme, R):.4f}" if _last(scheme) >= R else "" for R in stops)]
+        for scheme in FIGURE_3_BETAS
+    ]
+    for scheme in DECAYING:
+        same, last = _same_budget(scheme), _last(scheme)
+        value = f"{FIGURE_3_PROBLEM.corollary(0, last, variance=same):.4f}"
+        rows.append([f"constant, sigma_0^2 = {same:.3f}", *(value if last == R else "" for R in stops)])
     return ["bound after rounds", *map(str, stops)], rows
 
 
-def _bound(scheme: Scheme, rounds: int) -> str:
-    beta = FIGURE_3_BETAS.get(scheme, 1.0)
-    given = {"variance": FIGURE_3_VARIANCE, "beta": beta, "threshold": FIGURE_3_THRESHOLD}
-    return f"{FIGURE_3_PROBLEM.corollary(scheme, rounds, **given):.4f}"  # type: ignore[arg-type]
-
-
 def curves() -> Lines:
-    """The bounds round by round: of the three schemes, and of constant noise that spends as much in as few rounds."""
-    tau, first = FIGURE_3_PROBLEM.local_steps, FIGURE_3_FIRST
+    """Return the bounds round by round: of the schemes, and of constant noise that spends as much in as few rounds."""
     found: dict[str, tuple[list[float], list[float]]] = {}
-    controls: dict[str, tuple[list[float], list[float]]] = {}
-    schemes: dict[Scheme, float] = {0: 1.0, **FIGURE_3_BETAS}
-    for scheme, beta in schemes.items():
-        given = {"variance": FIGURE_3_VARIANCE, "beta": beta, "threshold": FIGURE_3_THRESHOLD}
-        last = FIGURE_3_ROUNDS
-        if scheme:
-            last = chang_last_round(scheme, beta, FIGURE_3_THRESHOLD, tau, FIGURE_3_ROUNDS)
-        rounds = list(range(first, last + 1))
-        value = [FIGURE_3_PROBLEM.corollary(scheme, R, **given) for R in rounds]  # type: ignore[arg-type]
-        found[f"scheme {scheme}"] = ([float(R) for R in rounds], value)
-        if scheme:
-            same = same_budget_variance(scheme, last, tau, **given)  # type: ignore[arg-type]
-            constant = [FIGURE_3_PROBLEM.corollary(0, R, variance=same) for R in rounds]
-            name = f"constant noise, {last} rounds (not published)"
-            controls[name] = ([float(R) for R in rounds], constant)
-    return {**found, **controls}
+    for scheme in FIGURE_3_BETAS:
+        rounds = range(FIGURE_3_FIRST, _last(scheme) + 1)
+        found[f"scheme {scheme}"] = [float(R) for R in rounds], [_bound(scheme, R) for R in rounds]
+    for scheme in DECAYING:
+        rounds, same = range(FIGURE_3_FIRST, _last(scheme) + 1), _same_budget(scheme)
+        constant = [FIGURE_3_PROBLEM.corollary(0, R, variance=same) for R in rounds]
+        found[f"constant noise, {_last(scheme)} rounds (not published)"] = [float(R) for R in rounds], constant
+    return found
 
 
 FIGURE_3: Final = Item(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +11,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dpfl_plugin.config.sweep import Expansion, expand
+from dpfl_plugin.errors import ConfigError
 
-Kind = Literal["figure", "table"]
+FOLDER: Final = Path(__file__).parent
+PAPERS: Final = ("noble2022", "chang2022", "li2025", "gao2024", "scaffnew")
+"""Modules of this package, each with a `Paper` as ``PAPER``."""
 Computed = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A table: its header, and its rows."""
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -26,36 +30,6 @@ MEASURES: Final = {
     EXCESS: "log10(F(x) - F*)",
     "gradient_dissimilarity": "gradient dissimilarity",
 }
-
-
-def files() -> Path:
-    """The folder of this package, with ``configs`` and ``kept``."""
-    return Path(__file__).parent
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How much of a figure or table is run.
-
-    Attributes:
-        quick: runs of fewer seeds, places or rounds, and not of all parts: `fewer` says of which.
-        seeds: whole runs, of these seeds only; empty: of all.
-        device: torch's, that runs compute on; None: that of the configurations. It is of runs, not of their numbers,
-            which are to be the same but for noise and rounding.
-    """
-
-    quick: bool = False
-    seeds: tuple[int, ...] = ()
-    device: str | None = None
-
-    @property
-    def suffix(self) -> str:
-        """Of files of numbers."""
-        return "-quick" if self.quick else "-seeds" if self.seeds else ""
-
-
-ALL: Final = Extent()
-QUICK: Final = Extent(quick=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,26 +56,24 @@ class Part:
 
     @property
     def path(self) -> Path:
-        return files() / "configs" / self.config
+        return FOLDER / "configs" / self.config
 
-    def given(self, extent: Extent) -> list[str]:
+    def changes(self, quick: bool) -> tuple[str, ...]:
         """All changes of the file."""
-        some = [f"sweep.seeds={list(extent.seeds)}"] if extent.seeds else []
-        there = [f"runtime.device={extent.device}"] if extent.device else []
-        return [*self.settings, *((self.quick or ()) if extent.quick else ()), *some, *there]
+        return (*self.settings, *((self.quick or ()) if quick else ()))
 
-    def expansion(self, extent: Extent = ALL) -> Expansion:
-        """The runs.
+    def expansion(self, quick: bool = False) -> Expansion:
+        """Return the runs.
 
         Raises:
             ConfigError: something in the file or its changes is wrong.
         """
-        return _expanded(self, extent)
+        return _expanded(self, quick)
 
 
 @functools.cache
-def _expanded(part: Part, extent: Extent) -> Expansion:
-    return expand(part.path, part.given(extent))
+def _expanded(part: Part, quick: bool) -> Expansion:
+    return expand(part.path, part.changes(quick))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +145,7 @@ class Item:
         differs, differs_quick: how all runs, and quick ones besides, differ from the published ones, by decision.
     """
 
-    kind: Kind
+    kind: Literal["figure", "table"]
     number: str
     title: str
     source: str
@@ -209,15 +181,9 @@ class Item:
         """As the paper calls it, e.g. "Figure 2"."""
         return self.label or f"{self.kind.capitalize()} {self.number}"
 
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Of all runs; the parts of an item have the same."""
-        given = self.parts[0].expansion().spec.seeds if self.parts else None
-        return tuple(range(given)) if isinstance(given, int) else tuple(given or ())
-
-    def ran(self, extent: Extent) -> list[Part]:
-        """The parts of all runs, or of quick ones."""
-        return [part for part in self.parts if not extent.quick or part.quick is not None]
+    def ran(self, quick: bool) -> list[Part]:
+        """Return the parts of all runs, or of quick ones."""
+        return [part for part in self.parts if not quick or part.quick is not None]
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -240,3 +206,34 @@ class Paper:
     @cached_property
     def by_name(self) -> dict[str, Item]:
         return {item.name: item for item in self.items}
+
+
+def papers() -> list[Paper]:
+    """Return all papers of which figures and tables are repeated here."""
+    return [importlib.import_module(f"papers.{name}").PAPER for name in PAPERS]
+
+
+def find(name: str) -> Paper:
+    """Return the paper of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in PAPERS:
+        raise ConfigError(f"PAPER={name!r} must be one of {', '.join(PAPERS)}.")
+    return next(paper for paper in papers() if paper.name == name)
+
+
+def chosen(paper: Paper, figure: str | None = None, table: str | None = None) -> list[Item]:
+    """Return the figure or table of a paper, or everything.
+
+    Raises:
+        ConfigError: the paper has none of that number here.
+    """
+    if figure is None and table is None:
+        return list(paper.items)
+    kind, number = ("figure", figure) if figure is not None else ("table", table)
+    if (item := paper.by_name.get(f"{kind}-{number}")) is None:
+        known = ", ".join(item.number for item in paper.items if item.kind == kind)
+        raise ConfigError(f"--{kind}={number} must be one of those of {paper.name}: {known or 'it has none'}.")
+    return [item]

@@ -1,4 +1,4 @@
-"""What runs of a figure or table came to, as JSON: with the digest of the package and the names of the runs."""
+"""What the runs of a figure or table came to, kept as JSON, and how orderings and numbers are judged by it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from scipy.special import stdtrit
 
-from dpfl_plugin.config.load import merged, read_yaml
+import dpfl_plugin as dpfl
 from dpfl_plugin.config.sweep import Expansion, Row
-from dpfl_plugin.errors import DataError
-from dpfl_plugin.federation.summaries import last
-from papers.items import ALL, QUICK, ROUND, Cell, Claim, Extent, Item, Part, files
-from dpfl_plugin.runs.environment import module_sha256, modules, package_sha256
-from dpfl_plugin.runs.folder import RunFolder
+from papers.items import FOLDER, ROUND, Cell, Claim, Computed, Item, Part
 
 SCHEMA: Final = 1
-WHOLE: Final = "the package"
-UNKNOWN: Final = "unknown"
 MOST_POINTS: Final = 40  # of a curve that is kept
 Values = Mapping[str, Any]
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass(slots=True)
@@ -75,13 +69,10 @@ class Numbers:
     """All numbers of a figure or table.
 
     Attributes:
-        code: digests of the package's source that the runs were made by. version: of the package.
-        modules: digests of the source of each module that the runs imported, see `environment.modules`: several where
-            runs of several versions are together. Empty: the runs did not say.
-        runs: digest of the runs' names: other numbers belong to another configuration. Of all runs, where the numbers
-            are of some seeds.
+        quick: whether they are of quick runs. version, code: of the package that made the runs, and digests of its
+            source.
+        runs: digest of the runs' names: other numbers belong to another configuration.
         table: header and rows of what is computed without runs.
-        quick, seeds: how much was run, see `Extent`. devices: that runs were asked to compute on.
     """
 
     paper: str
@@ -89,32 +80,16 @@ class Numbers:
     quick: bool
     version: str
     code: list[str]
-    runs: str
+    runs: str = ""
     points: list[Point] = field(default_factory=list)
-    table: Table | None = None
-    modules: dict[str, list[str]] = field(default_factory=dict)
-    seeds: list[int] = field(default_factory=list)
-    devices: list[str] = field(default_factory=list)
-
-    @property
-    def extent(self) -> Extent:
-        return Extent(self.quick, tuple(self.seeds))
-
-    def changed(self) -> list[str]:
-        """The modules that made the numbers and are not what they were, or were not the same for all runs."""
-        modules = {name: frozenset(found) for name, found in self.modules.items()}
-        return Code(frozenset(self.code), modules or None).changed()
+    table: Computed | None = None
 
     @property
     def seconds(self) -> float:
         return math.fsum(point.seconds for point in self.points)
 
-    @property
-    def file(self) -> str:
-        return file_of(self.paper, self.item, self.extent)
-
     def write(self, folder: Path) -> Path:
-        path = folder / self.file
+        path = folder / file_of(self.paper, self.item, self.quick)
         path.parent.mkdir(parents=True, exist_ok=True)
         rounded = _rounded({"schema": SCHEMA, **asdict(self)})
         points = ",\n".join("  " + json.dumps(point) for point in rounded.pop("points"))
@@ -123,7 +98,7 @@ class Numbers:
         return path
 
     def of(self, part: str, line: str, at: Values) -> list[Point]:
-        """The points of a line at given values of keys; others may have any."""
+        """Return the points of a line at given values of keys; others may have any."""
         return [
             point
             for point in self.points
@@ -131,43 +106,37 @@ class Numbers:
         ]
 
 
-def file_of(paper: str, item: str, extent: Extent) -> str:
-    return f"{paper}/{item}{extent.suffix}.json"
+def file_of(paper: str, item: str, quick: bool) -> str:
+    return f"{paper}/{item}{'-quick' * quick}.json"
 
 
 def read(path: Path) -> Numbers | None:
-    """The numbers of a file; None where there is none.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values.pop("schema") != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA}")
-        return Numbers(**{**values, "points": [Point(**point) for point in values["points"]]})
-    except FileNotFoundError:
+    """Return the numbers of a file; None where there is none."""
+    if not path.is_file():
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Remove it, and run dpfl papers again.") from error
+    values = json.loads(path.read_text(encoding="utf-8"))
+    known = {one.name: values[one.name] for one in fields(Numbers)}
+    return Numbers(**{**known, "points": [Point(**point) for point in values["points"]]})
 
 
 def kept(paper: str, item: Item) -> Numbers | None:
-    """What is kept in the package: of all runs, else of some seeds, else of quick ones, else None."""
-    for extent in dict.fromkeys((ALL, Extent(seeds=item.seeds), QUICK)):
-        found = read(files() / "kept" / file_of(paper, item.name, extent))
-        if found is not None:
-            return found
-    return None
+    """Return what is kept here: of all runs, else of quick ones, else None."""
+    return next(filter(None, (read(FOLDER / "kept" / file_of(paper, item.name, q)) for q in (False, True))), None)
 
 
-def of_seeds(item: Item, numbers: Numbers) -> str:
-    """How many of the seeds there are numbers of, where they are not of all."""
-    return f"{len(numbers.seeds)} of {len(item.seeds)} seeds"
+def keep(numbers: Numbers, item: Item) -> bool:
+    """Keep numbers, unless they are of quick runs where those of all runs are; returns whether they are kept."""
+    before = kept(numbers.paper, item)
+    if numbers.quick and before is not None and not before.quick:
+        return False
+    for quick in (False, True):
+        (FOLDER / "kept" / file_of(numbers.paper, item.name, quick)).unlink(missing_ok=True)
+    numbers.write(FOLDER / "kept")
+    return True
 
 
 def runs_digest(expansions: Iterable[Expansion]) -> str:
-    """Of the names of all runs, which are hashes of their configurations."""
+    """Digest the names of all runs, which are hashes of their configurations."""
     names = sorted(row.id for expansion in expansions for row in expansion.rows)
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
@@ -183,18 +152,23 @@ class Place:
 
 def places(item: Item, part: Part, expansion: Expansion) -> Iterator[tuple[Row, Place]]:
     """Each run of a part with its place: keys that vary and are no axis are in the label of the line."""
-    variants = list(read_yaml(part.path).get("variants") or {})
+    variants = list(yaml.safe_load(part.path.read_text(encoding="utf-8")).get("variants") or {})
     keys = list(dict.fromkeys([*expansion.spec.grid, *(key for entry in expansion.spec.entries for key in entry)]))
     axes = [key for key in (part.rows, part.columns, item.against) if key not in (None, ROUND)]
     silent = {*axes, *part.hidden}
     for row in expansion.rows:
-        values = merged(expansion.base, row.changes)
+        values = (row.changes, expansion.base)
         words = [name for name in variants if row.label == name or row.label.startswith(f"{name} ")]
         label = [max(words, key=len)] if words else []
-        varying = {key: look_up(values, key) for key in keys if key not in silent}
+        varying = {key: first(values, key) for key in keys if key not in silent}
         label += [f"{short(key)} = {_shown(value)}" for key, value in varying.items() if value is not None]
-        at = {key: look_up(values, key) for key in axes}
-        yield row, Place(", ".join(label) or str(values.get("name")), at, int(values.get("seed", 0)))
+        at = {key: first(values, key) for key in axes}
+        yield row, Place(", ".join(label) or str(expansion.base.get("name")), at, int(first(values, "seed") or 0))
+
+
+def first(places: Iterable[Any], key: str) -> Any:
+    """Look a dotted key up in several mappings; the first that has it counts."""
+    return next((value for values in places if (value := look_up(values, key)) is not None), None)
 
 
 def look_up(values: Any, key: str) -> Any:
@@ -230,40 +204,37 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(slots=True)
-class Made:
-    """A run that ended: its result, its lines, and the seconds of processors that it took."""
-
-    place: Place
-    result: Values
-    lines: Sequence[Values]
-    seconds: float
-
-
-def gather(part: Part, measure: str, made: Iterable[Made]) -> list[Point]:
-    """The points of a part, in the order of its runs."""
-    groups: dict[str, list[Made]] = {}
+def gather(part: Part, measure: str, made: Iterable[tuple[Place, dpfl.Run, Sequence[Values]]]) -> list[Point]:
+    """Return the points of a part, in the order of its runs, which have the lines that are given."""
+    groups: dict[str, list[tuple[Place, dpfl.Run, Sequence[Values]]]] = {}
     for one in made:
-        groups.setdefault(json.dumps([one.place.line, one.place.at], sort_keys=True), []).append(one)
+        groups.setdefault(json.dumps([one[0].line, one[0].at], sort_keys=True), []).append(one)
     return [_point(part, measure, group) for group in groups.values()]
 
 
-def _point(part: Part, measure: str, group: Sequence[Made]) -> Point:
-    first = group[0]
+def _point(part: Part, measure: str, group: Sequence[tuple[Place, dpfl.Run, Sequence[Values]]]) -> Point:
+    first, results = group[0][0], [run.result for _, run, _ in group]
+    epsilons = [result["epsilon"] for result in results]
     return Point(
         part=part.name,
-        line=first.place.line,
-        at=first.place.at,
-        seeds=[one.place.seed for one in group],
-        rounds=[int(one.result["rounds"]) for one in group],
-        scores=[_finite(last(one.lines, measure)["mean_last_10_percent"]) for one in group],
-        server=_largest(one.result["epsilon"]["server"]["epsilon"] for one in group),
-        third_party=_largest(one.result["epsilon"]["third_party"]["epsilon"] for one in group),
-        worst_case=_largest(one.result["epsilon"]["server"].get("worst_case_epsilon") for one in group),
-        delta=float(first.result["epsilon"]["server"]["delta"]),
-        curve=_curve([{line["round"]: _finite(line[measure]) for line in one.lines} for one in group]),
-        seconds=math.fsum(one.seconds for one in group),
+        line=first.line,
+        at=first.at,
+        seeds=[place.seed for place, _, _ in group],
+        rounds=[int(result["rounds"]) for result in results],
+        scores=[score(lines, measure) for _, _, lines in group],
+        server=_largest(epsilon["server"]["epsilon"] for epsilon in epsilons),
+        third_party=_largest(epsilon["third_party"]["epsilon"] for epsilon in epsilons),
+        worst_case=_largest(epsilon["server"].get("worst_case_epsilon") for epsilon in epsilons),
+        delta=float(epsilons[0]["server"]["delta"]),
+        curve=_curve([{line["round"]: _finite(line[measure]) for line in lines} for _, _, lines in group]),
+        seconds=math.fsum(float(result["seconds"]) for result in results),
     )
+
+
+def score(lines: Sequence[Values], measure: str) -> float | None:
+    """Return the mean over evaluations in the last 10 % of rounds; None where it is not finite."""
+    rounds = lines[-1]["round"]
+    return _finite(statistics.fmean(line[measure] for line in lines if line["round"] > rounds - math.ceil(rounds / 10)))
 
 
 def _curve(runs: Sequence[Mapping[int, float | None]]) -> dict[str, list[Any]]:
@@ -297,63 +268,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _rounded(one) for key, one in value.items()}
     return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """What made runs: digests of the package, and of each module that they imported; None where a run does not say."""
-
-    packages: frozenset[str]
-    modules: Mapping[str, frozenset[str]] | None
-
-    def __or__(self, other: Code) -> Code:
-        """Of the runs of both."""
-        modules = None
-        if self.modules is not None and other.modules is not None:
-            empty, names = frozenset[str](), {**self.modules, **other.modules}
-            modules = {name: self.modules.get(name, empty) | other.modules.get(name, empty) for name in names}
-        return Code(self.packages | other.packages, modules)
-
-    def changed(self) -> list[str]:
-        """The modules that are not what they were, or were not the same for all runs."""
-        if self.modules is None:
-            return [] if self.packages == {package_sha256()} else [WHOLE]
-        return [name for name, found in self.modules.items() if found != {module_sha256(name)}]
-
-    def listed(self) -> dict[str, list[str]]:
-        """The modules, as `Numbers` has them."""
-        return {name: sorted(found) for name, found in sorted((self.modules or {}).items())}
-
-
-def code_here(*names: str, imported: bool) -> Code:
-    """This package: some of its modules, and all that this process has ``imported`` which may compute."""
-    found = {name: module_sha256(name) for name in names} | (modules() if imported else {})
-    return Code(frozenset({package_sha256()}), {name: frozenset({digest}) for name, digest in found.items()})
-
-
-def code_of(folder: RunFolder) -> Code:
-    """What a run that has begun was made by; sessions of several versions together are a run of all of them."""
-    try:
-        found = json.loads(folder.environment.read_text())
-        before = frozenset(map(str, found.get("packages_before", ())))
-        package, imported = str(found.get("package_sha256", UNKNOWN)), found.get("modules")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder.path}: its files cannot be read: {error}. Remove it, and run it again.") from error
-    if imported is None or before:  # what an earlier session imported, nobody says
-        return Code(before | {package}, None)
-    return Code(frozenset({package}), {str(name): frozenset({str(one)}) for name, one in imported.items()})
-
-
-def read_run(folder: RunFolder) -> tuple[Values, list[dict[str, Any]], Code] | None:
-    """(result, lines, what made it) of a run that ended for good, else None."""
-    try:
-        result = json.loads(folder.result.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder.path}: its files cannot be read: {error}. Remove it, and run it again.") from error
-    ended = result["status"] in ("done", "budget_exhausted")
-    return (result, folder.read_metrics(), code_of(folder)) if ended else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
-"""The minimum of a convex run's loss, found from the records without noise: for the experimenter, never for a plan
-that is to be private."""
+"""The minimum of a convex run's loss, found from the records without noise: for the experimenter, who publishes it of
+public records only."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.runs.build import Parts, build
 
 Array = NDArray[np.float64]
 
@@ -48,3 +50,9 @@ def optimum(parts: Parts, l2: float) -> Optimum:
     silos = parts.host.evaluate(torch.from_numpy(found.x), True).values()
     gradients = [silo.gradient.numpy() + l2 * found.x for silo in silos if silo.gradient is not None]
     return Optimum(found.x, float(found.fun), math.fsum(float(np.square(one).sum()) for one in gradients))
+
+
+def least_loss(config: Config, base: Path) -> float:
+    """Return min F of a configuration's records, without its regulariser, in double precision."""
+    exact = config.model_copy(update={"runtime": config.runtime.model_copy(update={"dtype": "float64"}), "l2": 0.0})
+    return optimum(build(exact, base), 0.0).loss

@@ -1,4 +1,4 @@
-"""Pages of docs/papers/, and what `dpfl papers` prints, from numbers: theirs, ours, and whether they agree."""
+"""The pages of docs/papers/, from numbers: what is published, what came out here, and whether they agree."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Final
 
 from dpfl_plugin.core.rounding import places as up
 from papers import pictures
-from papers.fewer import fewer
-from papers.items import ACCURACY, ALL, Item, Paper, Part
-from papers.lengths import foreseen
+from papers.items import ACCURACY, Item, Paper, Part
 from papers.numbers import (
     Numbers,
     Point,
     cell_verdict,
     chosen,
     kept,
-    of_seeds,
     short,
 )
 from papers.tables import hours, in_order, markdown, measure_of, number, option, place, run_of
@@ -36,7 +33,7 @@ RULES: Final = textwrap.fill(
     120,
 )
 SERVER: Final = "epsilon, server (as drawn)"
-MADE: Final = "<!-- Made by python -m benchmarks.papers; do not edit. -->"
+MADE: Final = "<!-- Made by python -m papers --pages; do not edit. -->"
 
 
 def outcome(item: Item, numbers: Numbers | None) -> str:
@@ -52,34 +49,11 @@ def outcome(item: Item, numbers: Numbers | None) -> str:
     return "\n\n".join(parts)
 
 
-def key(item: Item, numbers: Numbers | None) -> str:
-    """How the tables of `outcome` are read, of what is in them; "" where nothing has to be said."""
-    if numbers is None or numbers.table is not None:
-        return ""
-    seeds = max((len(point.seeds) for point in numbers.points), default=0)
-    said = [f"± of a score: standard deviation over {seeds} seeds."] if seeds > 1 else ["Scores are of one seed."]
-    if item.claims:
-        error = "± of a difference: its standard error. " if seeds > 1 else ""
-        said.append(
-            f"A difference below 0 is against what is published. {error}Verdict of an ordering at a place: agrees if "
-            "the difference is above 0, or half of a published size, with 95 % confidence."
-        )
-    if item.cells:
-        said.append("Verdict of a number: agrees within two standard deviations of both together.")
-    said.append(
-        "Epsilon is proven, after all rounds, of the worst seed: towards the server, of the silo that was drawn most "
-        "often (as drawn) and of one drawn in every round; third party: sees all models. It covers no preprocessing "
-        "that is fitted to records, and no choice of step sizes."
-    )
-    return textwrap.fill(" ".join(said), 120)
-
-
-def section(paper: Paper, item: Item, numbers: Numbers | None, picture: str, *, with_key: bool = False) -> str:
-    """An item's section of a page, without links but to its picture; ``with_key``: that of its tables, too."""
+def section(paper: Paper, item: Item, numbers: Numbers | None, picture: str) -> str:
+    """Return an item's section of a page, without links but to its picture."""
     text = [f"## {item.heading}: {item.title}", f"{item.source}. {_how_to_run(paper, item, numbers)}"]
     if numbers is not None:
         text.append(outcome(item, numbers))
-        text += [key(item, numbers)] if with_key else []
         text += [f"![{item.heading}: {item.title}]({picture})"] if pictures.has_picture(item, numbers) else []
         text.append(_made_by(numbers))
     said = [f"{one.text[0].upper()}{one.text[1:]} ({one.source}). Here: {one.ours}" for one in item.stated]
@@ -89,7 +63,7 @@ def section(paper: Paper, item: Item, numbers: Numbers | None, picture: str, *, 
     text.append(_listed("Why results differ", item.why))
     if numbers is not None and numbers.quick:
         text.append(_listed("What quick numbers show", item.found_quick))
-    whole = numbers is None or numbers.extent == ALL
+    whole = numbers is None or not numbers.quick
     text.append(_listed("What all runs show" + ("" if whole else ", which these numbers are not of"), item.found))
     return "\n\n".join(filter(None, text))
 
@@ -99,45 +73,27 @@ def _listed(what: str, lines: Sequence[str]) -> str:
 
 
 def _how_to_run(paper: Paper, item: Item, numbers: Numbers | None) -> str:
+    command = f"`python -m papers {paper.name} {option(item)}`"
     if item.computed is not None:
-        return f"Computed without a run: `dpfl papers {paper.name} {option(item)}`."
-    command = f"`dpfl papers {paper.name} {option(item)}`"
-    whole, _ = foreseen(paper, item)
+        return f"Computed without a run: {command}."
     runs = sum(len(part.expansion().rows) for part in item.parts)
-    length = "" if whole is None else f", about {hours(whole)} on two cores"
     if numbers is None:
-        return f"**Not run on these pages yet**: {command} does ({runs} runs{length}); with `--quick` in minutes."
-    if numbers.extent == ALL:
-        return f"{command} makes these numbers ({runs} runs, {_took(numbers)})."
-    if numbers.seeds:
-        given = ",".join(map(str, numbers.seeds))
-        return (
-            f"**{of_seeds(item, numbers)}**, with all rounds (`--seeds {given}`, {_took(numbers)}): {command} makes "
-            f"all {runs} runs{length}."
-        )
-    return (
-        f"**Quick numbers** (`--quick`, {_took(numbers)}; {fewer(item)}): they show the direction. {command} makes "
-        f"all {runs} runs{length}."
-    )
-
-
-def _took(numbers: Numbers) -> str:
-    beside = f" beside {' and '.join(numbers.devices)}" if numbers.devices else ""
-    return f"{hours(numbers.seconds)} on two cores{beside}"
+        return f"**Not run on these pages yet**: {command} does ({runs} runs); with `--quick` in minutes."
+    took = f"{hours(numbers.seconds)} on two cores"
+    if numbers.quick:
+        return f"**Quick numbers** (`--quick`, {took}): they show the direction. {command} makes all {runs} runs."
+    return f"{command} makes these numbers ({runs} runs, {took})."
 
 
 def _made_by(numbers: Numbers) -> str:
     code = ", ".join(f"`{one[:SHOWN_DIGEST]}`" for one in numbers.code)
-    return (
-        f"Computed with dpfl {numbers.version} (code {code}); `dpfl papers --json` names what has changed since of the "
-        "code that these runs use."
-    )
+    return f"Computed with dpfl {numbers.version}{f' (code {code})' if code else ''}."
 
 
 def _tuned(item: Item, numbers: Numbers) -> str:
     """Methods at their own best setting, the best first."""
     rows = []
-    for part in item.ran(numbers.extent):
+    for part in item.ran(numbers.quick):
         at_best = [point for name in item.tuned for point in chosen(numbers, item, part.name, name, {})]
         known = sorted(
             (point for point in at_best if point.mean is not None),
@@ -249,7 +205,7 @@ def _range(values: Sequence[int]) -> str:
 def _grids(item: Item, numbers: Numbers) -> str:
     """A grid for each part and line: rows and columns as in the paper, each cell ours, theirs and the verdict."""
     texts = []
-    for part in item.ran(numbers.extent):
+    for part in item.ran(numbers.quick):
         own = [point for point in numbers.points if point.part == part.name]
         for line in dict.fromkeys(point.line for point in own):
             texts.append(f"**{part.title}, {line}**: ours (published: verdict); epsilon, server / third party")

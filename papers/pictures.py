@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 import textwrap
@@ -11,16 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from papers.fewer import extent_of
 from papers.items import MEASURES, ROUND, Item, Paper, Part
 from papers.numbers import Numbers, Point, chosen, short
-from papers.pictures_of_tables import grid, ticked
-from dpfl_plugin.runs.folder import write_atomic
+from papers.tables import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLES: Final = ("-", "--", "-.", ":")
+TABLE_STYLES: Final = ("-", "--", ":", "-.")
 SOLID: Final = 3  # of the paper's own curves; what is added to them is dashed
 MOST_BANDS: Final = 6  # of standard deviations in a panel: more of them hide the curves
 LETTERS: Final = 15  # of a title, in an inch
@@ -38,17 +36,10 @@ def has_picture(item: Item, numbers: Numbers) -> bool:
 
 def draw(path: Path, paper: Paper, item: Item, numbers: Numbers) -> None:
     """Draw a figure or table into a PNG file."""
-    picture = io.BytesIO()
-    drawing(paper, item, numbers).savefig(picture, dpi=90, format="png", metadata={"Software": None})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, picture.getvalue())
-
-
-def drawing(paper: Paper, item: Item, numbers: Numbers) -> Figure:
-    """A figure or table, with a title that says which, of how much, and what is drawn around means."""
     drawn = figure(item, numbers) if item.lines is None else _of_lines(item)
     _titled(drawn, [f"{paper.short}, {item.heading}: {item.title}", *_said(item, numbers)])
-    return drawn
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path, dpi=90, format="png", metadata={"Software": None})
 
 
 def figure(item: Item, numbers: Numbers) -> Figure:
@@ -56,10 +47,10 @@ def figure(item: Item, numbers: Numbers) -> Figure:
     from matplotlib.figure import Figure
 
     if item.kind == "table":
-        return grid(item, numbers)
+        return _grid(item, numbers)
     numbers = _at_best(item, numbers) if item.tuned else numbers
-    rows = [(part, value) for part in item.ran(numbers.extent) for value in _values(numbers, part, part.rows)]
-    widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.extent))
+    rows = [(part, value) for part in item.ran(numbers.quick) for value in _values(numbers, part, part.rows)]
+    widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.quick))
     across, down = (len(rows), 1) if widest == 1 else (widest, len(rows))  # single panels go side by side
     panel = _dots if _is_at_one_value(item, numbers) else _panel
     lines = _lines(numbers)
@@ -96,7 +87,7 @@ def _said(item: Item, numbers: Numbers) -> list[str]:
     """What of the runs there is, and what is drawn around their means."""
     if item.lines is not None:
         return []
-    said = [of] if (of := extent_of(item, numbers)) else []
+    said = ["quick runs"] if numbers.quick else []
     said += ["each method at the best of its settings"] if item.tuned else []
     if item.against == ROUND and item.kind == "figure" and _lie_on_each_other(numbers.points):
         said.append("curves lie on each other: each is drawn thinner than the one before")
@@ -119,7 +110,7 @@ def _at_best(item: Item, numbers: Numbers) -> Numbers:
     """A line for each method, of its best setting at each place."""
     found = [
         replace(point, line=name)
-        for part in item.ran(numbers.extent)
+        for part in item.ran(numbers.quick)
         for name in item.tuned
         for point in chosen(numbers, item, part.name, name, {})
     ]
@@ -214,7 +205,7 @@ def _scaled(axis: Any, item: Item, points: Sequence[Point]) -> bool:
     """Make axes logarithmic where values are far apart; returns whether the vertical one is, of a loss."""
     x = sorted({float(point.at[item.against]) for point in points})
     if _is_wide(x):
-        ticked(axis, x)
+        _ticked(axis, x)
     y = [point.mean for point in points if point.mean is not None]
     far = not item.higher_is_better and bool(y) and min(y) > 0 and max(y) > LOG * statistics.median(y)
     if far:
@@ -256,3 +247,90 @@ def _values(numbers: Numbers, part: Part, key: str | None) -> list[Any]:
 
 def _is_at(point: Point, at: dict[str, Any]) -> bool:
     return all(point.at.get(key) == value for key, value in at.items())
+
+
+# Tables: a panel for each row, its columns on the horizontal axis, published numbers black
+
+
+def _grid(item: Item, numbers: Numbers) -> Figure:
+    """Panels by rows of the table, and by the last of the settings that lines differ in, where these are several.
+
+    Of the others the first is the style of a line and the rest its colour.
+    """
+    from matplotlib.figure import Figure
+
+    part = item.ran(numbers.quick)[0]
+    assert part.rows is not None and part.columns is not None, "a table has rows and columns"
+    words = _varying(list(dict.fromkeys(point.line for point in numbers.points)))
+    down = list(dict.fromkeys(one[-1] for one in words.values())) if len(next(iter(words.values()))) > 2 else [""]
+    across = list(dict.fromkeys(point.at[part.rows] for point in numbers.points))
+    drawn = Figure(figsize=(2.6 * max(len(across), 3) + 0.6, 2.5 * len(down) + 1.2), layout="constrained")
+    axes = drawn.subplots(len(down), len(across), squeeze=False, sharex=True, sharey=True)
+    for i, setting in enumerate(down):
+        for j, row in enumerate(across):
+            lines = {line: one for line, one in words.items() if not setting or one[-1] == setting}
+            own = [p for p in numbers.points if p.line in lines and p.at[part.rows] == row]
+            _panel_of_table(axes[i][j], part, own, {line: one[:-1] if setting else one for line, one in lines.items()})
+            _published(axes[i][j], item, part, row, sorted({float(p.at[part.columns]) for p in own}))
+            title = [f"{short(part.rows)} = {number(row)}", *([setting] if setting else [])]
+            axes[i][j].set_title(", ".join(title), fontsize=8)
+            if i == len(down) - 1:
+                axes[i][j].set_xlabel(short(part.columns), fontsize=8)
+        axes[i][0].set_ylabel(MEASURES.get(item.measure, item.measure), fontsize=8)
+    handles = {h.get_label(): h for axis in axes.flat for h in axis.get_legend_handles_labels()[0]}
+    columns = 4 if len(across) > 3 else 2
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    return drawn
+
+
+def _varying(lines: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The words of each line's label that are not the same in all."""
+    split = {line: line.split(", ") for line in lines}
+    if len({len(words) for words in split.values()}) > 1:
+        return {line: (line,) for line in lines}
+    places = [place for place, found in enumerate(zip(*split.values(), strict=True)) if len(set(found)) > 1]
+    return {line: tuple(words[place] for place in places or [0]) for line, words in split.items()}
+
+
+def _panel_of_table(axis: Any, part: Part, points: Sequence[Point], lines: dict[str, tuple[str, ...]]) -> None:
+    assert part.columns is not None
+    styles = list(dict.fromkeys(words[0] for words in lines.values()))
+    colours = list(dict.fromkeys(words[1:] for words in lines.values()))
+    for line, words in lines.items():
+        own = [p for p in points if p.line == line and p.mean is not None]
+        known = sorted((float(point.at[part.columns]), point.mean) for point in own)
+        axis.plot(
+            [x for x, _ in known],
+            [y for _, y in known],
+            color=f"C{colours.index(words[1:])}",
+            linestyle=TABLE_STYLES[styles.index(words[0]) % len(TABLE_STYLES)],
+            linewidth=1.2,
+            marker=".",
+            markersize=4,
+            label=", ".join(words),
+        )
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _published(axis: Any, item: Item, part: Part, row: Any, x: Sequence[float]) -> None:
+    """The numbers of the paper, which are the same for all lines."""
+    assert part.rows is not None and part.columns is not None
+    cells = [cell for cell in item.cells if cell.part == part.name and cell.at.get(part.rows) == row]
+    found = {float(cell.at[part.columns]): cell for cell in cells}
+    known = [found[one] for one in x if one in found]
+    places, std = [float(cell.at[part.columns]) for cell in known], [cell.std or 0.0 for cell in known]
+    style: dict[str, Any] = {"color": "black", "linestyle": "none", "marker": "D", "markersize": 4, "capsize": 2}
+    if known:
+        mean = [cell.mean for cell in known]
+        axis.errorbar(places, mean, yerr=std, label="published, ± standard deviation", zorder=5, **style)
+    if x:
+        _ticked(axis, x)
+
+
+def _ticked(axis: Any, x: Sequence[float]) -> None:
+    """A logarithmic axis with a tick at each value."""
+    axis.set_xscale("log")
+    axis.minorticks_off()
+    axis.set_xticks(x, [number(one) for one in x])

@@ -1,11 +1,14 @@
-"""Tables of pages, and how values, places, times and differences are written in them."""
+"""How tables, values, places, times and differences are written in pages."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.config.load import read_yaml
+import yaml
+
 from papers.items import ACCURACY, MEASURES, Item
 from papers.numbers import Difference, Point, look_up, short
 
@@ -38,10 +41,15 @@ def run_of(item: Item, point: Point) -> str:
     method = next((name for name in item.tuned if point.line.startswith(f"{name}, ")), None)
     if method is None:
         return point.line
-    variant = (read_yaml(item.part(point.part).path).get("variants") or {}).get(point.line)
+    variant = _variants(item.part(point.part).path).get(point.line)
     values = [(key, look_up(variant, key)) for key in item.tuned_by]
     said = [f"{short(key)} = {number(value)}" for key, value in values if value is not None]
     return ", ".join([method, *said]) if said else point.line
+
+
+@functools.cache
+def _variants(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8")).get("variants") or {}
 
 
 def measure_of(item: Item) -> str:
@@ -79,5 +87,5 @@ def hours(seconds: float) -> str:
 
 
 def option(item: Item) -> str:
-    """What `dpfl papers PAPER` takes for an item."""
+    """What `python -m papers PAPER` takes for an item."""
     return f"--{item.kind} {item.number}"

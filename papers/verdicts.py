@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from papers.items import ALL, Claim, Item
+from papers.items import Claim, Item
 from papers.numbers import Difference, Numbers, differences, places, together
 from papers.numbers import Place as Run
 from papers.tables import by, markdown, place, unit_of
@@ -84,7 +84,7 @@ def _bracketed(verdict: str) -> str:
 def standing(item: Item, numbers: Numbers, claims: Sequence[Claim]) -> Standing:
     tried = [Place(claim, at, found) for claim in claims for at, found in differences(numbers, item, claim)]
     parts = [item.part(name) for name in {claim.part for claim in claims}]
-    runs = {part.name: [run for _, run in places(item, part, part.expansion(ALL))] for part in parts}
+    runs = {part.name: [run for _, run in places(item, part, part.expansion())] for part in parts}
     return Standing(item, tried, max(len(tried), sum(_places(item, claim, runs[claim.part]) for claim in claims)))
 
 

@@ -1,61 +1,26 @@
-"""What the plans of all papers share: what is given, what is prescribed, and what the accountant proves of it."""
+"""What the plans of all papers share: what is prescribed, from which constants, and what is proven of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, Literal
 
+import dpfl_plugin as dpfl
 from dpfl_plugin.algorithms.base import Setting
-from papers.plans.bounds import Classifier
-from dpfl_plugin.config.load import load
-from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.base import Federation
-from dpfl_plugin.errors import ArgumentError, require_argument
-from dpfl_plugin.privacy.views import View
+from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian
 from dpfl_plugin.runs.algorithm_setting import make_setting
-from dpfl_plugin.runs.forecast import forecast
-from dpfl_plugin.runs.plan_request import Question
 from dpfl_plugin.runs.setting import dimension, federate
 
-OPTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "scaffnew": ("psi0", "strong_convexity", "smoothness", "from_records"),
-    "gao": ("smoothness", "lipschitz", "distance"),
-    "noble": (),
-    "chang": ("beta", "threshold"),
-    "li": ("strong_convexity", "smoothness"),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """Constants of theorems that are given, each None if it is not; see `dpfl plan --help`."""
-
-    psi0: float | None = None
-    strong_convexity: float | None = None
-    smoothness: float | None = None
-    lipschitz: float | None = None
-    distance: float | None = None
-    beta: float | None = None
-    threshold: int | None = None
-    from_records: bool | None = None
-
-    def check(self, paper: str | None) -> None:
-        """Raise ConfigError for an option of another paper, or out of its range."""
-        require_argument(paper is None or paper in OPTIONS, "paper", paper, f"be one of {', '.join(OPTIONS)}")
-        for name in (one.name for one in fields(self) if getattr(self, one.name) is not None):
-            if name not in OPTIONS.get(paper or "", ()):
-                of = " or ".join(f"{{paper={other}}}" for other, names in OPTIONS.items() if name in names)
-                raise ArgumentError(f"{{{name}}} belongs to {of}: leave it out.")
-        for name in ("psi0", "strong_convexity", "smoothness", "lipschitz", "distance"):
-            value = getattr(self, name)
-            require_argument(value is None or 0 < value < math.inf, name, value, "be positive and finite")
-        require_argument(self.beta is None or 0 < self.beta <= 1, "beta", self.beta, "be in (0, 1]")
-        known = self.threshold is None or self.threshold >= 0
-        require_argument(known, "threshold", self.threshold, "be at least 0")
-        if self.from_records and self.psi0 and self.smoothness:
-            raise ArgumentError("{from_records} has nothing to find: {psi0} and {smoothness} are given.")
+NEIGHBOURS: Final[Mapping[str, Neighbouring]] = {"fixed": "replace_one", "full": "replace_one"}
+NORM_1: Final = "records of norm 1 (unit_norm)"
+MOST: Final = 100_000  # rounds that are looked for
+Classifier = Literal["logistic", "softmax"]
+# The largest eigenvalue that the Hessian of a record's loss in its scores can have: p (1 - p), and diag(p) - p p^T.
+_CURVATURE: Final[Mapping[Classifier, float]] = {"logistic": 0.25, "softmax": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +30,6 @@ class Constant:
     name: str
     value: float
     source: str
-    from_records: bool = False  # then it tells something of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,60 +37,73 @@ class Value:
     """A number that a theorem prescribes, and what it is."""
 
     name: str
-    value: float | int
+    value: float
     meaning: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Settings to run; ``claimed``: the epsilon that the paper claims of them, towards whom."""
+class Proof:
+    """What the accountant proves of prescribed numbers, beside what the paper claims; None: nothing.
+
+    Attributes:
+        noise: multipliers: one, or of each phase. command: that runs it; none where no run can be made of it.
+    """
 
     name: str
-    settings: tuple[str, ...]
+    rounds: int
+    noise: tuple[float, ...]
     claimed: float | None = None
-    claimed_view: View = "server"
+    claimed_view: Literal["server", "third_party"] = "server"
+    server: float | None
+    third_party: float | None
+    delta: float
+    command: tuple[str, ...] = ()
+
+    @property
+    def confirmed(self) -> bool:
+        proven = self.server if self.claimed_view == "server" else self.third_party
+        return self.claimed is None or (proven is not None and proven <= self.claimed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prescription:
+class Plan:
     """What a theorem says of a configuration.
 
     Attributes:
         rows: a table of what does not fit into ``values``: a row for each phase, or scheme.
         fails: conditions of the theorem that the configuration does not meet.
-        proofs: rows as `Proof` gives them, of what no run can be made of.
         advised: false where by the theorem itself its runs are not worth making: they are shown without commands.
     """
 
     theorem: str
     values: Sequence[Value]
     constants: Sequence[Constant]
-    rows: Sequence[dict[str, Any]] = ()
+    rows: Sequence[Mapping[str, Any]] = ()
     fails: Sequence[str] = ()
     notes: Sequence[str] = ()
-    proofs: Sequence[dict[str, Any]] = ()
-    runs: Sequence[Run] = ()
+    proofs: Sequence[Proof] = ()
     advised: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run of a file, for which a plan is asked."""
+    """One run of a file, for which a plan is asked.
 
-    question: Question
-    given: Given
-    label: str | None
-    config: Config
-    federation: Federation = field(repr=False)
+    Attributes:
+        constants: of the theorem, that are given. epsilon: the budget that is asked for; None: the configuration's.
+    """
 
-    @classmethod
-    def of(cls, question: Question, given: Given, label: str | None, config: Config) -> Case:
-        federation = federate(config, question.base)
-        return cls(question=question, given=given, label=label, config=config, federation=federation)
+    experiment: dpfl.Experiment
+    constants: Mapping[str, float] = field(default_factory=dict)
+    epsilon: float | None = None
 
-    @property
-    def setting(self) -> Setting:
-        return make_setting(self.config, self.num_records, self.federation.names)
+    @cached_property
+    def config(self) -> Any:
+        return self.experiment.config
+
+    @cached_property
+    def federation(self) -> Any:
+        return federate(self.config, self.experiment.base)
 
     @property
     def num_records(self) -> list[int]:
@@ -136,47 +113,96 @@ class Case:
     def dimension(self) -> int:
         return dimension(self.config, self.federation)
 
-    def changed(self, settings: Sequence[str]) -> Config:
-        """The configuration that ``dpfl run`` makes of these settings."""
-        given = self.settings(settings)
-        return load(self.question.path, given, variant=self.label).variants[0].config
+    @property
+    def setting(self) -> Setting:
+        """What an algorithm may know of the run."""
+        return make_setting(self.config, self.num_records)
 
-    def settings(self, more: Sequence[str]) -> list[str]:
-        """Of the command line and ``more``; of several for one key the last."""
-        last = {setting.partition("=")[0]: setting for setting in [*self.question.given, *more]}
-        return list(last.values())
+    def changed(self, settings: Sequence[str]) -> dpfl.Experiment:
+        """Return the run with these settings; of several for one key the last counts."""
+        last = {setting.partition("=")[0]: setting for setting in [*self.experiment.settings, *settings]}
+        return replace(self.experiment, settings=tuple(last.values()))
+
+    def needed(self, name: str, why: str) -> float:
+        """Return a constant of the theorem. Raises ConfigError where it is not given."""
+        if name not in self.constants:
+            raise ConfigError(f"--{name.replace('_', '-')} is missing: {why}")
+        return self.constants[name]
 
     def needed_epsilon(self) -> float:
         if self.config.privacy.epsilon is None:
-            raise ArgumentError("{epsilon} is missing, and the configuration has no privacy.epsilon.")
-        return self.config.privacy.epsilon
+            raise ConfigError("--epsilon is missing, and the configuration has no privacy.epsilon.")
+        return float(self.config.privacy.epsilon)
 
-    def proven(self, run: Run) -> dict[str, Any]:
-        """What the accountant proves of a run, and the command that makes it; solves for noise that is left open.
+    def release(self) -> SampledGaussian:
+        """Return what a release is charged as at the silo whose batches hold the largest part of its records.
+
+        Raises:
+            ConfigError: the noise is left open, or 0.
+        """
+        privacy = self.config.privacy
+        if not privacy.noise_multiplier:
+            raise ConfigError(
+                "privacy.noise_multiplier must be given and above 0. Add --set privacy.noise_multiplier=NUMBER."
+            )
+        full = privacy.unit == "silo" or privacy.sampler == "full"
+        rate = 1.0 if full else privacy.record_rate or privacy.batch_size / min(self.num_records)
+        relation = NEIGHBOURS.get("full" if full else privacy.sampler, "add_or_remove")
+        return SampledGaussian(
+            noise_multiplier=privacy.noise_multiplier,
+            sampler="full" if full else privacy.sampler,
+            rate=rate,
+            neighbouring=relation,
+            unit=privacy.unit,
+        )
+
+    def local_steps(self) -> int:
+        """Return K. Raises ConfigError where it is not the same in all rounds, on all records of a silo."""
+        options = self.config.algorithm.options
+        if not options.get("local_steps") or options.get("p"):
+            raise ConfigError(
+                "algorithm: the paper is of rounds with one fixed number of local steps on all records of a silo. Use "
+                "scaffold or fedavg with local_steps."
+            )
+        return int(options["local_steps"])
+
+    def proven(
+        self,
+        name: str,
+        settings: Sequence[str],
+        claimed: float | None = None,
+        claimed_view: Literal["server", "third_party"] = "server",
+    ) -> Proof:
+        """Return what the accountant proves of a run with these settings; solves for noise that is left open.
 
         Raises:
             ConfigError: the run is not possible.
         """
-        config = self.changed(run.settings)
-        ahead = forecast(config, self.question.base, federation=self.federation)
-        noise, settings = config.privacy.noise_multiplier, self.settings(run.settings)
-        if noise is None:
-            noise = ahead.noise()
-            settings = self.settings([*run.settings, f"privacy.noise_multiplier={noise:g}"])
-        costs = ahead.costs(config.rounds or 1, noise)
-        account = ahead.unlimited().account(noise, costs)
-        return {
-            "name": run.name,
-            "rounds": len(costs),
-            "noise_multiplier": noise,
-            "claimed_epsilon": run.claimed,
-            "claimed_view": run.claimed_view,
-            "epsilon": {view: account.epsilon_ahead(view) for view in ("server", "third_party")},
-            "delta": config.privacy.delta,
-            "accountant": ahead.accountant.name,
-            "set": settings,
-            "command": self.question.command(self.label, settings),
-        }
+        experiment = self.changed(settings)
+        privacy = experiment.config.privacy
+        if privacy.noise_multiplier is None:
+            answer: dict[str, Any] = dpfl.plan(experiment)
+            noise, rounds, spent = answer["value"], answer["rounds"], answer["epsilon"]
+            experiment = self.changed([*settings, f"privacy.noise_multiplier={noise:g}"])
+        else:
+            noise, rounds = privacy.noise_multiplier, experiment.config.rounds
+            rows: Any = dpfl.account(experiment)
+            own = [row for row in rows if row["accountant"].lower() == privacy.accountant.name]
+            by_view = {row["view"]: row["epsilon"] for row in own}
+            spent = {"server": by_view["server, worst case"], "third_party": by_view["third party"]}
+        words = ["dpfl", "run", str(experiment.path)]
+        words += [] if experiment.variant is None else ["--variant", experiment.variant]
+        return Proof(
+            name=name,
+            rounds=rounds,
+            noise=(noise,),
+            claimed=claimed,
+            claimed_view=claimed_view,
+            server=spent["server"],
+            third_party=spent["third_party"],
+            delta=privacy.delta,
+            command=(*words, *(word for setting in experiment.settings for word in ("--set", setting))),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,25 +213,75 @@ class Linear:
     bias: bool
     num_classes: int
 
+    def smoothness(self, l2: float) -> float:
+        """L of a silo's mean loss with its regulariser."""
+        return _CURVATURE[self.model] * (1 + self.bias) + l2
 
-NORM_1: Final = "records of norm 1 (unit_norm)"
+    @property
+    def lipschitz(self) -> float:
+        """L of a record's loss, without a regulariser: sqrt(1 + bias) times the longest gradient in the scores."""
+        return math.sqrt((1 if self.model == "logistic" else 2) * (1 + self.bias))
+
+    @property
+    def initial_loss(self) -> float:
+        """F(0)."""
+        return math.log(self.num_classes)
 
 
 def linear(case: Case) -> Linear | None:
-    """None if the configuration is not of that kind."""
+    """Return what is known of a linear classifier; None if the configuration is of another kind."""
     config, model = case.config, case.config.model
     steps = [step.name for step in config.data.preprocess if step.name != "parity"]  # which changes labels only
-    if case.federation.outcome.kind != "classes":
+    own = {"logistic": "logistic", "softmax": "cross_entropy"}
+    if case.federation.outcome.kind != "classes" or model.name not in own or steps[-1:] != ["unit_norm"]:
         return None
-    if model.name not in ("logistic", "softmax") or steps[-1:] != ["unit_norm"]:
+    if config.loss not in ("auto", own[model.name]):
         return None
-    if config.loss not in ("auto", "logistic" if model.name == "logistic" else "cross_entropy"):
-        return None
-    kind: Classifier = "logistic" if model.name == "logistic" else "softmax"
-    return Linear(kind, bool(model.options.get("bias", True)), case.federation.num_classes)
+    return Linear(model.name, bool(model.options.get("bias", True)), case.federation.num_classes)
+
+
+def convexity(case: Case, theorem: str) -> tuple[Constant, Constant]:
+    """Return mu and L, given or known without records.
+
+    Raises:
+        ConfigError: neither, or the losses are not strongly convex.
+    """
+    config, known = case.config, linear(case)
+    if known is None or "strong_convexity" in case.constants:
+        mu = Constant("mu", case.needed("strong_convexity", _unknown("mu")), "--strong-convexity")
+    else:
+        require(config.l2 > 0, "l2", config.l2, f"be above 0: {theorem} is for strongly convex losses", "Use l2=0.005.")
+        mu = Constant("mu", config.l2, "l2 of the configuration")
+    if known is None or "smoothness" in case.constants:
+        L = Constant("L", case.needed("smoothness", _unknown("L")), "--smoothness")
+    else:
+        factor = "1/4" if known.model == "logistic" else "1/2"
+        source = f"{factor} ||(x{', 1' * known.bias})||^2 + l2 of {NORM_1}"
+        L = Constant("L", known.smoothness(config.l2), source)
+    require(mu.value <= L.value, "--strong-convexity", mu.value, f"be at most L = {L.value:.6g}")
+    return mu, L
+
+
+def _unknown(name: str) -> str:
+    return (
+        f"{name} is known without looking at records for model: logistic or softmax with their own loss and {NORM_1}, "
+        "as the last step of data.preprocess."
+    )
+
+
+def most(fits: Callable[[int], bool], limit: int = MOST) -> int:
+    """Return the largest number up to ``limit`` that fits, where all below it do; 0 if none does."""
+    low, high = 0, 1
+    while high <= limit and fits(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def number(value: float, *, down: bool = False) -> float:
-    """With 6 significant digits, rounded down if it must not grow."""
+    """Round to 6 significant digits, down if it must not grow."""
     rounded = float(f"{value:.6g}")
     return rounded if not down or rounded <= value else float(f"{value * (1 - 1e-6):.6g}")

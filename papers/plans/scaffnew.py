@@ -4,34 +4,95 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from papers.plans.bounds import REPLACE_A_SILO, ScaffNewProblem, curvature, psi_0_bound, public_curvature
-from dpfl_plugin.errors import ArgumentError, require_argument
-from papers.optimum import optimum
-from dpfl_plugin.runs.build import build
-from papers.plans.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
+from dpfl_plugin.errors import require
+from papers.plans.base import Case, Constant, Plan, Value, convexity, linear, number
 
-NOT_PRIVATE = (
-    "computed from the records, NOT PRIVATE: what is published of this plan spends privacy that nothing counts"
-)
-EXACT = (  # the losses in double precision, whatever algorithm and noise
-    "runtime.dtype=float64",
-    "rounds=1",
-    "privacy.epsilon=null",
-    "privacy.noise_multiplier=1",
-    "algorithm.name=scaffnew",
-    "algorithm.local_lr=1",
-    "algorithm.p=1",
-    "algorithm.local_steps=null",
-)
 NOT_CHECKED = (
     "Not checked, since it depends on the records or on a constant that the paper does not give: that no update "
     "reaches clip_norm, and epsilon <= u p T (Lemma 1). v of Lemma 1 is taken as that of zCDP."
 )
 
 
-def prescribe(case: Case) -> Prescription:
-    """eta*, p* and T*, with the noise of Lemma 1 and with the least that is proven.
+# Of [S] Lemma 1, which says only that it exists. R releases of sensitivity 2C with noise of variance s^2 have
+# rho = R (2C)^2 / (2 s^2) in zCDP, hence epsilon near 2 sqrt(rho ln(1/delta)): s^2 = 8 C^2 R ln(1/delta) / epsilon^2.
+REPLACE_A_SILO = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaffNewProblem:
+    """What DP-ScaffNew's utility bound depends on ([S] Theorem 1).
+
+    Attributes:
+        mu, L: every silo's loss is mu-strongly convex and L-smooth; 0 < mu <= L.
+        psi_0: sum_i ||x_0 - x*||^2 + (eta / p)^2 sum_i ||h_i - grad f_i(x*)||^2; a guess of it, as x* is not known.
+        clip_norm: C, which no update may reach.
+        num_silos: N; dimension: d.
+        epsilon, delta: of all releases together.
+        v: the constant of Lemma 1.
+    """
+
+    mu: float
+    L: float
+    psi_0: float
+    clip_norm: float
+    num_silos: int
+    dimension: int
+    epsilon: float
+    delta: float
+    v: float = REPLACE_A_SILO
+
+    @property
+    def local_lr(self) -> float:
+        """eta* = 1 / L. [S] Corollary 1."""
+        return 1 / self.L
+
+    @property
+    def p(self) -> float:
+        """p* = sqrt(mu / L). [S] Corollary 1; 1 / p* local steps a round in the mean."""
+        return math.sqrt(self.mu / self.L)
+
+    @property
+    def iterations(self) -> float:
+        """T*, with eta* and p*; at least 1. [S] Corollary 1; p* T* rounds in the mean."""
+        if self.mu == self.L:
+            return 1.0
+        decay = -math.log1p(-self.mu / self.L)
+        return max(1.0, math.log(self.psi_0 * decay / self._noise) / decay)
+
+    def bound(self, local_lr: float, p: float, iterations: float) -> float:
+        """What E psi_T stays below, for local_lr in (0, 1/L] and p in (0, 1]. [S] eq. 2.
+
+        Raises:
+            ConfigError: local_lr or p is outside of what the theorem covers.
+        """
+        require(0 < local_lr <= 1 / self.L, "local_lr", local_lr, f"be in (0, 1/L = {1 / self.L:g}]")
+        require(0 < p <= 1, "p", p, "be in (0, 1]")
+        theta = max(1 - self.mu * local_lr, 1 - p**2)
+        return float(theta**iterations * self.psi_0 + p**2 / (1 - theta) * self._noise * iterations)
+
+    @property
+    def _noise(self) -> float:
+        """v C^2 N d ln(1/delta) / eps^2."""
+        size = self.v * self.clip_norm**2 * self.num_silos * self.dimension
+        return size * math.log(1 / self.delta) / self.epsilon**2
+
+
+def psi_0_bound(initial_loss: float, mu: float, num_silos: int) -> float:
+    """2 N F(x_0) / mu, which psi_0 never exceeds with h_0 = 0, eta = 1/L and p = sqrt(mu/L): no data needed.
+
+    For losses f_i >= 0 that are mu-strongly convex and L-smooth: ||x_0 - x*||^2 <= 2 (F(x_0) - F*) / mu, and
+    ||grad f_i(x*)||^2 <= 2 L f_i(x*), whose sum over silos is at most 2 L N F*, times (eta/p)^2 = 1 / (L mu).
+
+    Args:
+        initial_loss: F(x_0), with its regulariser; log(number of classes) for a linear model that starts at 0.
+    """
+    return 2 * num_silos * initial_loss / mu
+
+
+def plan(case: Case) -> Plan:
+    """Plan eta*, p* and T*, with the noise of Lemma 1 and with the least that is proven.
 
     Raises:
         ConfigError: a constant is not known, or the losses are not strongly convex.
@@ -39,7 +100,9 @@ def prescribe(case: Case) -> Prescription:
     privacy, epsilon = case.config.privacy, case.needed_epsilon()
     replace_one = privacy.neighbouring != "add_or_remove"
     sensitivity = 2.0 if replace_one else 1.0
-    mu, L, psi_0 = constants = _constants(case)
+    require(privacy.clip_norm < math.inf, "privacy.clip_norm", privacy.clip_norm, "be finite: the noise grows with it")
+    mu, L = convexity(case, "Theorem 1")
+    psi_0 = _psi_0(case, mu.value)
     problem = ScaffNewProblem(
         mu=mu.value,
         L=L.value,
@@ -58,8 +121,8 @@ def prescribe(case: Case) -> Prescription:
     settings = (*step, "algorithm.local_steps=null", f"rounds={rounds}")
     open_ended = (*settings, f"privacy.epsilon={epsilon}", "privacy.noise_multiplier=null")
     paper = (*settings, "privacy.epsilon=null", f"privacy.noise_multiplier={number(lemma_1)}")
-    runs = [Run(name="noise of Lemma 1", settings=paper, claimed=epsilon)] if privacy.unit == "silo" else []
-    return Prescription(
+    proofs = [case.proven("noise of Lemma 1", paper, epsilon)] if privacy.unit == "silo" else []
+    return Plan(
         theorem="Corollary 1 of the paper of DP-ScaffNew",
         values=(
             Value("local_lr", local_lr, "step size eta* = 1/L"),
@@ -68,74 +131,29 @@ def prescribe(case: Case) -> Prescription:
             Value("bound", number(problem.bound(problem.local_lr, problem.p, T)), "E psi_T is at most that (eq. 2)"),
         ),
         constants=(
-            *constants,
+            mu,
+            L,
+            psi_0,
             Constant("C", privacy.clip_norm, "privacy.clip_norm"),
             Constant("N", problem.num_silos, "silos of the data"),
             Constant("d", problem.dimension, "parameters of the model"),
         ),
         fails=tuple(_fails(case, T)),
         notes=(NOT_CHECKED,),
-        runs=(*runs, Run(name="proven noise", settings=open_ended)),
+        proofs=[*proofs, case.proven("proven noise", open_ended)],
         advised=T > 1,
     )
 
 
-def _constants(case: Case) -> tuple[Constant, Constant, Constant]:
-    """mu, L and psi_0."""
-    given, config, known = case.given, case.config, linear(case)
-    if given.from_records and known is None:
-        raise ArgumentError(f"{{from_records}} is for model: logistic or softmax with {NORM_1} and their own loss.")
-    mu, L = convexity(case, "Theorem 1")
-    if given.psi0 is not None:
-        return mu, L, Constant("psi_0", given.psi0, "--psi0")
-    if given.from_records:
-        parts = build(case.changed(EXACT), case.question.base)
-        found = optimum(parts, config.l2).psi_0(parts.model.numpy(), len(case.num_records), mu.value, L.value)
-        return mu, L, Constant("psi_0", found, NOT_PRIVATE, from_records=True)
-    _need(known is not None, "psi0", "psi_0")
-    assert known is not None
-    bound = psi_0_bound(math.log(known.num_classes), mu.value, len(case.num_records))
-    source = f"at most 2 N F(x_0) / mu, where F(0) = ln {known.num_classes}: known without a record"
-    return mu, L, Constant("psi_0", bound, source)
-
-
-def convexity(case: Case, theorem: str) -> tuple[Constant, Constant]:
-    """mu and L, given or known without records. Raises ConfigError if neither, or the losses are not convex enough."""
-    given, config, known = case.given, case.config, linear(case)
-    if given.strong_convexity is not None:
-        mu = Constant("mu", given.strong_convexity, "--strong-convexity")
-    else:
-        _need(known is not None, "strong_convexity", "mu")
-        must = f"be above 0: {theorem} is for strongly convex losses, and without l2 nothing is known to be"
-        if not config.l2 > 0:
-            raise ArgumentError(f"l2={config.l2!r} must {must}. Use --set l2=0.005, or give {{strong_convexity}}.")
-        mu = Constant("mu", config.l2, "l2 of the configuration")
-    L = _smoothness(case)
-    require_argument(mu.value <= L.value, "strong_convexity", mu.value, f"be at most L = {L.value:.6g}")
-    return mu, L
-
-
-def _smoothness(case: Case) -> Constant:
-    given, config, known = case.given, case.config, linear(case)
-    if given.smoothness is not None:
-        return Constant("L", given.smoothness, "--smoothness")
-    _need(known is not None, "smoothness", "L")
-    assert known is not None
-    if given.from_records:
-        silos = (silo.usable_train_x for silo in case.federation.silos)
-        largest = max(curvature(x, config.l2, model=known.model, bias=known.bias)[1] for x in silos)
-        return Constant("L", largest, NOT_PRIVATE, from_records=True)
-    _, L = public_curvature(1.0, config.l2, model=known.model, bias=known.bias)
-    factor = "1/4" if known.model == "logistic" else "1/2"
-    return Constant("L", L, f"{factor} ||(x{', 1' * known.bias})||^2 + l2 of {NORM_1}")
-
-
-def _need(known: bool, argument: str, name: str) -> None:
-    if not known:
-        raise ArgumentError(
-            f"{{{argument}}} is missing: {name} is known without looking at records for model: logistic or softmax "
-            f"with their own loss and {NORM_1}, as the last step of data.preprocess. Give {{{argument}}}."
-        )
+def _psi_0(case: Case, mu: float) -> Constant:
+    known = linear(case)
+    if known is None or "psi0" in case.constants:
+        why = "psi_0 is known without looking at records for linear models alone; see docs/planning.md."
+        return Constant("psi_0", case.needed("psi0", why), "--psi0")
+    bound = psi_0_bound(known.initial_loss, mu, len(case.num_records))
+    return Constant(
+        "psi_0", bound, f"at most 2 N F(x_0) / mu, where F(0) = ln {known.num_classes}: known without a record"
+    )
 
 
 def _fails(case: Case, T: float) -> Iterator[str]:

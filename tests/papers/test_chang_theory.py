@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.privacy.paper import Scheme, chang_last_round, chang_rounds_spent
-from papers.chang_theory import DriftControlProblem, noise_variances, same_budget_variance
+from dpfl_plugin.privacy.schedules import Geometric
+from papers.chang_theory import (
+    DriftControlProblem,
+    Scheme,
+    last_round,
+    noise_variances,
+    rounds_spent,
+    same_budget_variance,
+)
 
 SMALL = DriftControlProblem(
     num_silos=6,
@@ -88,7 +95,7 @@ def test_constant_noise_of_the_same_budget_has_the_least_bound(scheme: Scheme, b
     same = same_budget_variance(scheme, rounds, 5, **decay)
     variances = noise_variances(scheme, rounds, 5, **decay)
     assert rounds * 5 / same == pytest.approx(float((1 / variances).sum()))
-    spent = chang_rounds_spent(rounds, scheme=scheme, beta=beta, threshold=3, local_steps=5)
+    spent = rounds_spent(rounds, scheme=scheme, beta=beta, threshold=3, local_steps=5)
     assert same == pytest.approx(8.0 * rounds / spent)  # the brackets of Theorems 1 and 2
     assert SMALL.corollary(0, rounds, variance=same) < SMALL.corollary(scheme, rounds, **decay)
 
@@ -105,7 +112,7 @@ def test_figure_3() -> None:
         distance=1.0,
         control_error=1.0,
     )
-    last = chang_last_round(1, 0.998, 200, 200, 700), chang_last_round(2, 0.99998, 200, 200, 700)
+    last = last_round(1, 0.998, 200, 200, 700), last_round(2, 0.99998, 200, 200, 700)
     ends = [
         problem.corollary(scheme, R, variance=8.0, beta=beta, threshold=200)
         for scheme, R, beta in zip((1, 2), last, (0.998, 0.99998), strict=True)
@@ -117,9 +124,58 @@ def test_figure_3() -> None:
     assert all(end < constant for end, constant in zip(ends, at_its_end, strict=True))
 
 
-def test_what_theorem_3_is_not_of_is_refused() -> None:
-    for changes in ({"local_steps": 1}, {"server_lr": 0.5}, {"participants": 7}, {"distance": math.inf}):
-        with pytest.raises(ConfigError, match=next(iter(changes))):
-            replace(SMALL, **changes)
-    with pytest.raises(ConfigError, match="beta"):
-        SMALL.corollary(1, 5, variance=1.0, beta=1.5)
+@pytest.mark.parametrize(("by", "scheme"), [("round", 1), ("step", 2)])
+def test_what_rounds_spend_is_the_papers_sum(by: Any, scheme: Any) -> None:
+    """Thms 1 and 2: the sum of 1 / sigma^2 over R rounds, in rounds of constant noise."""
+    schedule = Geometric(beta=0.9, threshold=3, by=by)
+    for R in (1, 3, 4, 9):
+        spent = math.fsum(factor**-2 for round in range(R) for factor in schedule.factors(round, 5)) / 5
+        paper = rounds_spent(R, scheme=scheme, beta=0.9, threshold=3, local_steps=5)
+        assert spent == pytest.approx(paper, rel=1e-12)
+
+
+# Chang, Seif, Tandon 2022, section IV: R_th = 200, tau = 50, the budget of 600 rounds of constant noise
+CHANG: dict[str, Any] = {"threshold": 200, "local_steps": 50, "budget_rounds": 600}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "beta", "last"),
+    [
+        (1, 0.998, 493),  # the printed beta; the paper prints 497
+        (2, 0.99992, 438),  # the printed beta; the paper prints 428
+        (1, 0.9981, 497),
+        (2, 0.99991, 428),
+        (0, 0.5, 600),
+        (1, 1.0, 600),
+        (2, 1.0, 600),
+    ],
+)
+def test_last_rounds(scheme: Any, beta: float, last: int) -> None:
+    assert last_round(scheme, beta, **CHANG) == last
+
+
+def test_chang_budget_is_the_sum_over_steps() -> None:
+    """Sum of sigma_0^2 / sigma^2 of Eqs. 6 and 7 over all steps of all rounds, per round of constant noise."""
+    threshold, steps, beta = 3, 4, 0.93
+    for rounds in (0, 1, 3, 4, 5, 9):
+        sums = {1: 0.0, 2: 0.0}
+        for r in range(1, rounds + 1):
+            for t in range(1, steps + 1):
+                decay = {1: r - threshold, 2: steps * (r - threshold - 1) + t - 1}
+                for scheme in sums:
+                    sums[scheme] += 1.0 if r <= threshold else beta ** -decay[scheme]
+        for scheme, total in sums.items():
+            spent = rounds_spent(
+                rounds,
+                scheme=scheme,  # type: ignore[arg-type]
+                beta=beta,
+                threshold=threshold,
+                local_steps=steps,
+            )
+            assert spent == pytest.approx(total / steps, rel=1e-12)
+
+
+def test_chang_at_the_ends() -> None:
+    assert last_round(1, 0.9, 200, 50, 150.5) == 150
+    assert last_round(1, 0.9, 200, 50, 200) == 200
+    assert last_round(2, 0.01, 0, 10**6, 5.0) == 0  # a round that no number can hold

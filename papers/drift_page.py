@@ -1,21 +1,17 @@
-"""What docs/drift.md and `dpfl plan --recommend` have of `python -m benchmarks.drift`: numbers, tables, picture."""
+"""The tables and the picture of docs/drift.md, from the kept numbers: `python -m papers.drift_page`."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import dpfl_plugin
-from benchmarks.algorithms import save
-from benchmarks.pages import ROOT, put
-from benchmarks.planning import printed
+from benchmarks.pages import ROOT, put, save
 from benchmarks.table import table
-from papers.drift_control import (
-    FILE,
+from papers.drift import (
+    PAGE,
     SKEWS,
     Cell,
     Gap,
@@ -26,91 +22,19 @@ from papers.drift_control import (
     count,
     families,
     gap,
+    main,
     numbers,
     pays,
+    points,
 )
 
-if TYPE_CHECKING:
-    from benchmarks import drift
-    from benchmarks.drift import Bench
-
-PAGE: Final = "docs/drift.md"
-SHIPPED: Final = ROOT / "dpfl_plugin" / "evidence" / FILE
 PICTURE: Final = ROOT / "docs" / "pictures" / "drift" / "where.png"
 FEDAVG, SCAFFOLD = ("FedAvg", "FedAvg, averaged", "FedAvg, momentum", "FedAvg, momentum, averaged"), "SCAFFOLD"
-EXAMPLE: Final = "dpfl plan configs/two_labels.yaml --variant DP-SCAFFOLD --recommend"
-FEWEST: Final = 5
-
-
-def shipped(bench: Bench) -> dict[str, Any]:
-    """What `drift_control.json` holds, of the cells that have run with five seeds at least.
-
-    Raises:
-        ValueError: of a task there is none.
-    """
-    from benchmarks import drift
-
-    names = drift.methods()
-    runs = {cell: found for cell in drift.cells() if (found := _runs(bench, cell)) is not None}
-    seeds = {cell: min(len(kept) for _, kept in found.values()) for cell, found in runs.items()}
-    cells = [cell for cell in runs if seeds[cell] >= FEWEST]
-    if missing := set(drift.TASKS) - {cell.task for cell in cells}:
-        raise ValueError(f"of {', '.join(sorted(missing))} no cell has {FEWEST} seeds: python -m benchmarks.drift")
-    kept = [run for cell in cells for _, of in runs[cell].values() for run in of]
-    return {
-        "made_by": "python -m benchmarks.drift --write",
-        "version": dpfl_plugin.__version__,
-        "sources": sorted({run.source for run in kept}),
-        "setting": drift.SETTING,
-        "data": dict(drift.DATA),
-        "silos": sorted({cell.config(drift.PATHS[0], 1.0, 0).data.num_silos or 0 for cell in cells}),
-        "methods": {name: _options(name) for name in names},
-        "cells": [
-            {
-                "skew": cell.task,
-                "silo_rate": cell.silo_rate,
-                "local_steps": cell.local_steps,
-                "epsilon": cell.epsilon,
-                "methods": {name: _plain(name, *runs[cell][name], seeds[cell]) for name in names},
-            }
-            for cell in cells
-        ],
-    }
-
-
-def _runs(bench: Bench, cell: drift.Cell) -> dict[str, tuple[float, list[drift.Run]]] | None:
-    """{method: (its step size, its runs by seed, as many as there are)}; None where step sizes are not chosen yet."""
-    from benchmarks import drift
-
-    found = {}
-    for path in drift.PATHS:
-        try:
-            rates = drift.chosen(bench.only_known, cell, path)
-        except drift.NotRunError:
-            return None
-        for method, rate in rates.items():
-            kept = (bench.known(cell, path, rate, seed) for seeds in drift.SEEDS for seed in seeds)
-            found[method] = rate, [run for run in itertools.takewhile(lambda run: run is not None, kept) if run]
-    return found
-
-
-def _plain(name: str, rate: float, runs: Sequence[drift.Run], seeds: int) -> dict[str, Any]:
-    return {
-        "local_lr": float(f"{rate:.4g}"),
-        "accuracies": [round(run.accuracy(name), 5) for run in runs[:seeds]],
-    }
-
-
-def _options(method: str) -> dict[str, Any]:
-    """What the file's variant says of its algorithm, all of it, so that it replaces what another run says."""
-    from benchmarks import drift
-
-    block = drift.start(method).algorithm
-    return {"name": block.name} | {key: block.options.get(key, usual) for key, usual in drift.USUAL.items()}
+EXAMPLE: Final = ("configs/two_labels.yaml", "--variant", "DP-SCAFFOLD")
 
 
 def _said(g: Gap) -> str:
-    return f"{100 * g.mean:+.1f} ± {100 * g.error:.1f}{' *' if g.told_apart else ''}"
+    return f"{points(g)}{' *' if g.significant else ''}"
 
 
 def gaps(cell: Cell, found: Numbers) -> list[Gap]:
@@ -174,7 +98,7 @@ def _recommended(found: Numbers) -> str:
 def _range(values: Sequence[Gap]) -> str:
     """From the least to the most, and how many of them are told apart."""
     points = [100 * g.mean for g in values]
-    apart = sum(g.told_apart for g in values)
+    apart = sum(g.significant for g in values)
     return f"{min(points):+.1f} to {max(points):+.1f} ({apart} of {len(values)} told apart)"
 
 
@@ -210,29 +134,24 @@ def _origin(found: Numbers) -> str:
 
 
 def example() -> str:
-    """What the command prints, less which source measured it."""
-    with contextlib.chdir(ROOT):
-        lines = printed(EXAMPLE).splitlines()
-    return "\n".join(
-        ["```", f"$ {EXAMPLE}", *(line for line in lines if not line.startswith("Numbers measured")), "```"]
-    )
+    """Return what the command prints."""
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(io.StringIO()) as out:
+        main(EXAMPLE)
+    lines = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return f"```\n$ python -m papers advice {' '.join(EXAMPLE)}\n{lines}\n```"
 
 
-def parts(found: Numbers) -> dict[str, Callable[[], str]]:
-    """The generated parts of the page, by name."""
-    tables = {f"gaps {skew}": (lambda skew=skew: _gap_table(found, skew)) for skew in SKEWS}
-    whole: Mapping[str, Callable[[Numbers], str]] = {
-        "statement": _statement,
-        "accuracies": _accuracies,
-        "recommended": _recommended,
-        "origin": _origin,
-    }
-    return {**{name: (lambda of=of: of(found)) for name, of in whole.items()}, **tables, "example": example}
+def parts(found: Numbers) -> dict[str, str]:
+    """Return the generated parts of the page, by name."""
+    tables = {f"gaps {skew}": _gap_table(found, skew) for skew in SKEWS}
+    whole = {"accuracies": _accuracies(found), "recommended": _recommended(found), "origin": _origin(found)}
+    return {"statement": _statement(found), **whole, **tables, "example": example()}
 
 
 def draw(found: Numbers, path: Path) -> None:
     """Points by which SCAFFOLD is ahead: of plain FedAvg, and the best of its variants of the best of FedAvg's."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     skews = [skew for skew in SKEWS if any(cell.skew == skew for cell in found.cells)]
     columns = sorted({(c.silo_rate, c.local_steps, c.epsilon) for c in found.cells})
@@ -243,10 +162,12 @@ def draw(found: Numbers, path: Path) -> None:
         "best of SCAFFOLD against best of FedAvg\n(averaged models, server momentum)",
     )
     for panel, (one, title) in enumerate(zip(axes, titles, strict=True)):
-        for row, column, g in _squares(found, skews, columns, 0 if panel == 0 else 3):
-            colour, points = _colour(g), 100 * g.mean
-            one.add_patch(_square(column, row, colour))
-            one.text(column, row, f"{points:+.1f}" if g.told_apart else "=", ha="center", va="center", fontsize=9)
+        for cell in found.cells:
+            g = gaps(cell, found)[0 if panel == 0 else 3]
+            row, column = skews.index(cell.skew), columns.index((cell.silo_rate, cell.local_steps, cell.epsilon))
+            one.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=_colour(g), edgecolor="0.8"))
+            text = f"{100 * g.mean:+.1f}" if g.significant else "="
+            one.text(column, row, text, ha="center", va="center", fontsize=9)
         one.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(skews) - 0.5, -0.5), title=title)
         one.set_xticks(range(len(columns)), [f"{K} steps\nε {e:g}" for _, K, e in columns], fontsize=8)
         one.axvline(3.5, color="black", linewidth=1.5)
@@ -263,39 +184,20 @@ def draw(found: Numbers, path: Path) -> None:
     save(figure, path)
 
 
-def _squares(
-    found: Numbers, skews: Sequence[str], columns: Sequence[tuple[float, int, float]], which: int
-) -> Iterator[tuple[int, int, Gap]]:
-    for cell in found.cells:
-        column = columns.index((cell.silo_rate, cell.local_steps, cell.epsilon))
-        yield skews.index(cell.skew), column, gaps(cell, found)[which]
-
-
 def _colour(g: Gap) -> tuple[float, float, float]:
     """White where nothing is told apart; blue or orange, full at 10 points."""
     full = (0.0, 0.447, 0.698) if g.mean > 0 else (0.902, 0.624, 0.0)
-    share = 0.0 if not g.told_apart else 0.2 + 0.6 * min(1.0, abs(g.mean) / 0.1)
+    share = 0.0 if not g.significant else 0.2 + 0.6 * min(1.0, abs(g.mean) / 0.1)
     red, green, blue = (1 - share * (1 - part) for part in full)
     return red, green, blue
 
 
-def _square(column: int, row: int, colour: tuple[float, float, float]) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="0.8")
-
-
-def _json(plain: Mapping[str, Any]) -> str:
-    """With a line for each fact, and for each cell."""
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in plain.items() if key != "cells"]
-    cells = ",\n".join(f"  {json.dumps(cell)}" for cell in plain["cells"])
-    return "{\n" + ",\n".join([*lines, f' "cells": [\n{cells}\n ]']) + "\n}\n"
-
-
-def write(bench: Bench) -> None:
-    """The shipped numbers, and of them the page and its picture."""
-    SHIPPED.write_text(_json(shipped(bench)))
-    numbers.cache_clear()
+def write() -> None:
+    """Write the generated parts of the page, and its picture, from the kept numbers."""
     for name, text in parts(numbers()).items():
-        put(PAGE, name, text())
+        put(PAGE, name, text)
     draw(numbers(), PICTURE)
+
+
+if __name__ == "__main__":
+    write()
