@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpfl_plugin.config.schema import Config
 from dpfl_plugin.runs.build import Parts, build
 
 Array = NDArray[np.float64]
@@ -52,7 +51,7 @@ def optimum(parts: Parts, l2: float) -> Optimum:
     return Optimum(found.x, float(found.fun), math.fsum(float(np.square(one).sum()) for one in gradients))
 
 
-def least_loss(config: Config, base: Path) -> float:
+def least_loss(config: Any, base: Path) -> float:
     """Return min F of a configuration's records, without its regulariser, in double precision."""
     exact = config.model_copy(update={"runtime": config.runtime.model_copy(update={"dtype": "float64"}), "l2": 0.0})
     return optimum(build(exact, base), 0.0).loss
