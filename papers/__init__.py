@@ -1,4 +1,4 @@
-"""Published experiments: what papers show, how it is run here, and how the two compare.
+"""Published experiments: what papers show, how it is run here, and how the two compare; what their theorems plan.
 
 How a figure or table is added:
 
@@ -8,10 +8,8 @@ How a figure or table is added:
    Published numbers are `items.Cell`s, with their place in the paper; a published ordering is an `items.Claim`. What
    numbers of all runs show goes to ``found``, of quick ones to ``found_quick``, what holds anyway to ``why``. What no
    run is needed for (epsilons, planned rounds) is ``computed``: a function that returns a header and rows.
-3. The paper is named in `catalog.PAPERS`.
+3. The paper is named in `items.PAPERS`.
 
-``dpfl papers PAPER --figure N --quick --out DIR`` runs it; ``python -m benchmarks.papers --keep DIR`` keeps the numbers
-in ``kept/`` (JSON, with the digest of the package that made them), and writes all pages of docs/papers/ anew from what
-is kept: nothing of a page is typed but `Item` itself. Where all runs take too long for one machine, ``--seeds 0`` and
-``--seeds 1,2`` make them on several, or one after another: ``--keep`` puts their numbers together.
+``python -m papers PAPER --figure N --quick`` runs it; ``--keep`` keeps the numbers in ``kept/`` and writes all pages of
+docs/papers/ anew from what is kept: nothing of a page is typed but `Item` itself.
 """

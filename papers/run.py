@@ -17,7 +17,7 @@ from dpfl_plugin.errors import DataError, TrainingError
 from papers import pages, pictures
 from papers.items import EXCESS, Item, Paper, Part
 from papers.numbers import Numbers, gather, places, runs_digest
-from papers.optimum import least_loss
+from papers.optimum import optimum_of
 
 Words = Sequence[str]
 
@@ -122,5 +122,5 @@ def _least_loss(run: dpfl.Run, base: Path, folder: Path) -> float:
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
     path = folder / f"least-{digest}.json"
     if not path.exists():
-        path.write_text(json.dumps(least_loss(config, base)), encoding="utf-8")
+        path.write_text(json.dumps(optimum_of(config, base, 0.0).loss), encoding="utf-8")
     return float(json.loads(path.read_text(encoding="utf-8")))

@@ -113,7 +113,7 @@ def test_rounds_of_dp_scaffnew_are_corollary_1_of_its_records(
     parts = build(config, path.parent)
     mu, L = config.l2, 0.5 + config.l2  # records of norm 1 with an intercept: 1/4 ||(x, 1)||^2
     assert config.algorithm.options["local_lr"] == pytest.approx(1 / L, rel=1e-2)
-    psi_0 = optimum(parts, config.l2).psi_0(parts.model.numpy(), parts.setting.num_silos, mu, L)
+    psi_0 = optimum(parts, config.l2).psi_0(parts.setting.num_silos, mu, L)
     assert psi_0 == pytest.approx(scaffnew.PSI_0, rel=1e-3)
     C, N, d, decay = 3.0, parts.setting.num_silos, parts.model.numel(), -math.log1p(-mu / L)
     for epsilon in scaffnew.EPSILONS:
