@@ -144,8 +144,8 @@ FIGURE_3: Final = Item(
     reason=REASON,
     why=(
         CHANCE,
-        "Eq. 20's noise grows with Q squared, an update only with Q; `dpfl plan --paper li` finds Q = 1 the best "
-        "number of local steps by the bound of Theorem 3 whenever this noise is what matters.",
+        "Eq. 20's noise grows with Q squared, an update only with Q; `python -m papers plan li2025` finds Q = 1 the "
+        "best number of local steps by the bound of Theorem 3 whenever this noise is what matters.",
     ),
     differs=(
         CLIPPING,

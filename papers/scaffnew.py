@@ -249,9 +249,9 @@ FIGURE_12: Final = Item(
     against=STEPS,
     found=(
         "Corollary 1 has sqrt(L / mu) = 10 local steps at every noise. The table says where each line is best: there "
-        "where noise is small, and beyond, within the spread, where it is largest. `python -m papers.measured scaffnew` has "
-        "p drawn as in the algorithm, more values, and F - F*: there the best number rises as epsilon falls, "
-        "as the paper sees of neural networks and its theory does not say "
+        "where noise is small, and beyond, within the spread, where it is largest. `python -m papers.measured "
+        "scaffnew` has p drawn as in the algorithm, more values, and F - F*: there the best number rises as epsilon "
+        "falls, as the paper sees of neural networks and its theory does not say "
         '("Predicted and measured, on mushrooms" of the page of algorithms).',
     ),
     why=(
