@@ -94,7 +94,7 @@ PAPER: Final = Paper(
     reference="C. Gao, A. Lowy, X. Zhou, S. J. Wright: Private Heterogeneous Federated Learning Without a Trusted "
     "Server Revisited: Error-Optimal and Communication-Efficient Algorithms for Convex Losses. ICML 2024",
     items=(FIGURE_2, FIGURE_3),
-    text="The theorems' own phases, rounds, batches and noise are what `python -m papers plan gao2024` plans: of Theorem "
-    "D.5 with the term of the sampling in any case, as batches of its algorithm are Poisson's, and of Theorems C.1 and E.2 "
-    "only where a round reads less than all records.",
+    text="The theorems' own phases, rounds, batches and noise are what `python -m papers plan gao2024` plans: of "
+    "Theorem D.5 with the term of the sampling in any case, as batches of its algorithm are Poisson's, and of Theorems "
+    "C.1 and E.2 only where a round reads less than all records.",
 )
