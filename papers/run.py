@@ -86,7 +86,8 @@ def _gathered(paper: Paper, item: Item, quick: bool, folder: Path) -> tuple[Numb
             if run is None:
                 missing += 1
                 continue
-            code.add(json.loads((run.folder / "environment.json").read_text())["package_sha256"])
+            made_by = json.loads((run.folder / "environment.json").read_text())
+            code |= {made_by["package_sha256"], *made_by["packages_before"]}
             made.append((place, run, _lines(item, run, part.path.parent, folder)))
         points += gather(part, item.measure, made)
     if missing:
