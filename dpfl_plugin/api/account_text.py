@@ -30,6 +30,7 @@ SEES: Final = {
     "server, worst case": "As the server, whoever is drawn: ",
     "third party": "Sees the global models only: ",
     "server, whatever decided on later runs": "Runs may have been chosen by what was seen of earlier ones: ",
+    "server, runs that were planned together": "Whatever the server may see of these runs: ",
     "outsider": "As a third party, but knowing less: ",
 }
 

@@ -114,7 +114,7 @@ def _checked(config: Config, base: Path, left_out: tuple[str, ...]) -> Checked:
     warnings = [text for text in parts.caveats if not text.startswith(AS_READ)]
     warnings += [parts.memory.warning] if parts.memory.warning else []
     if config.privacy.noise_multiplier is None and config.privacy.epsilon is not None:
-        warnings += [why] if (why := strain(parts.noise_multiplier, config.privacy.epsilon)) else []
+        warnings += [why] if (why := strain(parts.noise_multiplier)) else []
     return Checked(
         folder=folder_of(config).path,
         rounds=job.expected,

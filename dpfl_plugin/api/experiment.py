@@ -15,7 +15,8 @@ from dpfl_plugin import own_folders
 from dpfl_plugin.api import pictures
 from dpfl_plugin.api.experiment_text import keys_text
 from dpfl_plugin.api.objects import plain
-from dpfl_plugin.api.running import in_file, of_one_seed
+from dpfl_plugin.api.progress import Teller
+from dpfl_plugin.api.running import LEDGER_WAIT, Wait, in_file, of_one_seed, register
 from dpfl_plugin.api.runs import Comparison, Run
 from dpfl_plugin.api.training import check_path, run_config
 from dpfl_plugin.config.load import NO_RUN, Plan, base_of
@@ -95,7 +96,10 @@ class Experiment(Printed):
         Arguments and errors are those of `dpfl.train`; ``out`` is by default the file's key.
         """
         check_path("out", out)
+        check_path("ledger", ledger)
         plan, done = of_one_seed((self if out is None else self.with_(out=str(out))).loaded()), {}
+        shared = None if ledger is None else Path(ledger)
+        register([one.config for one in plan.variants], self.base, shared, Wait(LEDGER_WAIT), Teller(progress).note)
         for one in plan.variants:
             try:
                 done[one.label or one.config.name] = run_config(

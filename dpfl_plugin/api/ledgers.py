@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.privacy import ledger as ledgers
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.prior import prior_of, runs_in
+from dpfl_plugin.privacy.registered import adaptive_total, runs_in
 from dpfl_plugin.privacy.views import server_composed
 
 
@@ -49,28 +50,28 @@ class Ledger:
     @property
     def runs(self) -> list[dict[str, Any]]:
         """The facts of the runs that share it; empty for a run's own."""
-        return runs_in(self._ledger) if self._ledger.runs else []
+        return [dict(run.facts) for run in runs_in(self._ledger)]
 
     def epsilon(self, delta: float, *, accountant: str = "pld") -> float:
         """What the server learned by all that it holds, of the worst silo, at ``delta``; math.inf without noise.
 
+        Of a ledger that runs share: whatever decided on later runs, see `dpfl account`.
+
         Raises:
-            ConfigError: delta is outside (0, 1), or no one epsilon bounds these releases together.
+            ConfigError: delta is outside (0, 1), or no one epsilon bounds these releases together; or a ledger that
+                runs share has another delta, or another accountant than PLD is asked for.
             UnsupportedError: this accountant knows no bound for one of them.
         """
         chosen = named_accountant(accountant)
         if not self.runs:
             return server_composed(self._ledger.tally).stated(chosen, delta).epsilon
-        first = next(iter(self._ledger), None)
-        if first is None:
-            return 0.0
-        # Seen from the records of each run; every one of these bounds holds, see `dpfl account`.
-        seen = {run["data_sha256"]: run["num_silos"] for run in self.runs}
-        priors = (
-            prior_of(self._ledger, noise="", data_sha256=records, num_silos=num_silos, release=first.release)
-            for records, num_silos in seen.items()
-        )
-        return min(server_composed((), earlier=one.realised).stated(chosen, delta).epsilon for one in priors)
+        total = adaptive_total(self._ledger, delta)
+        if total["delta"] != delta or chosen.name != "PLD":
+            raise ConfigError(
+                f"{self.path}: the total of runs that share a ledger is for the delta of the first one, by PLD: ask "
+                f"for delta={total['delta']!r} and no other accountant."
+            )
+        return math.inf if total["epsilon"] is None else float(total["epsilon"])
 
     def epsilons(self, delta: float, *, accountant: str = "pld") -> dict[int, float]:
         """As `epsilon`, of each silo by its id, in a run's own ledger.

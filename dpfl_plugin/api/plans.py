@@ -22,7 +22,6 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require_argument
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
-from dpfl_plugin.runs.locations import folder_of, key_of
 from dpfl_plugin.runs.plan_request import Question
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
 
@@ -40,7 +39,6 @@ def plan(
     epsilon: float | None = None,
     delta: float | None = None,
     view: str | None = None,
-    ledger: str | Path | None = None,
 ) -> Any:
     """The noise, rounds, local steps, cap or record rate that a privacy budget allows, as `dpfl plan`.
 
@@ -49,7 +47,6 @@ def plan(
             most; "rate", the smallest record rate that has next to the least noise on a mean gradient, and its noise
             multiplier: the answer's ``tried`` has others.
         epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
-        ledger: of earlier runs on the same data, for which the budget is, too.
 
     Returns:
         a mapping for each run: its ``value`` (None, and ``why``, where not even 1 fits), the ``epsilon`` of each view,
@@ -61,7 +58,7 @@ def plan(
             the message says what to raise, and by how much.
     """
     asked = experiment_of(experiment)
-    found = plans(question_of(asked, epsilon=epsilon, delta=delta, view=view, ledger=ledger), solve)
+    found = plans(question_of(asked, epsilon=epsilon, delta=delta, view=view), solve)
     if asked.held is not None:  # no other process has these records
         found = {label: _without_command(answer) for label, answer in found.items()}
     ((label, answer), *others) = found.items()
@@ -78,7 +75,6 @@ def question_of(
     epsilon: float | None = None,
     delta: float | None = None,
     view: str | None = None,
-    ledger: str | Path | None = None,
 ) -> Question:
     """A question about an experiment; arguments as those of `plan`."""
     return Question(
@@ -88,7 +84,6 @@ def question_of(
         epsilon=epsilon,
         delta=delta,
         view=view,
-        ledger=None if ledger is None else Path(ledger),
     )
 
 
@@ -96,16 +91,15 @@ def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
     """As `plan`, by label."""
     solve = "sigma" if solve is None else solve
     require_argument(solve in KEYS, "solve", solve, f"be one of {', '.join(KEYS)}")
-    variants, prior = question.variants(), question.prior()
+    variants = question.variants()
     answers: dict[str, Answer] = {}
     for variant in variants:
         label, config = variant.label or variant.config.name, variant.config
         if config.privacy.noise_multiplier == 0 and len(variants) > 1:
             answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
             continue
-        key = None if question.ledger is None else key_of(config, folder_of(config), question.ledger)
         try:
-            ahead = forecast(question.with_budget(config), question.base, prior, key=key)
+            ahead = forecast(question.with_budget(config), question.base)
             ahead.check()
         except (ConfigError, DataError) as error:
             raise in_file(error, question.path, variant) from error
@@ -217,7 +211,7 @@ def _answer(ahead: Forecast, solve: str, given: list[str], value: float, then: F
     if not value:
         raise _unfit(then, solve, server if privacy.budget_view == "server" else third_party)
     answer: Answer = {"solved": solve, "value": value, "asked": asked, "accountant": ahead.accountant.name}
-    if solve == "sigma" and (why := strain(value, privacy.epsilon or 0.0, ahead.account().held())):
+    if solve == "sigma" and (why := strain(value)):
         answer["warning"] = why
     return {
         **answer,

@@ -227,7 +227,7 @@ def _statement(trained: Trained) -> list[str]:
     if server is None and outside is None:
         return [f"{where}: {NO_EPSILON}", NOT_COVERED]
     level = epsilon["server"]["unit"]
-    shared = ", with the runs before it in its shared ledger" if "total" in epsilon else ""
+    shared = ", with the other runs in its shared ledger" if trained.result.get("earlier_runs") else ""
     shared = ", with all candidates of its tuning" if "tuning" in trained.result else shared
     lines = [
         f"{where} was trained at epsilon {_number(server)} (server), {_number(outside)} (third party), delta "

@@ -20,7 +20,6 @@ import math
 import os
 import secrets
 import threading
-import time
 import warnings
 import weakref
 from collections import Counter
@@ -58,16 +57,24 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, follows_draws
-from dpfl_plugin.privacy.registered import Registration, first_line, limit_of, slots_to_plain
+from dpfl_plugin.privacy.registered import (
+    Registration,
+    adaptive_total,
+    first_line,
+    limit_of,
+    reuses_to_plain,
+    slots_to_plain,
+    unused,
+    without_reused,
+)
 from dpfl_plugin.privacy.slots import Kind
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_composed
-from dpfl_plugin.runs.build import Parts, PriorOf, build
+from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.engines import check_engine, choose_engine
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.job import check_limit, new_account, shared_prior
-from dpfl_plugin.runs.ledgers import locked_shared, open_shared
+from dpfl_plugin.runs.job import check_limit, check_noise, new_account
+from dpfl_plugin.runs.ledgers import locked_shared, now, open_shared
 from dpfl_plugin.runs.locations import shared_key
 from dpfl_plugin.runs.models import check_fields, flat_model
 from dpfl_plugin.runs.publishable import published
@@ -183,12 +190,15 @@ class PrivateOracle:
             if config.fresh:  # a seeded oracle repeats with records as they are given
                 secret = secrets.token_bytes(32) if key is None else key.value
                 records.silos[0], _ = ordered(records.silos[0], key_of(secret, 0))
-            parts = _parts(config, module, records, of_loss, key, path)
+            parts = _parts(config, module, records, of_loss, key)
             _check_labels(parts, records.silos[0], named=isinstance(loss, str))
-            account = _account(config, parts, path)
-            token, plan = secrets.token_hex(8), Plan(parts.data_sha256, _slots(config, steps, account))
+            account = _account(config, parts)
+            token, slots = secrets.token_hex(8), _slots(config, steps, account)
+            reuses = [] if held is None else unused(held, parts.data_sha256, slots)
+            plan = Plan(parts.data_sha256, without_reused(slots, reuses))
             if held is not None and path is not None:
-                check_limit(held, path, config, token, plan)
+                check_noise(path, held, token, parts.data_sha256, parts.rules)
+                check_limit(held, path, config, [plan])
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
             live = _live(config, parts, net)
@@ -196,8 +206,9 @@ class PrivateOracle:
                 key.keep()
                 totals = functools.partial(first_line, plan, config.privacy.ledger_epsilon, config.privacy.delta)
                 account.shared = shared = stack.enter_context(open_shared(path, totals if plan.silos else dict))
-                facts = _facts(config, parts, token, account.earlier)
-                shared.begin_run(facts | ({"slots": slots_to_plain(plan.silos)} if plan.silos else {}))
+                facts = _facts(config, parts, token) | ({"early": True} if not len(shared) else {})
+                registered = {"slots": slots_to_plain(slots), "reuses": reuses_to_plain(reuses)}
+                shared.begin_run(facts | {key: value for key, value in registered.items() if value})
                 shared.sync()
                 if limit_of(shared) is not None:
                     account.registration = Registration(shared, token)
@@ -271,10 +282,21 @@ class PrivateOracle:
 
     @property
     def epsilon(self) -> float:
-        """What has been released comes to, at `delta`, with all else that the ledger holds."""
+        """What this oracle has released comes to, at `delta`."""
         account, config = self._opened.account, self._opened.config
-        composed = server_composed(account.ledger.tally, earlier=account.earlier.realised)
-        return composed.stated(self._opened.parts.accountant, config.privacy.delta).epsilon
+        return server_composed(account.ledger.tally).stated(self._opened.parts.accountant, config.privacy.delta).epsilon
+
+    @property
+    def ledger_epsilon(self) -> float:
+        """What all that the ledger holds comes to, at the delta of its first run, whatever decided on later ones.
+
+        Each run or oracle counts with all that it registered. Without a ledger, `epsilon`.
+        """
+        shared = self._opened.account.shared
+        if shared is None:
+            return self.epsilon
+        total = adaptive_total(shared, self.delta)["epsilon"]
+        return math.inf if total is None else float(total)
 
     @property
     def delta(self) -> float:
@@ -308,7 +330,10 @@ class PrivateOracle:
                 self._closed = True
                 if self.path is not None:
                     _opened.pop(self.path.resolve(), None)
-                self._opened.stack.close()
+                with self._opened.stack:
+                    if (shared := self._opened.account.shared) is not None:  # what it left may serve later ones
+                        shared.begin_run({"noise": self._opened.name, "started": now(), "ended": True})
+                        shared.sync()
 
     def __enter__(self) -> PrivateOracle:
         return self
@@ -472,19 +497,17 @@ def _num_outputs(module: nn.Module, silo: Silo) -> int:
     return 1 if outputs.dim() == 1 else int(outputs.shape[1])
 
 
-def _account(config: Config, parts: Parts, path: Path | None) -> PrivacyAccount:
-    """What counts an oracle's releases together with those that the ledger holds.
+def _account(config: Config, parts: Parts) -> PrivacyAccount:
+    """What counts an oracle's releases.
 
     Raises:
-        BudgetError, ConfigError: not one release is left.
+        ConfigError: the budget does not cover one.
     """
-    prior = _prior(path)(parts.data_sha256, 1, parts.rules)
-    account = new_account(config, parts, prior, Ledger())
+    account = new_account(config, parts, Ledger())
     if not account.affords(0, PLAN):
-        held = f"{path} holds {earlier_runs(prior)}, at epsilon {digits(account.held(), 4)}: " if prior.runs else ""
-        raise (BudgetError if prior.runs else ConfigError)(
-            f"{held}privacy.epsilon={config.privacy.epsilon} at delta {digits(config.privacy.delta, 6)} does not cover "
-            "one release. Raise it, or noise_multiplier; or lower record_rate."
+        raise ConfigError(
+            f"privacy.epsilon={config.privacy.epsilon} at delta {digits(config.privacy.delta, 6)} does not cover one "
+            "release. Raise it, or noise_multiplier; or lower record_rate."
         )
     if parts.planned is not None and not parts.rules.varies:
         account.look_ahead(parts.planned)
@@ -510,16 +533,7 @@ def _slots(config: Config, steps: int | None, account: PrivacyAccount) -> dict[i
     return {0: [Planned(release, count, share) for (release, share), count in counts.items()]}
 
 
-def _prior(path: Path | None) -> PriorOf:
-    """What a ledger holds of earlier oracles and runs."""
-    if path is not None:
-        return shared_prior(path)
-    return lambda data_sha256, num_silos, rules: NO_PRIOR
-
-
-def _parts(
-    config: Config, module: nn.Module, records: Federation, loss: Any, key: MarkKey | None, path: Path | None
-) -> Parts:
+def _parts(config: Config, module: nn.Module, records: Federation, loss: Any, key: MarkKey | None) -> Parts:
     refuse_cycles(config, "releases of an oracle are composed with those of earlier ones in the ledger")
     found = hold(records)
     holding = found if key is None else replace(found, survey=key.marked(found.survey))
@@ -527,7 +541,7 @@ def _parts(
     def held(config: Config, base: Path) -> Holding:
         return holding
 
-    parts = build(config, Path(), None, _prior(path), held, module=module, loss=loss)
+    parts = build(config, Path(), hold=held, module=module, loss=loss)
     if parts.rules.clipping.measures:
         raise UnsupportedError(
             f"privacy.clip: {parts.rules.clipping.statement}, so that no epsilon holds. Use clip='flat' or 'adaptive'."
@@ -571,20 +585,14 @@ def _live(config: Config, parts: Parts, net: nn.Module) -> LiveModel:
     return LiveModel(net, parts.loss, records, parts.engine, choose)
 
 
-def _facts(config: Config, parts: Parts, token: str, prior: Prior) -> dict[str, Any]:
+def _facts(config: Config, parts: Parts, token: str) -> dict[str, Any]:
     """What the ledger says of an oracle, as of a run."""
-    rules, privacy = parts.rules, config.privacy
-    follows = privacy.epsilon is not None and follows_draws(prior, privacy.budget_view, capped=False)
     return {
         "noise": token,
         "name": config.name,
         "data_sha256": parts.data_sha256,
         **parts.holding.survey.cut_facts,
         "num_silos": 1,
-        "delta": privacy.delta,
-        "drawn": False,
-        "draws_decided": follows,
-        "follows_draws": follows,
-        "largest_rate": rules.release(rules.sampler.rate(parts.num_records[0])).rate,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "delta": config.privacy.delta,
+        "started": now(),
     }

@@ -22,6 +22,7 @@ from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.place import Place
+from dpfl_plugin.runs.registering import register_ahead
 from dpfl_plugin.runs.result import Result, finished_result
 from dpfl_plugin.runs.session import run_session, seed_of_begun
 from dpfl_plugin.runs.shown_results import OtherCodeError
@@ -34,6 +35,7 @@ __all__ = [
     "Cause",
     "OtherCodeError",
     "Result",
+    "Wait",
     "carried_out",
     "cause_of",
     "import_for_runs",
@@ -41,6 +43,7 @@ __all__ = [
     "of_one_seed",
     "place_here",
     "place_of",
+    "register",
     "rounds_saved",
     "too_small_a_step",
     "worse_than_baseline",
@@ -97,6 +100,19 @@ def carried_out(
     if picture:
         pictures.of_run(folder, config, label, anew=not finished)
     return result
+
+
+def register(
+    configs: Sequence[Config], base: Path, ledger: Path | None, wait: Wait, say: Callable[[str], None]
+) -> None:
+    """Register several runs in their shared ledger before the first of them begins, where this process can.
+
+    MPI ranks and silos with folders of their own have records that it does not see: their runs are registered one by
+    one, when each begins. Errors as `runs.registering.register_ahead`.
+    """
+    here = job.num_started() == 1 and all(config.runtime.silo_folder is None for config in configs)
+    if ledger is not None and len(configs) > 1 and here:
+        register_ahead(configs, base, ledger, registry.load("runtimes", "in_process")(), wait, say)
 
 
 def rounds_saved(config: Config) -> int:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import prior_of, runs_in
-from dpfl_plugin.privacy.registered import adaptive_total
-from dpfl_plugin.privacy.views import Composed, ViewEpsilon, server_composed
+from dpfl_plugin.privacy.registered import Run, adaptive_total, planned_total, runs_in
+from dpfl_plugin.privacy.views import ViewEpsilon, server_composed
 from dpfl_plugin.runs.ledgers import read_shared
 
 Row = dict[str, Any]
 ERROR: Final = "above the epsilon of planned runs by what choosing them after looking may have gained"
 ADAPTIVE: Final = "server, whatever decided on later runs"
+PLANNED: Final = "server, runs that were planned together"
 
 
 def is_ledger(path: Path) -> bool:
@@ -44,59 +44,36 @@ def shared_rows(
     say_notes(ledger)
     runs = runs_in(ledger)
 
-    def rows(composed: Callable[[], Sequence[Composed]], delta: float) -> list[Row]:
-        once = functools.cache(composed)  # a pass over the ledger, for all accountants
+    def rows(run: Run) -> list[Row]:
+        composed = functools.cache(lambda: server_composed(ledger.tally_of_run(run.name)))  # for all accountants
+        return by_all_accountants(
+            lambda accountant: [_row(composed().stated(accountant, run.facts["delta"]), named(accountant))]
+        )
 
-        def view(accountant: Accountant) -> ViewEpsilon:
-            return min((one.stated(accountant, delta) for one in once()), key=lambda view: view.epsilon)
-
-        return by_all_accountants(lambda accountant: [_row(view(accountant), named(accountant))])
-
-    found = {}
-    for facts in runs:
-        named_by = [facts.get("candidate") or facts["name"], facts["noise"], facts["started"]]  # what differs, first
-        label = ", ".join(named_by)
-        found[label] = rows(functools.partial(_of_run, ledger, facts["noise"]), facts["delta"])
-    total = functools.cache(functools.partial(_total, ledger))
-    for delta in sorted({facts["delta"] for facts in runs}):
-        found[f"total at delta {delta:.15g}"] = [
-            {**row, "basis": f"{row['basis']}; if nothing that was seen of a run decided on later ones"}
-            for row in rows(total, delta)
-        ]
-    if runs:
-        adaptive = adaptive_total(ledger, runs[0]["delta"])
-        same = found.setdefault(f"total at delta {adaptive['delta']:.15g}", [])
-        values = {"view": ADAPTIVE, "epsilon": adaptive["epsilon"], "delta": adaptive["delta"]}
-        same.append({**(same or [{}])[0], **values, "accountant": "filter", "error": ERROR, "basis": adaptive["why"]})
+    found: dict[str, list[Row]] = {}
+    for run in runs:
+        label = ", ".join([run.facts.get("candidate") or run.facts["name"], run.name, run.facts["started"]])
+        found[label] = rows(run)
+    if not runs:
+        return found
+    total = adaptive_total(ledger, runs[0].facts["delta"])
+    (like,) = found[label][:1] or [{}]
+    both = [{**like, **_values(total, ADAPTIVE), "error": ERROR, "accountant": "filter", "basis": total["why"]}]
+    if planned := planned_total(ledger, total["delta"]):
+        basis = f"the joint plan of the {planned['num_runs']} runs that were registered before the first release"
+        both.append({**like, **_values(planned, PLANNED), "basis": basis})
+    found[f"total at delta {total['delta']:.15g}"] = both
     return found
+
+
+def _values(total: Mapping[str, Any], view: str) -> Row:
+    return {"view": view, "epsilon": total["epsilon"], "delta": total["delta"]}
 
 
 def say_notes(ledger: Ledger) -> None:
     """Tell what was found and mended in a ledger: a torn last line, fresh noise."""
     for note in dict.fromkeys(ledger.notes):
         say(f"note: {note}")
-
-
-def _of_run(ledger: Ledger, noise: str) -> list[Composed]:
-    return [server_composed(ledger.tally_of_run(noise))]
-
-
-def _total(ledger: Ledger) -> list[Composed]:
-    """All runs together: what holds for every record, seen from each set of records that runs were on. So the best
-    does.
-
-    Seen from one set, its runs add up silo by silo and all others count by their envelopes (`privacy.prior`). That
-    bounds what any record lost, also one that was not among these: it lost nothing in its runs.
-    """
-    first = next(iter(ledger), None)
-    found = []
-    for records, num_silos in {run["data_sha256"]: run["num_silos"] for run in runs_in(ledger)}.items():
-        if first is not None:
-            prior = prior_of(ledger, noise="", data_sha256=records, num_silos=num_silos, release=first.release)
-            found.append(server_composed((), earlier=prior.realised))
-        else:
-            found.append(server_composed(()))
-    return found
 
 
 def _row(view: ViewEpsilon, accountant: Row) -> Row:

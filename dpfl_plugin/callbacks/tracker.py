@@ -70,14 +70,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | f
 
 
 def finals(result: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers that a result is compared by; ``epsilon_total``: with earlier runs in a shared ledger."""
+    """The numbers that a result is compared by; ``epsilon_total``: of all runs in a shared ledger."""
     found = {"rounds": result.get("rounds")}
     for key in dict.fromkeys(("test_accuracy", "train_loss", *(key for key in result if key.startswith("test_")))):
         found[key] = (result.get(key) or {}).get("last")
     epsilon = result.get("epsilon") or {}
-    for prefix, views in (("epsilon", epsilon), ("epsilon_total", epsilon.get("total") or {})):
-        for view in ("server", "third_party"):
-            found[f"{prefix}/{view}"] = (views.get(view) or {}).get("epsilon")
+    for view in ("server", "third_party"):
+        found[f"epsilon/{view}"] = (epsilon.get(view) or {}).get("epsilon")
+    found["epsilon_total"] = (result.get("adaptive_total") or {}).get("epsilon")
     return {key: float(value) for key, value in found.items() if value is not None}
 
 

@@ -67,7 +67,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, if any.")] = False,
     ledger: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),
+        typer.Option(metavar="FILE", help="Shared with other runs on the same data; states what all come to."),
     ] = None,
     ledger_wait: Annotated[
         float | None,

@@ -32,9 +32,6 @@ Solve = Annotated[
     ),
 ]
 One = Annotated[str | None, typer.Option(help="One variant of the file (default: all).")]
-Earlier = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="As in dpfl run: plan for what earlier runs left of the budget.")
-]
 Mechanism = Annotated[
     str | None,
     typer.Option(help="gaussian-wor (fixed-size, replace one), gaussian-poisson (add or remove one), or gaussian."),
@@ -111,7 +108,6 @@ def plan(
     solve: Solve = None,
     settings: Settings = None,
     variant: One = None,
-    ledger: Earlier = None,
     mechanism: Instead = None,
     q: Share = None,
     sigma: SolvesSteps = None,
@@ -122,7 +118,7 @@ def plan(
     """The noise, rounds, local steps, cap or record rate that a privacy budget allows, before anything is trained."""
     _one_of(config, mechanism)
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
-    of_file: dict[str, Any] = {"view": view, "variant": variant, "ledger": ledger}
+    of_file: dict[str, Any] = {"view": view, "variant": variant}
     of_mechanism: dict[str, Any] = {"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}
     if config is not None:
         _belong(of_mechanism, f"{TO_MECHANISM}.")

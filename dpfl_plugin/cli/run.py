@@ -23,11 +23,13 @@ from dpfl_plugin.api.running import (
     Cause,
     OtherCodeError,
     Result,
+    Wait,
     carried_out,
     cause_of,
     in_file,
     of_one_seed,
     place_of,
+    register,
     rounds_saved,
 )
 from dpfl_plugin.api.runs import Scored, difference
@@ -93,6 +95,11 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
     before = [rounds_saved(variant.config) for variant in plan.variants]
     console = Console(stderr=True)
     with stopping() as stop:
+        configs, waits = (
+            [one.config for one in plan.variants],
+            Wait(_ledger_wait(options), reporter_on(console, "").note),
+        )
+        register(configs, experiment.base, options.ledger, waits, waits.say)
         for one in plan.variants:
             label = one.label or one.config.name
             try:
@@ -153,11 +160,15 @@ def _run_one(variant: Variant, base: Path, options: Options, stop: Stop, console
         resume=options.resume,
         label=variant.label,
         ledger=options.ledger,
-        ledger_wait=LEDGER_WAIT if options.ledger_wait is None else options.ledger_wait,
+        ledger_wait=_ledger_wait(options),
         profile=options.profile,
     )
     told.update(reporter.warned)
     return result
+
+
+def _ledger_wait(options: Options) -> float:
+    return LEDGER_WAIT if options.ledger_wait is None else options.ledger_wait
 
 
 @contextmanager
@@ -304,20 +315,16 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
     if any(view["epsilon"] is None for view in views):
         lines.append("epsilon none: nothing is guaranteed, or so little that epsilon is too large to compute.")
     for result in results.values():
-        if "total" in result["epsilon"]:
-            total = result["epsilon"]["total"]
-            alone = result.get("earlier_runs") == 0
-            what = "is the first run in the shared ledger" if alone else "with the runs before it in the shared ledger"
+        if planned := result.get("planned_total"):
             lines.append(
-                f"{result['name']} {what}: epsilon "
-                f"{_epsilon(total['server'])} (server), {_epsilon(total['third_party'])} (third party)."
+                f"shared ledger: epsilon {_epsilon(planned)} at delta {digits(planned['delta'], 6)} for the "
+                f"{planned['num_runs']} runs that were registered before the first of them released anything."
             )
-            if adaptive := result.get("adaptive_total"):
-                lines.append(
-                    f"{result['name']}: if runs of that ledger are chosen by looking at earlier ones, epsilon "
-                    f"{_epsilon(adaptive)} at delta {digits(adaptive['delta'], 6)} holds for all of them so far: "
-                    f"{adaptive['why']}."
-                )
+        if (adaptive := result.get("adaptive_total")) and result["earlier_runs"]:
+            lines.append(
+                f"shared ledger: epsilon {_epsilon(adaptive)} at delta {digits(adaptive['delta'], 6)} for all its runs "
+                f"together, also if later ones were chosen by looking at earlier ones: {adaptive['why']}."
+            )
     if any((view["third_party"]["epsilon"] or 0) > (view["server"]["epsilon"] or 0) for view in both):
         lines.append(
             "The third party's epsilon is larger where it has to hold in advance, whoever is drawn, and counts every "

@@ -88,15 +88,29 @@ def _go(sweep: Sweep, duplicates: int, options: Options, lock: int | None = None
         at_work = sum(known.status == "running" for known in states)
         _say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
         return 1 if failed else 0
+    _register(sweep, wanted)
     code = _here(sweep, wanted, options) if options.on == "local" else _submit(sweep, wanted, options, lock)
     if options.on == "local":
         sweep_scores.show(sweep)
     else:
         folder = shlex.quote(str(sweep.folder.parents[1]))
         _say(f"how far they are, scores and epsilons: dpfl status {folder}; tables and plots: dpfl report {folder}")
-    if _private(sweep) and sweep.ledger is None:
+    if sweep.ledger is not None:
+        _say(f"epsilon of all runs together: dpfl account {shlex.quote(str(sweep.ledger))}")
+    elif _private(sweep):
         _say(COMPOSES)
     return code
+
+
+def _register(sweep: Sweep, rows: Sequence[Row]) -> None:
+    """Register all runs in the ledger that they share: they are then one plan, whatever is seen of the first."""
+    if sweep.ledger is None:
+        return
+    from dpfl_plugin.api.running import Wait, register
+
+    own_folders.look_in(sweep.source.parent)
+    configs = [config_of(sweep.base, row, sweep.runs) for row in rows]
+    register(configs, sweep.source.parent, sweep.ledger, Wait(math.inf, _say), _say)
 
 
 def sweep_task(folder: Path, task: int, pack: int, jobs: int) -> int:

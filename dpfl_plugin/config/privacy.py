@@ -69,7 +69,7 @@ class PrivacyConfig(Strict):
         None,
         gt=0,
         description="limit on all runs of a shared ledger together, at delta; fixed by the first of them. epsilon is "
-        "then the budget of each",
+        "the budget of each",
     )
     budget_view: Literal["server", "third_party"] = Field("server", description="whose epsilon the budget bounds")
     accountant: PluginBlock = Field(default=Block(name="pld"), description="what composes the releases")

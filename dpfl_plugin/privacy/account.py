@@ -13,7 +13,6 @@ from dpfl_plugin.privacy.book import Book, as_stated, attempts, with_ledger
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.claims.ahead import Ahead
 from dpfl_plugin.privacy.claims.base import finite
-from dpfl_plugin.privacy.claims.before import Before
 from dpfl_plugin.privacy.claims.outsider import Outsider
 from dpfl_plugin.privacy.claims.server import Server
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
@@ -24,7 +23,6 @@ from dpfl_plugin.privacy.events import Charge, batches
 from dpfl_plugin.privacy.extra_releases import Beside, Kind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import Draw, Plan
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.registered import Registration
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
@@ -42,8 +40,7 @@ class PrivacyAccount:
         spec: what the run may spend, and who spends it.
         beside: what is planned beside the rounds.
         draw: who would take part in rounds to come, for `expected_rounds` alone.
-        shared: a ledger that other runs on the same data write to as well, and what it holds of them (``prior``): the
-            budget is for all of it together.
+        shared: a ledger that other runs on the same data write to as well. The budget is this run's alone.
         costs: of the rounds that were begun before a resume, from the checkpoint.
         pending: whether a charge of the ledger will be made again, in a seeded round after the checkpoint. Until then
             neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
@@ -62,7 +59,6 @@ class PrivacyAccount:
         draw: Draw,
         ledger: Ledger,
         shared: Ledger | None = None,
-        prior: Prior = NO_PRIOR,
         costs: Mapping[int, RoundCost] | None = None,
         pending: Callable[[Charge], bool] = lambda charge: False,
         budget_accountant: Accountant | None = None,
@@ -77,7 +73,6 @@ class PrivacyAccount:
             rules,
             ledger,
             beside=beside,
-            earlier=prior,
             costs=costs or {},
             pending=pending,
             lost=lost,
@@ -89,12 +84,10 @@ class PrivacyAccount:
             Server(book, accountant, budget),
             ThirdParty(book, accountant, budget),
             Outsider(book, accountant, budget),
-            Before(book, accountant, budget),
         )
 
-    def _observe(self, server: Server, third_party: ThirdParty, outsider: Outsider, before: Before) -> None:
-        self._book, self._server, self._third_party = server.book, server, third_party
-        self._outsider, self._before = outsider, before
+    def _observe(self, server: Server, third_party: ThirdParty, outsider: Outsider) -> None:
+        self._book, self._server, self._third_party, self._outsider = server.book, server, third_party, outsider
         self._ahead = Ahead(server, third_party, self._draw)
         self._bounded = server if self._book.spec.view == "server" else third_party
 
@@ -104,7 +97,6 @@ class PrivacyAccount:
             self._server.of(book, accountant),
             self._third_party.of(book, accountant),
             self._outsider.of(book, accountant),
-            self._before.of(book, accountant),
         )
         return other
 
@@ -239,12 +231,7 @@ class PrivacyAccount:
             return "there is no budget"
         view = spec.view.replace("_", " ")
         worst = ", as the server's worst case since silos were lost" * (self._book.lost and view == "third party")
-        what = f"one more would pass epsilon {spec.epsilon:g} at delta {digits(spec.delta, 6)} ({view} view){worst}"
-        return (
-            f"{what}, with what the shared ledger holds of other runs"
-            if self.prior.runs and self.prior.bounded
-            else what
-        )
+        return f"one more would pass epsilon {spec.epsilon:g} at delta {digits(spec.delta, 6)} ({view} view){worst}"
 
     def charges(self, round: int, plan: Plan, noise_id: str = "rehearsal") -> list[Charge]:
         """What a round will charge, for rehearsals."""
@@ -288,26 +275,12 @@ class PrivacyAccount:
         """What is planned beside the rounds."""
         return self._book.extra.plan
 
-    @property
-    def prior(self) -> Prior:
-        """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
-        return self._book.prior
-
-    @property
-    def earlier(self) -> Prior:
-        """What earlier runs released."""
-        return self._book.earlier
-
     # What a result says
-
-    def held(self) -> float:
-        """Epsilon of what earlier runs released, this run apart, in the view that the budget bounds."""
-        return self._before.held()
 
     def so_far(self) -> dict[str, float | None]:
         """Epsilon spent in each view; None where nothing is guaranteed."""
         book, of_server = self._book, self._book.spec.view == "server"
-        third_party = self._third_party.so_far(book.extra.prior(ahead=False))
+        third_party = self._third_party.so_far(book.extra.releases(ahead=False))
         if self._budget is not None and of_server and not book.lost:
             third_party = min(third_party, self._budget.most)  # which holds towards the server, whoever is drawn
         return {"server": self.server_so_far(), "third_party": finite(third_party)}
@@ -315,7 +288,7 @@ class PrivacyAccount:
     def server_so_far(self) -> float | None:
         """Epsilon spent in the server's view; None where nothing is guaranteed."""
         book = self._book
-        server = self._server.spent(book.extra.prior(ahead=False))
+        server = self._server.spent(book.extra.releases(ahead=False))
         if self._budget is not None and book.spec.view == "server" and book.rules.varies:
             server = min(server, self._budget.most)
         return finite(server)
@@ -325,7 +298,7 @@ class PrivacyAccount:
         return self.epsilon_ahead("server"), self._third_party.of_begun()
 
     def epsilon_ahead(self, view: View) -> float:
-        """Epsilon of all rounds begun (for the server: all attempts) and earlier runs, whoever is drawn; no budget."""
+        """Epsilon of all rounds begun (for the server: all attempts), whoever is drawn; no budget."""
         return self.epsilon_of(attempts(self._book) if view == "server" else Counter(self.costs.values()), view)
 
     def epsilon_of(self, rounds: Counter[RoundCost], view: View) -> float:
@@ -337,21 +310,16 @@ class PrivacyAccount:
         return self._outsider.view()
 
     def per_silo(self) -> list[dict[str, Any]]:
-        """Each silo's records, participation and epsilon towards the server; in all, with a shared ledger."""
-        return self._server.per_silo(in_all=self.shared is not None)
+        """Each silo's records, participation and epsilon towards the server."""
+        return self._server.per_silo()
 
     def views(self) -> dict[str, Any]:
-        """The guarantees as plain values: the server's (realised, and the worst case) and a third party's.
-
-        With a shared ledger, ``total`` holds the same of this run together with the earlier ones.
-        """
+        """The guarantees as plain values: the server's (realised, and the worst case) and a third party's."""
         if (book := as_stated(self._book)) is not self._book:
             return self._of(book, self._server.accountant).views()
-        views = views_of(self._server, self._third_party, NO_PRIOR)
+        views = views_of(self._server, self._third_party)
         if (outsider := self.outsider()) is not None:
-            views["outsider"] = plain(outsider, NO_PRIOR)
-        if self.shared is not None:
-            views["total"] = views_of(self._server, self._third_party, self._book.earlier)
+            views["outsider"] = plain(outsider)
         return views
 
 

@@ -11,22 +11,21 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpfl_plugin.errors import PluginError
-from dpfl_plugin.privacy.composition import Planned, Spending, Terms
+from dpfl_plugin.privacy.composition import Planned, ReleasesBySilo, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, Rounds, made_certain
 from dpfl_plugin.privacy.events import Batch, Charge, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
 from dpfl_plugin.privacy.extra_releases import Kind as ExtraKind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pricing import Pricing
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import worst_case_terms
 
 Made = TypeVar("Made")
-Kind = tuple[int, int, float | None, tuple[Planned, ...]]
-"""(number of records, settings of its own, budget, what earlier runs released) of a silo."""
+Kind = tuple[int, int, float | None]
+"""(number of records, settings of its own, budget) of a silo."""
 
 
 class Book:
@@ -34,7 +33,6 @@ class Book:
 
     Args:
         beside: what is planned beside the rounds.
-        earlier: what earlier runs on the same data released.
         costs, pending, lost, stating: as `dpfl_plugin.privacy.account.PrivacyAccount`.
 
     Attributes:
@@ -57,26 +55,19 @@ class Book:
         ledger: Ledger,
         *,
         beside: Beside,
-        earlier: Prior,
         costs: Mapping[int, RoundCost],
         pending: Callable[[Charge], bool],
         lost: bool,
         stating: bool,
     ) -> None:
-        self.spec, self.rules, self.ledger, self.earlier, self.stating = spec, rules, ledger, earlier, stating
+        self.spec, self.rules, self.ledger, self.stating = spec, rules, ledger, stating
         self.failed = False
         self._cap = spec.max_participations
         self._made_once: list[tuple[str, tuple[object, ...], Any]] = []  # of a ledger that does not grow: see `once`
         ledger.tally.settle(beside.guessed_kind)
         self.extra = BesideMade(beside, rules, spec.num_records)
-        self._together: tuple[Prior, Prior] | None = None  # see `with_earlier`
-        # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
-        # mixture is proven.
-        by_draws = spec.view == "server" or spec.max_participations is not None
-        told = (by_draws and earlier.drawn and spec.solved) or (spec.view != "server" and earlier.draws_decided)
-        certain = lost or (spec.epsilon is not None and told and earlier.bounded)
-        self.pricing = Pricing(spec, rules, certain=certain, lost=lost)
-        self.costs = made_certain(costs) if certain else Rounds(costs)
+        self.pricing = Pricing(spec, rules, lost=lost)
+        self.costs = made_certain(costs) if lost else Rounds(costs)
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
@@ -206,23 +197,13 @@ class Book:
     # What is known
 
     @property
-    def prior(self) -> Prior:
-        """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
-        if self.extra.plan:
-            return self.with_earlier(self.extra.prior(ahead=True))
-        return self.earlier if self.earlier.bounded else NO_PRIOR
+    def beside(self) -> ReleasesBySilo:
+        """What is to be composed with the rounds: all that is planned beside them."""
+        return self.extra.releases(ahead=True)
 
-    def with_earlier(self, beside: Prior) -> Prior:
-        """What was released ``beside`` the rounds, together with what earlier runs released."""
-        if not self.earlier.runs or not self.earlier.bounded:
-            return beside
-        if self._together is None or self._together[0] is not beside:  # the same object as long as nothing was added
-            self._together = beside, self.earlier.joined(beside)
-        return self._together[1]
-
-    def with_next(self, kind: ExtraKind, round: int, noise_id: str) -> Prior:
-        """`prior`, were this released beside the rounds by all silos, next."""
-        return self.with_earlier(self.extra.prior(ahead=True, following=(kind, round, noise_id)))
+    def with_next(self, kind: ExtraKind, round: int, noise_id: str) -> ReleasesBySilo:
+        """`beside`, were this released by all silos, next."""
+        return self.extra.releases(ahead=True, following=(kind, round, noise_id))
 
     @property
     def silos(self) -> list[int]:
@@ -231,8 +212,7 @@ class Book:
 
     def kind(self, silo: int) -> Kind:
         """All that what rounds cost a silo depends on, and its budget."""
-        earlier = tuple(self.earlier.realised.get(silo, ()))
-        return *self.pricing.kind(silo), self.spec.epsilons.get(silo, self.spec.epsilon), earlier
+        return *self.pricing.kind(silo), self.spec.epsilons.get(silo, self.spec.epsilon)
 
     def cap_matters(self) -> bool:
         """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
@@ -251,7 +231,7 @@ class Book:
     def everywhere(
         self,
         counted: Counter[RoundCost],
-        prior: Prior | None = None,
+        beside: ReleasesBySilo | None = None,
         silos: Iterable[int] | None = None,
         participants: Iterable[int] = (),
     ) -> list[Terms]:
@@ -265,13 +245,13 @@ class Book:
         if cap is not None:
             made = {silo: len(rounds) for silo, rounds in self._participations.items()}
             cap = max([cap, *made.values(), *(made.get(silo, 0) + 1 for silo in participants)])
-        earlier = (self.prior if prior is None else prior).realised
+        beside = self.beside if beside is None else beside
         found: list[Terms] = []
         for silo in self.silos if silos is None else silos:
             plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
             for cost, rounds in counted.items():
                 plans[tuple(self.pricing.planned(silo, cost))] += rounds
-            found += worst_case_terms(plans, cap, earlier.get(silo, ()))
+            found += worst_case_terms(plans, cap, beside.get(silo, ()))
         return found
 
     def released_again(
@@ -315,7 +295,7 @@ class Book:
 
 def _first_of_each(book: Book) -> dict[Kind, int]:
     """The first silo of each kind; looked at once for all that differ in nothing that a kind is made of."""
-    num_records, apart = book.spec.num_records, {*book.rules.silos, *book.spec.epsilons, *book.earlier.realised}
+    num_records, apart = book.spec.num_records, {*book.rules.silos, *book.spec.epsilons}
     firsts: dict[tuple[int, int | None], int] = {}
     for silo in reversed(range(len(num_records))):
         firsts[num_records[silo], silo if silo in apart else None] = silo
@@ -345,7 +325,6 @@ def as_stated(book: Book) -> Book:
         book.rules,
         book.ledger,
         beside=book.extra.plan,
-        earlier=book.earlier,
         costs=book.costs,
         pending=lambda charge: False,
         lost=book.lost,

@@ -16,7 +16,7 @@ So replacing one record, or letting it count as zero, changes the releases of on
 others, and the worst of these compositions holds for all records (parallel composition, McSherry 2009, Thm 4). Of
 intervals only those count whose set of shares is not a part of another's, since fewer releases are a post-processing of
 more. An elementary interval that holds no rank of a silo can only overstate. It needs the same order and the same n in
-all runs that are composed in this way; see `dpfl_plugin.privacy.prior`. Replacing a silo (``unit: silo``) changes all
+all runs that are composed in this way; see `dpfl_plugin.privacy.filters`. Replacing a silo (``unit: silo``) changes all
 records: all shares are one interval.
 """
 
@@ -46,10 +46,10 @@ class Planned:
     share: Share = (0.0, 1.0)
 
 
-Earlier = Mapping[int, Sequence[Planned]]
-"""For each silo, releases of earlier runs that a record which is there now may have been in; see `privacy.prior`."""
+ReleasesBySilo = Mapping[int, Sequence[Planned]]
+"""For each silo, releases that are to be composed with those of its rounds."""
 
-NOTHING_EARLIER: Earlier = {}
+NO_RELEASES: ReleasesBySilo = {}
 
 
 class Spending:
@@ -144,14 +144,14 @@ def compositions(planned: Iterable[Planned]) -> tuple[Terms, ...]:
     return compose(certain_parts(planned))
 
 
-def silo_compositions(charges: Iterable[Charge], earlier: Earlier = NOTHING_EARLIER) -> dict[int, tuple[Terms, ...]]:
+def silo_compositions(charges: Iterable[Charge], beside: ReleasesBySilo = NO_RELEASES) -> dict[int, tuple[Terms, ...]]:
     """Per silo its compositions, one for each elementary interval; a record is in one of them only.
 
     Raises:
         ConfigError: as `Spending.compositions`.
     """
     spending = Spending(charges)
-    return {silo: spending.compositions(silo, earlier.get(silo, ())) for silo in sorted({*spending, *earlier})}
+    return {silo: spending.compositions(silo, beside.get(silo, ())) for silo in sorted({*spending, *beside})}
 
 
 def shares_by_interval(shares: Iterable[Share], unit: Unit) -> tuple[frozenset[Share], ...]:

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from dpfl_plugin.privacy.composition import Planned, Share
-from dpfl_plugin.privacy.events import Charge, ChargeKind
+from dpfl_plugin.privacy.composition import Planned, ReleasesBySilo, Share, shares_by_interval
+from dpfl_plugin.privacy.events import Charge, ChargeKind, Term
 from dpfl_plugin.privacy.mechanisms import Gaussian
-from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
 
@@ -91,14 +90,14 @@ class BesideMade:
         # (silo, round) -> names of noise, of each kind of release.
         self._made: dict[Kind, defaultdict[tuple[int, int], set[str]]]
         self._made = {kind: defaultdict(set) for kind in plan.kinds}
-        self._priors: dict[tuple[bool, tuple[Kind, int, str] | None], Prior] = {}  # until the next of them
+        self._known: dict[tuple[bool, tuple[Kind, int, str] | None], ReleasesBySilo] = {}  # until the next of them
         self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
 
     def note(self, kind: Kind, charge: Charge, silos: Iterable[int]) -> None:
         """Count a charge of this kind of each of ``silos``; one that is known already counts once."""
         for silo in silos:
             self._made[kind][silo, charge.round].add(charge.noise_id)
-        self._priors.clear()
+        self._known.clear()
         noise = charge.release.noise_multiplier
         self._least[kind] = min(noise, self._least.get(kind, noise))
 
@@ -106,8 +105,8 @@ class BesideMade:
         """Whether a release beside the rounds was charged."""
         return noise_id in self._made[kind].get((silo, round), ())
 
-    def prior(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> Prior:
-        """What silos released beside the rounds; with ``ahead``, and will have by the end.
+    def releases(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> ReleasesBySilo:
+        """What each silo released beside the rounds; with ``ahead``, and will have by the end.
 
         Every silo counts as if it had made all of them; one that was made again with fresh noise counts again, whoever
         made it, since which silos were lost meanwhile may depend on records.
@@ -116,11 +115,11 @@ class BesideMade:
             following: what all silos are about to release, after which round, and the name of its noise.
         """
         key = ahead, following
-        if key not in self._priors:  # a pass over all silos
-            self._priors[key] = self._worked_out(ahead, following)
-        return self._priors[key]
+        if key not in self._known:  # a pass over all silos
+            self._known[key] = self._worked_out(ahead, following)
+        return self._known[key]
 
-    def _worked_out(self, ahead: bool, following: tuple[Kind, int, str] | None) -> Prior:
+    def _worked_out(self, ahead: bool, following: tuple[Kind, int, str] | None) -> ReleasesBySilo:
         more = {} if following is None else {following[:2]: {following[2]}}
         counts: dict[Kind, int] = {}
         for kind, made in self._made.items():
@@ -130,11 +129,10 @@ class BesideMade:
             releases = sum(map(len, names.values()))
             planned = self.plan.planned(kind, self._rules, min(self._num_records))[1]
             counts[kind] = planned + releases - len(names) if ahead else releases
-        of_size = {n: self._releases(counts, n) for n in set(self._num_records)}
-        everywhere = {silo: of_size[n] for silo, n in enumerate(self._num_records) if of_size[n]}
-        return Prior(realised=everywhere, certain=everywhere)
+        of_size = {n: self._of_size(counts, n) for n in set(self._num_records)}
+        return {silo: of_size[n] for silo, n in enumerate(self._num_records) if of_size[n]}
 
-    def _releases(self, counts: Mapping[Kind, int], num_records: int) -> tuple[Planned, ...]:
+    def _of_size(self, counts: Mapping[Kind, int], num_records: int) -> tuple[Planned, ...]:
         found = []
         for kind, count in counts.items():
             one, _ = self.plan.planned(kind, self._rules, num_records)
@@ -152,3 +150,19 @@ class BesideMade:
             for t in rounds
             for silo in range(len(self._num_records))
         ]
+
+
+def terms_beside(beside: ReleasesBySilo, silo: int, share: Share = WHOLE) -> list[list[Term]]:
+    """What to compose with a silo's releases that read ``share``, in each elementary interval that it covers.
+
+    At least one composition, which may be empty.
+    """
+    planned = beside.get(silo, ())
+    if not planned:
+        return [[]]
+    intervals = shares_by_interval([share, *(one.share for one in planned)], planned[0].release.unit)
+    return [
+        [Term(release=one.release, count=one.count, rounds=1) for one in planned if one.share in covering]
+        for covering in intervals
+        if share in covering
+    ]

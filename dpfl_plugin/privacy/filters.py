@@ -49,11 +49,15 @@ exp(epsilon_k) Q(E_k) + delta / K, and P(E) <= sum of exp(epsilon_k) Q(E_k) + de
 delta for all that may be said together. A number that is worked out anew from what was released, as a running PLD is,
 has no such property.
 
-**Records.** A record is at one silo and has one rank there, so of runs on the same records (equal marks, see
-`dpfl_plugin.privacy.prior`) those alone count whose shares cover its elementary interval
-(`dpfl_plugin.privacy.composition`): what is summed over plans is summed for each silo and interval, and the worst
-counts. In a run on other records it may be anywhere: the worst of that run, or of all runs that are on those same other
-records, is added.
+**Records.** A record is at one silo and has one rank there, so of runs on the same records (equal marks) those alone
+count whose shares cover its elementary interval (`dpfl_plugin.privacy.composition`): what is summed over plans is
+summed for each silo and interval, and the worst counts. In a run on other records it may be anywhere: the worst of that
+run, or of all runs that are on those same other records, is added. Where it was a test record, or absent, the run's
+releases do not depend on it. Messages of silos that do not hold it are, given what was seen before, functions of that
+and of fresh noise, and tell nothing.
+
+Taken as given, as within one run: how records are dealt to silos. Replacing a record means at the silo where it is. A
+silo's whole data set (``unit: silo``) may have been spread over many silos in a run on other records: that is refused.
 """
 
 from __future__ import annotations
@@ -70,7 +74,7 @@ import numpy as np
 
 from dpfl_plugin.errors import LedgerError, require
 from dpfl_plugin.privacy import pld
-from dpfl_plugin.privacy.accountants import LEAST_NOISE, MOST_NOISE, PLD, in_passes
+from dpfl_plugin.privacy.accountants import LEAST_NOISE, MOST_NOISE, PLD, Accountant, in_passes
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.composition import (
     Planned,
@@ -359,8 +363,8 @@ def affords(filter: Filter, plans: Sequence[Plan]) -> bool:
     return cost_of(plans, filter) <= filter.most
 
 
-def planned_epsilon(plans: Iterable[Plan], delta: float) -> float:
-    """Epsilon of plans that were all registered before the first release, by their PLD.
+def planned_epsilon(plans: Iterable[Plan], delta: float, accountant: Accountant | None = None) -> float:
+    """Epsilon of plans that were all registered before the first release, by their PLD if no accountant is given.
 
     Raises:
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
@@ -369,11 +373,12 @@ def planned_epsilon(plans: Iterable[Plan], delta: float) -> float:
     for plan in plans:
         for silo, made in plan.silos.items():
             of_records[plan.records][silo] += made
-    worst = [
-        undominated(itertools.chain(*(compositions(made) for made in silos.values()))) for silos in of_records.values()
-    ]
-    together = (pld.normalise(itertools.chain(*chosen)) for chosen in itertools.product(*(one for one in worst if one)))
-    return worst_epsilon(PLD(), together, delta)
+    together: list[Terms] = [()]
+    for silos in of_records.values():
+        worst = undominated(itertools.chain(*(compositions(made) for made in silos.values())))
+        if worst:
+            together = undominated(pld.normalise([*one, *more]) for one in together for more in worst)
+    return worst_epsilon(PLD() if accountant is None else accountant, together, delta)
 
 
 def adaptive_epsilon(filter: Filter, plans: Sequence[Plan]) -> float:
@@ -455,7 +460,7 @@ class Odometer:
     thresholds: tuple[float, ...]
     delta: float
 
-    def said(self, plans: Sequence[Plan]) -> float:
+    def passed(self, plans: Sequence[Plan]) -> float:
         """The smallest threshold that plans do not pass; math.inf after the last."""
         share = self.delta / len(self.thresholds)
         cost = cost_of(plans, PlanFilter(0.0, share))

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from dpfl_plugin.errors import ConfigError, LedgerError, PluginError
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.costs import RoundCost, Rounds, made_certain, rounds_in
+from dpfl_plugin.privacy.costs import RoundCost, Rounds, rounds_in
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.participation import CERTAIN, WITH_REPLACEMENT, Plan, participation
-from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Sampler
 from dpfl_plugin.privacy.spec import BudgetSpec
@@ -20,13 +19,11 @@ class Pricing:
     """From plans to costs, and from costs to charges.
 
     Attributes:
-        certain: whether all rounds count as certain, however they were drawn, as nothing is proven of the draws.
-        lost: whether silos were lost while the run went on.
+        lost: whether silos were lost while the run went on: then all rounds count as certain, however they were drawn.
     """
 
-    def __init__(self, spec: BudgetSpec, rules: PrivacyRules, *, certain: bool, lost: bool) -> None:
-        self._spec, self._rules = spec, rules
-        self.certain, self.lost = certain, lost
+    def __init__(self, spec: BudgetSpec, rules: PrivacyRules, *, lost: bool) -> None:
+        self._spec, self._rules, self.lost = spec, rules, lost
         alike: dict[tuple[float, Sampler], int] = {}
         self._own = {
             silo: alike.setdefault((own.noise_multiplier, own.sampler), len(alike) + 1)
@@ -47,7 +44,7 @@ class Pricing:
 
     def lose(self) -> None:
         """Silos were lost: from here on nothing is made of draws."""
-        self.lost = self.certain = True
+        self.lost = True
         self._alike_plans = {}
 
     def _cost_of(self, round: int, plan: Plan) -> RoundCost:
@@ -64,7 +61,7 @@ class Pricing:
         # Of a round that makes different releases, or none, no mixture is proven: it counts as certain. So does one
         # whose number of releases and noise may both be other ones by earlier draws.
         by = participation(plan, self._spec)
-        certain = self.certain or len(levels) > 1 or (self._rules.varies and most is not None)
+        certain = self.lost or len(levels) > 1 or (self._rules.varies and most is not None)
         return RoundCost(levels, plan.share, CERTAIN if certain else by, most)
 
     def check_length(self, num_gradients: int, wanted: int, what: str) -> None:
@@ -146,8 +143,3 @@ class Pricing:
             else cost
             for n, cost in costs.items()
         }
-
-
-def as_proven(costs: Mapping[int, RoundCost], prior: Prior) -> Mapping[int, RoundCost]:
-    """Rounds count as certain where nothing is proven for drawn ones; see `dpfl_plugin.privacy.prior`."""
-    return made_certain(costs) if prior.draws_decided else costs

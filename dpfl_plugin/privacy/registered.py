@@ -5,6 +5,23 @@ what decides on that may have been released. All runs together then cost no more
 says, whatever decided on later runs. Releases beyond the slots (rounds that were released again after a crash) are a
 plan of their own, registered after the run's. Of a run without slots, by a version that wrote none or of a tuning,
 which plans for all candidates together, what was released counts.
+
+**Early runs** were registered before the ledger held any release, as those of a sweep are. Nothing that was seen
+decided on them: together they are one plan, and have a *planned total*, by the PLD.
+
+**Unused slots.** Of a run that has ended, slots that it did not use serve later runs on the same records: a release may
+take a slot that dominates it in every elementary interval and both directions (move (ii) of `filters`). A slot does if
+it differs in nothing but that its noise is no larger, its rate no smaller, and its share holds the release's share.
+More noise is post-processing. A larger rate dominates a smaller one, q < q':
+
+* batches without replacement: for a >= 1 the profile is h_q(a) = q g((a - 1) / q) with g(u) = delta_G(1 + u) convex,
+  decreasing and at least 0; its derivative in q is g(u) - u g'(u) >= 0 at u = (a - 1) / q. Below 1 the profile is
+  1 - a + a h_q(1 / a), which grows with it.
+* Poisson batches: with t = q / q', (1 - q) P_0 + q P_1 = (1 - t) P_0 + t ((1 - q') P_0 + q' P_1). H_a is jointly
+  convex, so that H_a(q, P_0) <= (1 - t) H_a(P_0, P_0) + t H_a(q', P_0); and H_a(P_0, P_0) = max(0, 1 - a) is the least
+  value that H_a has. The same the other way round.
+
+What a later run takes is written in its line; nothing returns to the filter.
 """
 
 from __future__ import annotations
@@ -12,13 +29,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dpfl_plugin.core.rounding import digits
-from dpfl_plugin.errors import LedgerError
+from dpfl_plugin.core.rounding import digits, digits_down
+from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.events import Batch
+from dpfl_plugin.privacy.events import Batch, SampledGaussian
 from dpfl_plugin.privacy.filters import (
     Odometer,
     Plan,
@@ -26,16 +43,89 @@ from dpfl_plugin.privacy.filters import (
     RenyiFilter,
     affords,
     chosen_filter,
+    epsilon_left,
     filter_of,
     kind_of,
     odometer_for,
+    planned_epsilon,
 )
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import runs_in
 from dpfl_plugin.privacy.slots import Kind, from_plain, to_plain
 
+Slots = dict[int, Counter[Kind]]
+"""For each silo, how many releases of each kind."""
 
-def slots_to_plain(silos: Mapping[int, Sequence[Planned]]) -> list[dict[str, Any]]:
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run in a shared ledger.
+
+    Attributes:
+        facts: as it was registered.
+        slots: what each silo may release.
+        early: whether it was registered before the ledger's first release.
+        begun: whether it has begun, and was not only registered ahead.
+        ended: whether it has ended for good, so that what is left of its slots may serve others.
+        reuses: (earlier run, its slots, this run's slots that these serve).
+    """
+
+    facts: Mapping[str, Any]
+    slots: Slots
+    early: bool
+    begun: bool
+    ended: bool
+    reuses: Sequence[tuple[str, Slots, Slots]]
+
+    @property
+    def name(self) -> str:
+        """By which the ledger knows it."""
+        return str(self.facts["noise"])
+
+    @property
+    def records(self) -> str:
+        """Marks its records."""
+        return str(self.facts["data_sha256"])
+
+
+def runs_in(ledger: Ledger) -> list[Run]:
+    """The runs of a shared ledger, in the order in which they were registered.
+
+    Raises:
+        LedgerError: the slots of one cannot be read.
+    """
+    lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for facts in ledger.runs:
+        lines[facts["noise"]].append(facts)
+    return [_run(number, of_run) for number, of_run in enumerate(lines.values())]
+
+
+def _run(number: int, lines: Sequence[dict[str, Any]]) -> Run:
+    first, begun = lines[0], [line for line in lines if "ahead" not in line and "ended" not in line]
+    return Run(
+        facts={**first, "started": str((begun or lines)[0].get("started", "at no known time"))},
+        slots=_read(first, first.get("slots", ())),
+        early=bool(first.get("early")) or number == 0,
+        begun=bool(begun),
+        ended="ended" in lines[-1],
+        reuses=[
+            (str(one["run"]), _read(first, one["taken"]), _read(first, one["served"]))
+            for one in first.get("reuses", ())
+        ],
+    )
+
+
+def _read(facts: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> Slots:
+    try:
+        slots: Slots = {}
+        for group in groups:
+            counts = counted(from_plain(group["slots"]))
+            slots.update({int(silo): counts for silo in group["silos"]})
+        return slots
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(f"the slots of run {facts.get('name')!r} cannot be read ({error!r}).") from error
+
+
+def slots_to_plain(silos: Mapping[int, Iterable[Planned]]) -> list[dict[str, Any]]:
     """Of each silo, as plain values; of silos with the same slots once."""
     alike: defaultdict[tuple[Planned, ...], list[int]] = defaultdict(list)
     for silo, planned in silos.items():
@@ -43,48 +133,123 @@ def slots_to_plain(silos: Mapping[int, Sequence[Planned]]) -> list[dict[str, Any
     return [{"silos": sorted(members), "slots": to_plain(planned)} for planned, members in alike.items()]
 
 
-def _slots(facts: Mapping[str, Any]) -> dict[int, list[Planned]]:
-    try:
-        found = {}
-        for group in facts.get("slots", ()):
-            planned = from_plain(group["slots"])
-            found.update(dict.fromkeys(map(int, group["silos"]), planned))
-        return found
-    except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(f"the slots of run {facts.get('name')!r} cannot be read ({error!r}).") from error
+def counted(planned: Iterable[Planned]) -> Counter[Kind]:
+    """How many releases of each kind."""
+    counts: Counter[Kind] = Counter()
+    for one in planned:
+        counts[one.release, one.share] += one.count
+    return counts
+
+
+def listed(counts: Mapping[Kind, int]) -> list[Planned]:
+    """What `counted` counts, without what is not there."""
+    return [Planned(release, count, share) for (release, share), count in counts.items() if count > 0]
+
+
+# Plans and totals
 
 
 def plans_in(ledger: Ledger) -> list[Plan]:
-    """What the runs of a shared ledger registered, in this order, each followed by what it released beyond that.
+    """What a filter is asked for: the early runs, together if they are on the same records, then the others.
+
+    Each is followed by what it released beyond its slots. What earlier runs' slots serve is no part of a plan.
 
     Raises:
         LedgerError: the slots of a run cannot be read.
     """
-    plans = []
-    for facts in runs_in(ledger):
-        slots, records = _slots(facts), str(facts["data_sha256"])
-        if slots:
-            plans.append(Plan(records, slots))
-        if beyond := _beyond(slots, ledger, facts["noise"]):
-            plans.append(Plan(records, beyond))
+    runs = runs_in(ledger)
+    early: defaultdict[str, defaultdict[int, list[Planned]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for silo, planned in _registered(run).items():
+            if run.early:
+                early[run.records][silo] += planned
+    plans = [Plan(records, dict(silos)) for records, silos in early.items()]
+    for run in runs:
+        if not run.early and (own := _registered(run)):
+            plans.append(Plan(run.records, own))
+        if beyond := _beyond(run, runs, ledger):
+            plans.append(Plan(run.records, beyond))
     return plans
 
 
-def _beyond(slots: Mapping[int, Sequence[Planned]], ledger: Ledger, noise: str) -> dict[int, list[Planned]]:
+def _registered(run: Run) -> dict[int, list[Planned]]:
+    """What a run registered that no earlier run's slots serve."""
+    slots = {silo: Counter(counts) for silo, counts in run.slots.items()}
+    for _, _, served in run.reuses:
+        for silo, counts in served.items():
+            slots[silo].subtract(counts)
+    return {silo: planned for silo, counts in slots.items() if (planned := listed(counts))}
+
+
+def _left(run: Run, runs: Iterable[Run], ledger: Ledger) -> Slots:
+    """How many of its slots a run did not use, less what others took of them; negative: released beyond them."""
+    left: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
+    for silo, counts in run.slots.items():
+        left[silo].update(counts)
+    for other in runs:
+        for name, taken, _ in other.reuses:
+            for silo, counts in taken.items() if name == run.name else ():
+                left[silo].subtract(counts)
+    made = ledger.tally_of_run(run.name)
+    for (silo, kind), count in made.totals().items():
+        share, release = made.names.kinds[kind]
+        left[silo][release, share] -= count
+    return left
+
+
+def _beyond(run: Run, runs: Iterable[Run], ledger: Ledger) -> dict[int, list[Planned]]:
     """What a run released that it has no slots for."""
-    charges = ledger.tally_of_run(noise)
-    made: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
-    for (silo, kind), count in charges.totals().items():
-        share, release = charges.names.kinds[kind]
-        made[silo][release, share] += count
-    for silo, planned in slots.items():
-        for one in planned:
-            if silo in made:
-                made[silo][one.release, one.share] -= one.count
+    found = {silo: listed(-counts) for silo, counts in _left(run, runs, ledger).items()}
+    return {silo: planned for silo, planned in found.items() if planned}
+
+
+def planned_total(ledger: Ledger, delta: float) -> dict[str, Any] | None:
+    """Epsilon of the runs that were registered before the first release, by their PLD.
+
+    None for fewer than two, and where one of them released more than it registered.
+
+    Raises:
+        LedgerError, ConfigError, UnsupportedError: as `adaptive_total`.
+    """
+    runs = runs_in(ledger)
+    early = [run for run in runs if run.early]
+    if len(early) < 2 or any(_beyond(run, runs, ledger) for run in early):
+        return None
+    epsilon = planned_epsilon((Plan(run.records, _registered(run)) for run in early), delta)
+    return {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta, "num_runs": len(early)}
+
+
+def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
+    """Epsilon of all that a shared ledger holds, whatever decided on its runs; None for none. And why, in words.
+
+    Args:
+        delta: of a ledger that says nothing of totals.
+
+    Raises:
+        LedgerError: the slots of a run, or the limit, cannot be read.
+        ConfigError, UnsupportedError: as `Accountant.epsilon`.
+    """
+    plans, filter = plans_in(ledger), limit_of(ledger)
+    if filter is not None:
+        known = affords(filter, plans)
+        why = "its limit was passed"
+        if known:
+            left = digits_down(epsilon_left(filter, plans), 3)
+            why = f"the limit with which the ledger was begun; about epsilon {left} of it is left"
+        return {"epsilon": filter.epsilon if known else None, "delta": filter.delta, "why": why}
+    if not plans:
+        return {"epsilon": 0.0, "delta": delta, "why": "nothing was released"}
+    fixed = ledger.facts.get("odometer")
+    odometer = odometer_for(plans[0], delta) if fixed is None else Odometer(tuple(fixed["thresholds"]), fixed["delta"])
+    threshold = odometer.passed(plans)
+    known = math.isfinite(threshold)
+    last = digits(odometer.thresholds[-1], 4)
     return {
-        silo: [Planned(release, count, share) for (release, share), count in over.items()]
-        for silo, counts in made.items()
-        if (over := +counts)
+        "epsilon": threshold if known else None,
+        "delta": odometer.delta,
+        "why": "the smallest of the thresholds, fixed when the ledger was begun, that its runs stay within"
+        if known
+        else f"the last threshold, epsilon {last}, was passed",
     }
 
 
@@ -92,7 +257,7 @@ def first_line(first: Plan, limit: float | None, delta: float) -> dict[str, Any]
     """What the first line of a shared ledger says of totals: its limit with the filter, or else an odometer.
 
     Args:
-        first: what its first run registers.
+        first: what its first run, or all runs of a sweep, register.
 
     Raises:
         ConfigError, UnsupportedError: as `chosen_filter`.
@@ -117,34 +282,100 @@ def limit_of(ledger: Ledger) -> PlanFilter | RenyiFilter | None:
     return filter_of(limit["filter"], float(limit["epsilon"]), float(limit["delta"]))
 
 
-def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
-    """Epsilon of all that a shared ledger holds, whatever decided on its runs; None for none. And why, in words.
+def check_protection(ledger: Ledger, name: str, records: str, release: SampledGaussian) -> None:
+    """Check that one epsilon can bound a run together with the others of a shared ledger.
 
     Args:
-        delta: of a ledger that says nothing of totals.
+        name, records: of the run; release: one of it.
 
     Raises:
-        LedgerError: the slots of a run, or the limit, cannot be read.
-        ConfigError, UnsupportedError: as `Accountant.epsilon`.
+        ConfigError: another run has another neighbouring relation or unit.
+        UnsupportedError: at silo level, another run was on other records.
     """
-    plans, filter = plans_in(ledger), limit_of(ledger)
-    if filter is not None:
-        known = affords(filter, plans)
-        why = "the limit with which the ledger was begun, which a filter keeps" if known else "its limit was passed"
-        return {"epsilon": filter.epsilon if known else None, "delta": filter.delta, "why": why}
-    if not plans:
-        return {"epsilon": 0.0, "delta": delta, "why": "nothing was released"}
-    said = ledger.facts.get("odometer")
-    odometer = odometer_for(plans[0], delta) if said is None else Odometer(tuple(said["thresholds"]), said["delta"])
-    threshold = odometer.said(plans)
-    known = math.isfinite(threshold)
-    why = "the smallest threshold, of those fixed with the ledger's first run, that all runs do not pass"
-    last = digits(odometer.thresholds[-1], 4)
-    return {
-        "epsilon": threshold if known else None,
-        "delta": odometer.delta,
-        "why": why if known else f"the last threshold, epsilon {last}, was passed",
-    }
+    for run in runs_in(ledger):
+        if run.name == name:
+            continue
+        made = (kind[1] for kind in ledger.tally_of_run(run.name).names.kinds)
+        for other in {*made, *(kind[0] for counts in run.slots.values() for kind in counts)}:
+            if (other.neighbouring, other.unit) != (release.neighbouring, release.unit):
+                raise ConfigError(
+                    f"it holds run {run.facts['name']!r}, which protects against {other.neighbouring} of a "
+                    f"{other.unit}, and this run protects against {release.neighbouring} of a {release.unit}: no "
+                    "single epsilon bounds both. Use a ledger for each."
+                )
+        if release.unit == "silo" and run.records != records:
+            raise UnsupportedError(
+                f"it holds run {run.facts['name']!r} on other records than this run's, and with unit: silo the data of "
+                "one silo here may have been at many silos there: no bound is known. Use a ledger for each set of "
+                "records."
+            )
+
+
+# Slots
+
+
+def unused(ledger: Ledger, records: str, slots: Mapping[int, Sequence[Planned]]) -> list[tuple[str, Slots, Slots]]:
+    """Which unused slots of runs that ended may serve these ``slots`` on the same ``records``; see `Run.reuses`."""
+    runs = runs_in(ledger)
+    wanted = {silo: counted(planned) for silo, planned in slots.items()}
+    reuses = []
+    for run in runs:
+        if not run.ended or run.records != records:
+            continue
+        taken: Slots = {}
+        served: Slots = {}
+        left = _left(run, runs, ledger)
+        for silo, counts in wanted.items():
+            of_silo, for_silo = _matched(left.get(silo, Counter()), counts)
+            if of_silo:
+                taken[silo], served[silo] = of_silo, for_silo
+                counts.subtract(for_silo)
+        if taken:
+            reuses.append((run.name, taken, served))
+    return reuses
+
+
+def _matched(left: Counter[Kind], wanted: Counter[Kind]) -> tuple[Counter[Kind], Counter[Kind]]:
+    """(slots that are taken, releases that they serve): those of the same kind first, then the least above it."""
+    taken = +left & +wanted
+    served, left = Counter(taken), +left - taken
+    for kind, count in (+wanted - served).items():
+        free = [slot for slot in left if _dominates(slot, kind)]
+        for slot in sorted(free, key=lambda slot: (-slot[0].noise_multiplier, slot[0].rate)):
+            if some := min(count, left[slot]):
+                left[slot] -= some
+                taken[slot] += some
+                served[kind] += some
+                count -= some
+    return taken, served
+
+
+def _dominates(slot: Kind, kind: Kind) -> bool:
+    """See the module."""
+    (more, (first, last)), (less, (begin, end)) = slot, kind
+    return (
+        replace(more, noise_multiplier=0.0, rate=0.0) == replace(less, noise_multiplier=0.0, rate=0.0)
+        and more.noise_multiplier <= less.noise_multiplier
+        and more.rate >= less.rate
+        and first <= begin
+        and end <= last
+    )
+
+
+def reuses_to_plain(reuses: Iterable[tuple[str, Slots, Slots]]) -> list[dict[str, Any]]:
+    """As plain values, for a run's line."""
+
+    def plain(slots: Slots) -> list[dict[str, Any]]:
+        return slots_to_plain({silo: listed(counts) for silo, counts in slots.items()})
+
+    return [{"run": name, "taken": plain(taken), "served": plain(served)} for name, taken, served in reuses]
+
+
+def without_reused(
+    slots: Mapping[int, Sequence[Planned]], reuses: Iterable[tuple[str, Slots, Slots]]
+) -> dict[int, list[Planned]]:
+    """What is left to register of a run's slots."""
+    return _registered(Run({}, {silo: counted(one) for silo, one in slots.items()}, False, False, False, list(reuses)))
 
 
 class Registration:
@@ -155,16 +386,10 @@ class Registration:
     """
 
     def __init__(self, ledger: Ledger, noise: str) -> None:
-        facts = next(facts for facts in runs_in(ledger) if facts["noise"] == noise)
-        self._ledger, self._filter, self._records = ledger, limit_of(ledger), str(facts["data_sha256"])
-        self._left: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
-        for silo, planned in _slots(facts).items():
-            for one in planned:
-                self._left[silo][one.release, one.share] += one.count
-        made = ledger.tally_of_run(noise)
-        for (silo, kind), count in made.totals().items():
-            share, release = made.names.kinds[kind]
-            self._left[silo][release, share] -= count
+        runs = runs_in(ledger)
+        run = next(run for run in runs if run.name == noise)
+        self._ledger, self._filter, self._records = ledger, limit_of(ledger), run.records
+        self._left = defaultdict(Counter, _left(run, runs, ledger))
 
     def take(self, made: Iterable[Batch]) -> None:
         """Count charges that are in the ledger."""

@@ -89,8 +89,9 @@ def _others(said: dict[str, Any]) -> list[str]:
         return []
     return [
         "Epsilons are those of this run together with the other runs on the same data that a shared ledger held when "
-        "it ended. What these spent is as was written then; it was not computed anew. What later runs add adds to it: "
-        "`dpfl account` with the shared ledger adds up all that it holds."
+        "it ended, also if some of them were chosen by looking at others. They are as was written then, and were not "
+        "computed anew. What later runs add adds to them: `dpfl account` with the shared ledger states the total of "
+        "all that it holds."
     ]
 
 
@@ -124,8 +125,8 @@ def _of_site(silo: Mapping[str, Any], said: dict[str, Any]) -> float | None:
     """A site's epsilon, of all that belongs together as in `_guaranteed`; None where it is not worked out."""
     if said.get("tuning"):
         return float(said["tuning"]["epsilon"])
-    found = silo["total_epsilon"] if said["shared"] and said["shared"]["num_runs"] else silo["epsilon"]
-    return None if found is None else float(found)
+    found = said["shared"]["adaptive"] if said["shared"] and said["shared"]["num_runs"] else silo
+    return None if found["epsilon"] is None else float(found["epsilon"])
 
 
 def _guaranteed(said: dict[str, Any]) -> Mapping[str, Any]:
@@ -134,7 +135,7 @@ def _guaranteed(said: dict[str, Any]) -> Mapping[str, Any]:
     if said.get("tuning"):
         return {key: said["tuning"][key] for key in ("epsilon", "delta")}
     if said["shared"] and said["shared"]["num_runs"]:
-        return {key: views["total"]["server"][key] for key in ("epsilon", "delta")}
+        return {key: said["shared"]["adaptive"][key] for key in ("epsilon", "delta")}
     return {key: views["server"][key] for key in ("epsilon", "delta")}
 
 

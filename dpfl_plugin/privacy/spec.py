@@ -26,7 +26,6 @@ class BudgetSpec:
         equal_weights: whether all uploads of a round weigh the same.
         in_sums: whether models are made of sums of silos' releases alone, each of which depends on the download and on
             the silo's own data (see `algorithms.base.in_sums`).
-        solved: whether the noise is solved for, from what earlier runs left of the budget.
     """
 
     epsilon: float | None
@@ -40,5 +39,4 @@ class BudgetSpec:
     weights: tuple[float, ...] = field(default=(), repr=False)
     equal_weights: bool = False
     in_sums: bool = False
-    solved: bool = False
     epsilons: Mapping[int, float] = field(default_factory=dict, hash=False)

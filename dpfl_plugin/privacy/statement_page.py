@@ -100,17 +100,11 @@ def _with_others(said: dict[str, Any]) -> str:
         )
     if not said["shared"] or not said["shared"]["num_runs"]:
         return ""
-    total = said["views"]["total"]
+    total = said["shared"]["adaptive"]
     return (
-        " **Together with earlier runs on the same data** (below) the factors are "
-        f"{factor(total['server']['epsilon'])} and {factor(total['third_party']['epsilon'])}, if nothing that was seen "
-        f"of a run decided on later ones{_whatever_decided(said)}."
+        " **Together with the other runs on the same data** (below), also if some were chosen by looking at others, "
+        f"both factors are at most {factor(total['epsilon'])}, at delta {number(total['delta'])}."
     )
-
-
-def _whatever_decided(said: dict[str, Any]) -> str:
-    adaptive = said["shared"].get("adaptive")  # which earlier versions did not work out
-    return "" if adaptive is None else f"; whatever decided on them, both are at most {factor(adaptive['epsilon'])}"
 
 
 def _who(said: dict[str, Any]) -> str:
@@ -302,41 +296,34 @@ def _total(said: dict[str, Any]) -> list[str]:
     shared = said["shared"]
     if shared is None:
         return []
-    others = "1 other" if shared["num_runs"] == 1 else f"{shared['num_runs']} others"
-    held = (
-        f"Besides this run it holds {others}, which alone come to epsilon {_epsilon(shared['held_epsilon'])}."
-        if shared["num_runs"]
-        else "It holds no other run yet."
-    )
+    others = "1 other run" if shared["num_runs"] == 1 else f"{shared['num_runs']} other runs"
+    held = f"Besides this run it holds {others}." if shared["num_runs"] else "It holds no other run yet."
     how = (
         " Runs on the same records at the same silos add up silo by silo. Of every other run the costliest silo "
         "counts, since any record may have been there."
         if shared["num_same_records"] < shared["num_runs"]
         else ""
     )
+    adaptive, planned = shared["adaptive"], shared["planned"]
     lines = [
         "## Together with other runs on the same data\n",
-        f"This run shares a ledger with other runs. {held}{how} What other runs add to it after this was written adds "
-        "to these numbers. All together:\n",
-        *_table(said["views"]["total"]),
-        *_adaptive(shared.get("adaptive")),
+        f"This run shares a ledger with other runs. {held}{how} Each run counts with all that it registered before its "
+        "first release, also if it ended earlier. What is added to the ledger after this was written adds to these "
+        "numbers.\n",
+        f"* All runs, also if some were chosen by looking at others: epsilon {_epsilon(adaptive['epsilon'])} at delta "
+        f"{number(adaptive['delta'])}, {adaptive['why']}.",
     ]
+    if planned is not None:
+        lines.append(
+            f"* The {planned['num_runs']} runs that were registered before any of them released anything, if nothing "
+            f"that later runs released was used in them: epsilon {_epsilon(planned['epsilon'])} at delta "
+            f"{number(planned['delta'])}, the epsilon of their joint plan."
+        )
     return ["\n".join(lines)]
 
 
-def _adaptive(adaptive: dict[str, Any] | None) -> list[str]:
-    """Of the total that holds whatever decided on later runs; earlier versions did not work it out."""
-    if adaptive is None:
-        return []
-    return [
-        "\nThese numbers are of runs that were planned beforehand: nothing that was seen of one decided on later ones. "
-        f"Whatever decided on them, towards everybody: epsilon {_epsilon(adaptive['epsilon'])} at delta "
-        f"{number(adaptive['delta'])}, {adaptive['why']}."
-    ]
-
-
 def _silos(said: dict[str, Any]) -> str:
-    silos, total = said["silos"], said["shared"] is not None
+    silos = said["silos"]
     if silos is None:
         return (
             "## Each silo, towards the server\n\nWhat single silos spent tells how often they took part. It is not "
@@ -347,11 +334,10 @@ def _silos(said: dict[str, Any]) -> str:
     lines = ["## Each silo, towards the server\n"]
     own = any("budget" in silo for silo in silos)
     whose = "persons" if said["protects"]["unit"] == "person" else "records"
-    lines += [f"| silo | {whose} | rounds | epsilon |" + " epsilon with other runs |" * total + OWN_HEAD * own]
-    lines += ["| --- | --- | --- | --- |" + " --- |" * total + " --- |" * len(OWN) * own]
+    lines += [f"| silo | {whose} | rounds | epsilon |" + OWN_HEAD * own]
+    lines += ["| --- | --- | --- | --- |" + " --- |" * len(OWN) * own]
     for silo in [*shown, *(s for s in silos[len(shown) :] if s["silo"] == worst)]:
         cells = [silo["silo"], silo["num_records"], silo["rounds"], _silonumber(silo["epsilon"], said)]
-        cells += [_silonumber(silo["total_epsilon"], said)] if total else []
         cells += ["none" if silo[key] is None else number(silo[key]) for key in OWN] if own else []
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if len(shown) < len(silos):

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.composition import (
-    NOTHING_EARLIER,
-    Earlier,
+    NO_RELEASES,
     Planned,
+    ReleasesBySilo,
     Share,
     Terms,
     certain_parts,
@@ -115,24 +115,24 @@ class Composed:
 
 
 def server_view(
-    charges: Iterable[Charge], accountant: Accountant, delta: float, *, earlier: Earlier = NOTHING_EARLIER
+    charges: Iterable[Charge], accountant: Accountant, delta: float, *, beside: ReleasesBySilo = NO_RELEASES
 ) -> ViewEpsilon:
     """What the server learned: each silo's realised releases, the worst silo.
 
     Args:
-        earlier: what is to be composed with them.
+        beside: what is to be composed with them.
 
     Raises:
         ConfigError: neighbouring relations or units are mixed, or delta is outside (0, 1).
         UnsupportedError: no sound bound is known for a release.
     """
-    return server_composed(charges, earlier=earlier).stated(accountant, delta)
+    return server_composed(charges, beside=beside).stated(accountant, delta)
 
 
-def server_composed(charges: Iterable[Charge], *, earlier: Earlier = NOTHING_EARLIER) -> Composed:
+def server_composed(charges: Iterable[Charge], *, beside: ReleasesBySilo = NO_RELEASES) -> Composed:
     """What `server_view` states."""
     basis = "all releases that each silo made, in the rounds it took part in; disjoint record shares in parallel"
-    return Composed("server", silo_compositions(charges, earlier), basis)
+    return Composed("server", silo_compositions(charges, beside), basis)
 
 
 def worst_case_view(
@@ -144,7 +144,7 @@ def worst_case_view(
     rounds: Collection[int],
     pattern: Pattern,
     cap: int | None = None,
-    earlier: Earlier = NOTHING_EARLIER,
+    beside: ReleasesBySilo = NO_RELEASES,
 ) -> ViewEpsilon:
     """What the server could have learned by picking a silo in every round that was run, or in ``cap`` of them.
 
@@ -154,13 +154,13 @@ def worst_case_view(
         silos: ids to state it for; one of each kind (number of records) is enough.
         rounds: the rounds that were run.
         cap: the most rounds that a silo may take part in; see `worst_case_terms`.
-        earlier: as `server_view`.
+        beside: as `server_view`.
 
     Raises:
         LedgerError: a charge is not in the pattern.
         ConfigError, UnsupportedError: as `server_view` and `worst_case_terms`.
     """
-    composed = worst_case_composed(charges, silos=silos, rounds=rounds, pattern=pattern, cap=cap, earlier=earlier)
+    composed = worst_case_composed(charges, silos=silos, rounds=rounds, pattern=pattern, cap=cap, beside=beside)
     return composed.stated(accountant, delta)
 
 
@@ -171,7 +171,7 @@ def worst_case_composed(
     rounds: Collection[int],
     pattern: Pattern,
     cap: int | None = None,
-    earlier: Earlier = NOTHING_EARLIER,
+    beside: ReleasesBySilo = NO_RELEASES,
 ) -> Composed:
     """What `worst_case_view` states."""
     attempts = _attempts(charges, rounds, pattern)
@@ -181,7 +181,7 @@ def worst_case_composed(
         plans: Counter[tuple[Planned, ...]] = Counter()
         for round_, times in groups:
             plans[tuple(pattern(silo, round_))] += attempts.of(round_) * times
-        compositions[silo] = worst_case_terms(plans, cap, earlier.get(silo, ()))
+        compositions[silo] = worst_case_terms(plans, cap, beside.get(silo, ()))
     capped = cap is not None and cap < sum(attempts.of(round_) for round_ in rounds)
     again = ", and in every attempt at one" if attempts.several else ""
     where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run{again}"
@@ -190,7 +190,7 @@ def worst_case_composed(
 
 
 def worst_case_terms(
-    plans: Mapping[tuple[Planned, ...], int], cap: int | None = None, earlier: Iterable[Planned] = ()
+    plans: Mapping[tuple[Planned, ...], int], cap: int | None = None, beside: Iterable[Planned] = ()
 ) -> tuple[Terms, ...]:
     """A silo's compositions, had it taken part in every round, or in the dearest ``cap`` of them.
 
@@ -202,7 +202,7 @@ def worst_case_terms(
     Args:
         plans: what a round makes of the silo, and how many rounds do, each as often as it was released.
         cap: the most rounds, fresh releases of a round included, that a silo may take part in.
-        earlier: releases of earlier runs, to be composed with them.
+        beside: releases to be composed with them.
 
     Raises:
         ConfigError: the cap is below 0, or as `Spending.compositions`.
@@ -219,7 +219,7 @@ def worst_case_terms(
             counts[planned.share, planned.release] += planned.count
         for key, count in counts.items():
             rounds[key][count] += number
-    parts = certain_parts(earlier)
+    parts = certain_parts(beside)
     for (share, release), numbers in rounds.items():
         left = sum(numbers.values()) if cap is None else cap
         for count in sorted(numbers, reverse=True):
@@ -269,7 +269,7 @@ def third_party_view(
     silos: Iterable[int],
     participation: Mapping[int, float],
     pattern: Pattern,
-    earlier: Earlier = NOTHING_EARLIER,
+    beside: ReleasesBySilo = NO_RELEASES,
 ) -> ViewEpsilon:
     """What anyone learns from the global models, when participation was drawn honestly, unpredictably and
     independently of the data.
@@ -301,14 +301,14 @@ def third_party_view(
         charges: as `worst_case_view`. A round that was released more than once is composed as certain, as often as
             it was released: whether its attempts drew their silos anew is not known here.
         participation: for each round that was run, the probability that a given silo takes part (S / M).
-        earlier: as `server_view`; composed as certain.
+        beside: as `server_view`; composed as certain.
 
     Raises:
         ConfigError: a probability is outside [0, 1], or as `server_view`.
         LedgerError: a charge is not in the pattern, or in a round without a probability.
         UnsupportedError: a round that is not certain makes different releases on the same records; or as `server_view`.
     """
-    composed = third_party_composed(charges, silos=silos, participation=participation, pattern=pattern, earlier=earlier)
+    composed = third_party_composed(charges, silos=silos, participation=participation, pattern=pattern, beside=beside)
     return composed.stated(accountant, delta)
 
 
@@ -318,7 +318,7 @@ def third_party_composed(
     silos: Iterable[int],
     participation: Mapping[int, float],
     pattern: Pattern,
-    earlier: Earlier = NOTHING_EARLIER,
+    beside: ReleasesBySilo = NO_RELEASES,
 ) -> Composed:
     """What `third_party_view` states."""
     for round_, probability in participation.items():
@@ -334,7 +334,7 @@ def third_party_composed(
         for round_, times in groups:
             number, probability = attempts.of(round_), participation[round_]
             totals[tuple(pattern(silo, round_)), 1.0 if number > 1 else probability] += number * times
-        compositions[silo] = _mixtures(totals, earlier.get(silo, ()))
+        compositions[silo] = _mixtures(totals, beside.get(silo, ()))
     basis = (
         "for each round run, the mixture of a silo's releases (with the probability that it takes part, drawn honestly "
         "and independently of the data) and none; disjoint record shares in parallel"
@@ -397,14 +397,14 @@ def outsider_view(
     return _statement("outsider", {0: (normalise(terms),)} if terms else {}, accountant, delta, basis)
 
 
-def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], earlier: Sequence[Planned]) -> tuple[Terms, ...]:
-    """Compositions of rounds that either make all their releases or none, and of ``earlier`` releases."""
-    everything = [*earlier, *(p for plan, _ in totals for p in plan)]
+def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], beside: Sequence[Planned]) -> tuple[Terms, ...]:
+    """Compositions of rounds that either make all their releases or none, and of releases ``beside`` them."""
+    everything = [*beside, *(p for plan, _ in totals for p in plan)]
     if not everything:
         return ()
     found = set[Terms]()
     for covering in shares_by_interval((p.share for p in everything), everything[0].release.unit):
-        terms = [term for share, term in certain_parts(earlier) if share in covering]
+        terms = [term for share, term in certain_parts(beside) if share in covering]
         for (plan, probability), rounds in totals.items():
             merged: Counter[SampledGaussian] = Counter()
             for planned in plan:

@@ -333,7 +333,7 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
         if "tuning" in result:  # a candidate was chosen by what all of them released, and has the guarantee of all
             server, third_party = ({**view, "epsilon": result["tuning"]["epsilon"]} for view in (server, third_party))
         nothing = str(said["guarantee"]).startswith("none")
-        total = views.get("total")
+        total = result.get("adaptive_total")
         found = Guarantee(
             server=math.inf if nothing else _epsilon(server),
             third_party=math.inf if nothing else _epsilon(third_party),
@@ -341,7 +341,7 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
             unit=server["unit"],
             neighbouring=server["neighbouring"],
             accountant=str(server["accountant"]),
-            total_server=None if total is None or "tuning" in result else _epsilon(total["server"]),
+            total_server=None if total is None or "tuning" in result else _epsilon(total),
             caveat=str(said["accountant"]["caveat"]),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -13,7 +13,6 @@ from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import Plan
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.runs.extra_releases import beside
@@ -29,7 +28,6 @@ def make_account(
     num_records: Sequence[int],
     ledger: Ledger,
     shared: Ledger | None = None,
-    prior: Prior = NO_PRIOR,
     costs: Mapping[int, RoundCost] | None = None,
     pending: Callable[[Charge], bool] = lambda charge: False,
     budget_accountant: Accountant | None = None,
@@ -63,7 +61,6 @@ def make_account(
         draw=draw,
         ledger=ledger,
         shared=shared,
-        prior=prior,
         costs=costs,
         pending=pending,
         budget_accountant=budget_accountant,
@@ -99,6 +96,5 @@ def spec_of(
         weights=setting.weights,
         equal_weights=config.silo_weights == "equal",
         in_sums=in_sums,
-        solved=config.privacy.noise_multiplier is None,
         epsilons=epsilons or {},
     )

@@ -28,7 +28,6 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.held_by import HeldBy
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.engines import (
@@ -59,7 +58,6 @@ from dpfl_plugin.runs.silo_settings import (
 )
 
 Hold = Callable[[Config, Path], Holding]
-PriorOf = Callable[[str, int, PrivacyRules], Prior]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +189,6 @@ def build(
     config: Config,
     base: Path,
     noise_multiplier: float | None = None,
-    prior: PriorOf = lambda data_sha256, num_silos, rules: NO_PRIOR,
     hold: Hold = hold_all,
     chunk_bytes: int | None = None,
     module: torch.nn.Module | None = None,
@@ -203,7 +200,6 @@ def build(
 
     Args:
         noise_multiplier: what was solved for when the run began; None to solve now, if the configuration asks for it.
-        prior: what earlier runs released, for silos with these records: noise is solved for what they left.
         hold: loads this process's records. chunk_bytes: for gradients of single examples at once; None: by free memory.
         module, loss: a model and its loss where somebody else made them; None for what the configuration names.
         silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id. passed: trials of engines.
@@ -213,7 +209,7 @@ def build(
     """
     draft = _draft(config, base, hold, chunk_bytes, module, loss, passed)
     own, survey, setting, extra = draft.own, draft.holding.survey, draft.setting, beside(config, draft.accountant)
-    noise, planned = _noise(config, draft, prior, noise_multiplier)
+    noise, planned = _noise(config, draft, noise_multiplier)
     if own.of and silo_noise is None:
         silo_noise = noise_of(config, own, survey.num_records, lambda c, n: _forecast(c, draft, n).noise())
     rules = with_own(privacy_rules(config, noise), config, own, silo_noise or {})
@@ -296,22 +292,18 @@ def _draft(
     )
 
 
-def _noise(
-    config: Config, draft: _Draft, prior: PriorOf, begun_with: float | None
-) -> tuple[float, Counter[RoundCost] | None]:
+def _noise(config: Config, draft: _Draft, begun_with: float | None) -> tuple[float, Counter[RoundCost] | None]:
     """The noise multiplier that is given, or was solved for before, or is solved for now; and then what it was for."""
     given = config.privacy.noise_multiplier
     if given is not None:
         return given, None
     if begun_with is not None:
         return begun_with, None
-    survey = draft.holding.survey
-    before = prior(survey.data_sha256, draft.setting.num_silos, privacy_rules(config))
-    return _forecast(alike(config, None), draft, others(draft.own, survey.num_records), before).solved()
+    return _forecast(alike(config, None), draft, others(draft.own, draft.holding.survey.num_records)).solved()
 
 
-def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...], before: Prior = NO_PRIOR) -> Forecast:
-    return Forecast(config, draft.algorithm, draft.accountant, draft.setting, num_records, privacy_rules, before)
+def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...]) -> Forecast:
+    return Forecast(config, draft.algorithm, draft.accountant, draft.setting, num_records, privacy_rules)
 
 
 def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Beside, *, lockstep: bool) -> SiloGroup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dpfl_plugin.config.schema import Config
@@ -194,25 +194,8 @@ def training_records(config: Config, num_records: int) -> int:
     return round((1.0 - config.scoring.share) * num_records)
 
 
-def check_in_shared(config: Config) -> None:
-    """Check what a run with a shared ledger releases beside its rounds.
-
-    Raises:
-        UnsupportedError: the ledger knows nothing of it.
-        ConfigError: noise of scores would be solved for the whole budget, whatever other runs left of it.
-    """
-    refuse_extra_releases(
-        config, "a shared ledger knows of rounds and private evaluations only", ("private_evaluation",)
-    )
-    if config.private_evaluation is not None and config.private_evaluation.noise_multiplier is None:
-        raise ConfigError(
-            "private_evaluation.noise_multiplier is missing: with a shared ledger it has to be given, since scores of "
-            "other runs on the same records count, too. Or use --set private_evaluation=null."
-        )
-
-
-def refuse_extra_releases(config: Config, what: str, known: Collection[str] = ()) -> None:
-    """Raise UnsupportedError if a run releases anything beside its rounds, and what is ``known``, as ``what`` says."""
+def refuse_extra_releases(config: Config, what: str) -> None:
+    """Raise UnsupportedError if a run releases anything beside its rounds; ``what`` says why."""
     for key in ("early_stopping", "private_evaluation", "personalise", "private_statistics"):
-        if getattr(config, key) is not None and key not in known:
+        if getattr(config, key) is not None:
             raise UnsupportedError(f"{key}: {what}. Use --set {key}=null.")

@@ -11,32 +11,28 @@ import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.rounding import digits, digits_down
-from dpfl_plugin.data.base import Federation, survey
-from dpfl_plugin.errors import BudgetError, ConfigError
+from dpfl_plugin.data.base import Federation
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.rehearsal import rehearsal, rounds_ahead
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.calibration import RESOLUTION, least_noise, most
+from dpfl_plugin.privacy.calibration import least_noise, most
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.algorithm_setting import make_setting
-from dpfl_plugin.runs.extra_releases import beside, check_in_shared, statistics_of
+from dpfl_plugin.runs.extra_releases import beside, statistics_of
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
-from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
 from dpfl_plugin.runs.setting import check_records, federate
-from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
+from dpfl_plugin.runs.silo_settings import refuse_silos
 
 MOST_PLANNED = 10**5  # rounds, local steps
 MANY_ROUNDS = 10**4  # planning them takes more than a second
-MUCH_NOISE = 100.0  # a solved noise multiplier above it, or
-LITTLE_LEFT = 0.1  # less than this share of a shared budget being left, deserves a second thought
+MUCH_NOISE = 100.0  # a solved noise multiplier above it deserves a second thought
 
 
 def solving(config: Config) -> str:
@@ -46,14 +42,8 @@ def solving(config: Config) -> str:
     return f"solving for the noise of {config.rounds:,} rounds ..."
 
 
-def strain(noise_multiplier: float, epsilon: float, held: float = 0.0) -> str:
-    """Why noise that was solved for deserves a second thought, or ""; ``held``: epsilon of earlier runs."""
-    if held > (1 - LITTLE_LEFT) * epsilon:
-        return (
-            f"earlier runs in the shared ledger hold epsilon {digits(held, 4)} of {epsilon:g}: less than "
-            f"{LITTLE_LEFT:.0%} of the budget is left, and noise_multiplier {noise_multiplier:g} is what this run "
-            "takes for it"
-        )
+def strain(noise_multiplier: float) -> str:
+    """Why noise that was solved for deserves a second thought, or ""."""
     if noise_multiplier > MUCH_NOISE:
         return (
             f"noise_multiplier {noise_multiplier:g} is above {MUCH_NOISE:g}: the noise on a silo's mean over b records "
@@ -70,7 +60,6 @@ class Forecast:
     Attributes:
         num_records: of each silo that noise is solved for.
         rules: how releases are made with a noise multiplier, if the configuration leaves that open.
-        prior: what earlier runs released; the budget is for all together.
     """
 
     config: Config
@@ -79,7 +68,6 @@ class Forecast:
     setting: Setting
     num_records: tuple[int, ...]
     rules: Callable[[Config, float], PrivacyRules]
-    prior: Prior = NO_PRIOR
 
     def changed(
         self, *, max_participations: int | None = None, rounds: int | None = None, **privacy: object
@@ -107,7 +95,6 @@ class Forecast:
             setting=self.setting,
             num_records=self._of_every_silo,
             ledger=Ledger(),
-            prior=self.prior,
             costs=costs,
             in_sums=in_sums(self.algorithm),
         )
@@ -170,7 +157,7 @@ class Forecast:
         In the server's view that is a silo which takes part in every round, or in ``max_participations`` of them.
 
         Raises:
-            ConfigError: no noise does; BudgetError: none after the runs that a shared ledger holds.
+            ConfigError: no noise does.
             UnsupportedError: the accountant does not know what will be released.
         """
         config = self.config
@@ -178,8 +165,6 @@ class Forecast:
         assert config.rounds is not None
         assert config.privacy.epsilon is not None
         open_ended = self.changed(noise_multiplier=None)
-        account = self.account()
-        self._check_left(account.held())
         counted = Counter(open_ended.costs(config.rounds).values())
 
         def with_noise(noise: float) -> Counter[RoundCost]:
@@ -197,28 +182,9 @@ class Forecast:
         try:
             noise = least_noise(epsilon, config.privacy.epsilon, fits)
         except ConfigError as error:
-            if self.prior.runs and self.prior.bounded and type(error) is ConfigError:
-                held = f"{earlier_runs(self.prior)}, at epsilon {digits(account.held(), 4)}"
-                raise BudgetError(
-                    f"privacy.epsilon={config.privacy.epsilon!r} is out of reach: the ledger holds {held}, and leaves "
-                    "too little for this one. Raise privacy.epsilon, or ask for fewer rounds or local steps."
-                ) from error
             what = f"privacy.{error}" if str(error).startswith("epsilon=") else str(error)
             raise type(error)(what) from error
         return noise, with_noise(noise)
-
-    def _check_left(self, held: float) -> None:
-        """Raise BudgetError if earlier runs left less of the budget than one that used it all up may leave."""
-        epsilon = self.config.privacy.epsilon
-        assert epsilon is not None
-        if self.prior.runs and self.prior.bounded and held > (1 - RESOLUTION) * epsilon:
-            left = f"only {digits_down(epsilon - held, 2)} of it is left" if held < epsilon else "nothing of it is left"
-            raise BudgetError(
-                f"privacy.epsilon={epsilon!r} is out of reach: the ledger holds {earlier_runs(self.prior)}, at epsilon "
-                f"{digits(held, 6)}, so that {left}: the budget is used up (up to {RESOLUTION:.1%} of one may stay, as "
-                "noise is not solved for more exactly). Raise privacy.epsilon, or use other data. Next time give the "
-                "first run a smaller privacy.epsilon than the later ones."
-            )
 
     def rounds(self) -> int:
         """The most rounds that fit the budget with the given noise, whoever is drawn; at most `MOST_PLANNED`."""
@@ -279,23 +245,16 @@ def _as_far_as_known(fits: Callable[[int], bool], rules: PrivacyRules) -> Callab
 def forecast(
     config: Config,
     base: Path,
-    prior: Callable[[str, int, PrivacyRules], Prior] | None = None,
     federation: Federation | None = None,
-    key: Path | None = None,
 ) -> Forecast:
     """What is known of a run before it begins; nothing of its records but their numbers is kept.
 
     Args:
-        prior: as in `build`; None for nothing.
         federation: the silos' records, where they are at hand.
-        key: the file of the key by which ``prior`` knows records again (`marks`).
 
     Raises:
         ConfigError, DataError: as `build`.
     """
-    if prior is not None:
-        check_in_shared(config)
-        refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
     refuse_silos(config, "a forecast is of silos that all have the same settings")
     algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
     federation = federate(config, base) if federation is None else federation
@@ -303,7 +262,4 @@ def forecast(
     check_records(config, rules, num_records, federation.names)
     statistics_of(config, federation.inputs)
     setting = make_setting(config, num_records, federation.names)
-    known = survey(federation)
-    known = known if key is None else MarkKey.at(key).marked(known)
-    before = NO_PRIOR if prior is None else prior(known.data_sha256, setting.num_silos, rules)
-    return Forecast(config, algorithm, accountant, setting, num_records, privacy_rules, before)
+    return Forecast(config, algorithm, accountant, setting, num_records, privacy_rules)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.algorithms.base import Regrouping, RoundPlan, in_sums
+from dpfl_plugin.algorithms.base import Regrouping, in_sums
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, digits_down
@@ -27,9 +25,19 @@ from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import Plan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, follows_draws, prior_of
-from dpfl_plugin.privacy.registered import first_line, limit_of, plans_in, slots_to_plain
+from dpfl_plugin.privacy.registered import (
+    Run,
+    Slots,
+    check_protection,
+    first_line,
+    limit_of,
+    plans_in,
+    reuses_to_plain,
+    runs_in,
+    slots_to_plain,
+    unused,
+    without_reused,
+)
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.accounting import make_account
@@ -37,7 +45,6 @@ from dpfl_plugin.runs.agreed_plan import registered_plan
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.ledgers import read_shared
 from dpfl_plugin.runs.named_files import file_digests
 from dpfl_plugin.runs.rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts
@@ -51,7 +58,7 @@ class Job:
     """A run that passed every check that can be made before anything is written.
 
     Attributes:
-        shared: the ledger that it shares with other runs, locked; prior: what that holds of them.
+        shared: the ledger that it shares with other runs, locked.
         run_name: by which ledgers know the run; a fresh one's is random, and kept in its checkpoints.
         code: digests of the files of users' code that the configuration names.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
@@ -59,7 +66,8 @@ class Job:
         label: what the user's file calls the run.
         clock: takes the time of each part.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
-        slots: what each silo registers in the shared ledger; of a candidate of a tuning nothing.
+        slots: what each silo may release, by the shared ledger; of a candidate of a tuning nothing. reuses: which
+            unused slots of earlier runs serve some of them.
     """
 
     config: Config
@@ -67,7 +75,6 @@ class Job:
     folder: RunFolder
     parts: Parts
     shared: Path | None
-    prior: Prior
     run_name: str
     code: Mapping[str, str]
     expected: int
@@ -76,6 +83,7 @@ class Job:
     clock: Stopwatch = STOPPED
     stage: Stage | None = None
     slots: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
+    reuses: Sequence[tuple[str, Slots, Slots]] = ()
 
 
 def make_job(
@@ -83,7 +91,11 @@ def make_job(
 ) -> Job:
     began = checkpoints.load_facts(folder.checkpoint)
     name = str(began["run_name"]) if began else secrets.token_hex(16) if config.fresh else run_id(config)
-    prior = prior_in(path, shared, name, parts.data_sha256, parts.setting.num_silos, parts.rules)
+    if shared is not None:
+        assert path is not None
+        ahead = None if began else waiting(shared, config)
+        name = ahead.name if ahead and ahead.records == parts.data_sha256 else name
+        check_noise(path, shared, name, parts.data_sha256, parts.rules)
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
             Worded(
@@ -102,8 +114,8 @@ def make_job(
     _check_lasting(config, parts)
     _check_states(config, parts)
     coins = _coins(began, parts.rules)
-    expected = _expected_rounds(config, parts, prior, path, coins)
-    return Job(config, base, folder, parts, path, prior, name, file_digests(config), expected, coins)
+    expected = _expected_rounds(config, parts, coins)
+    return Job(config, base, folder, parts, path, name, file_digests(config), expected, coins)
 
 
 def with_slots(job: Job, shared: Ledger) -> Job:
@@ -113,9 +125,17 @@ def with_slots(job: Job, shared: Ledger) -> Job:
         ConfigError, BudgetError: as `check_limit`.
     """
     assert job.shared is not None
-    slots = _slots(job.config, job.parts, job.expected)
-    check_limit(shared, job.shared, job.config, job.run_name, Plan(job.parts.data_sha256, slots))
-    return replace(job, slots=slots)
+    if any(run.name == job.run_name for run in runs_in(shared)):
+        return job
+    records, slots = job.parts.data_sha256, _slots(job.config, job.parts, job.expected)
+    reuses = unused(shared, records, slots)
+    check_limit(shared, job.shared, job.config, [Plan(records, without_reused(slots, reuses))])
+    return replace(job, slots=slots, reuses=reuses)
+
+
+def waiting(shared: Ledger, config: Config) -> Run | None:
+    """The run as it was registered ahead, e.g. by its sweep, if it has not begun."""
+    return next((run for run in runs_in(shared) if not run.begun and run.facts["ahead"] == run_id(config)), None)
 
 
 def _slots(config: Config, parts: Parts, expected: int) -> dict[int, tuple[Planned, ...]]:
@@ -127,12 +147,12 @@ def _slots(config: Config, parts: Parts, expected: int) -> dict[int, tuple[Plann
     return {silo: of_size[size] for silo, size in enumerate(parts.num_records)}
 
 
-def check_limit(shared: Ledger, path: Path, config: Config, noise: str, plan: Plan) -> None:
-    """Check that a shared ledger has the limit that a run is to have, and affords the run's plan.
+def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[Plan]) -> None:
+    """Check that a shared ledger has the limit that runs are to have, and affords their plans.
 
     Raises:
         ConfigError: the ledger was begun with another limit, or without one.
-        BudgetError: it does not afford the plan.
+        BudgetError: it does not afford the plans.
     """
     wanted, filter = config.privacy.ledger_epsilon, limit_of(shared)
     if shared.facts and wanted is not None and (filter is None or filter.epsilon != wanted):
@@ -144,15 +164,16 @@ def check_limit(shared: Ledger, path: Path, config: Config, noise: str, plan: Pl
             )
         )
     if not shared.facts and wanted is not None:  # it will be begun by this run
-        filter = chosen_filter(wanted, config.privacy.delta, plan)
-    if filter is None or any(facts["noise"] == noise for facts in shared.runs):
+        filter = chosen_filter(wanted, config.privacy.delta, new[0])
+    new = [plan for plan in new if plan.silos]
+    if filter is None or not new:
         return
     plans = plans_in(shared)
-    if not affords(filter, [*plans, plan]):
-        together = digits(adaptive_epsilon(filter, [*plans, plan]), 4)
+    if not affords(filter, [*plans, *new]):
+        together = digits(adaptive_epsilon(filter, [*plans, *new]), 4)
         raise BudgetError(
             Worded(
-                f"{{ledger}} {path}: with this run's plan all runs would come to epsilon {together} at delta "
+                f"{{ledger}} {path}: with what is to be registered all runs would come to epsilon {together} at delta "
                 f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}, of which about epsilon "
                 f"{digits_down(epsilon_left(filter, plans), 3)} is left. Ask for more noise, or fewer rounds or local "
                 "steps."
@@ -167,16 +188,12 @@ def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
     return fresh_coins() if rules.fresh else ""
 
 
-def prior_in(
-    path: Path | None, shared: Ledger | None, noise: str, data_sha256: str, num_silos: int, rules: PrivacyRules
-) -> Prior:
-    """What a shared ledger holds of other runs than ``noise``.
+def check_noise(path: Path, shared: Ledger, name: str, data_sha256: str, rules: PrivacyRules) -> None:
+    """Check that one epsilon can bound a run together with the others of a shared ledger.
 
     Raises:
-        ConfigError: no one epsilon bounds them together with this run.
+        ConfigError: it cannot.
     """
-    if shared is None:
-        return NO_PRIOR
     release = rules.release(1.0)
     if release.noise_multiplier < LEAST_NOISE:
         noise_multiplier = release.noise_multiplier
@@ -188,36 +205,19 @@ def prior_in(
             )
         )
     try:
-        prior = prior_of(shared, noise=noise, data_sha256=data_sha256, num_silos=num_silos, release=release)
-        return replace(prior, bounded=limit_of(shared) is None)
+        check_protection(shared, name, data_sha256, release)
     except ConfigError as error:
         raise type(error)(Worded(f"{{ledger}} {path}: {error.text}")) from error
 
 
-def shared_prior(path: Path) -> Callable[[str, int, PrivacyRules], Prior]:
-    """What a shared ledger holds, for planning a run that would share it: read, not locked; nothing if it is missing.
-
-    Raises:
-        ConfigError: it is one run's own ledger, or no one epsilon bounds its runs together with the planned one.
-        LedgerError: it is damaged.
-    """
-    return functools.partial(prior_in, path, read_shared(path) if path.exists() else Ledger(), "")
-
-
 def look_ahead(job: Job, account: PrivacyAccount) -> None:
-    """Have the budget know of all rounds that noise was solved for, or that follow earlier runs in a shared ledger."""
-    config, parts = job.config, job.parts
+    """Have the budget know of all rounds that noise was solved for."""
+    parts = job.parts
     if job.stage is not None:
         know_to_fit(account, job.stage.planned)
         return
-    planned = parts.planned
-    if planned is None and job.prior.runs and job.prior.bounded and config.rounds is not None:
-        ahead = Forecast(
-            config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules, job.prior
-        )
-        planned = Counter(ahead.costs(config.rounds, parts.noise_multiplier).values())
-    if planned is not None and not parts.rules.varies:
-        account.look_ahead(planned)
+    if parts.planned is not None and not parts.rules.varies:
+        account.look_ahead(parts.planned)
 
 
 def ledger_facts(job: Job) -> dict[str, Any]:
@@ -234,29 +234,21 @@ def ledger_facts(job: Job) -> dict[str, Any]:
     return {"run": run_id(job.config), "name": job.config.name, **numbers, **cycle_facts(parts.rules), **cuts}
 
 
-def shared_facts(job: Job) -> dict[str, Any]:
-    """What a shared ledger says of a run."""
-    privacy, setting, rules = job.config.privacy, job.parts.setting, job.parts.rules
-    plan = _first_plan(job.config, job.parts)
-    drawn = setting.num_participants < setting.num_silos or plan.participation == WITH_REPLACEMENT
-    # Silos that fail may decide how often a round is released, and who is drawn whether they do.
-    lasting = job.config.runtime.on_silo_failure == "continue"
-    ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
-    capped = job.config.max_participations is not None
-    follows = privacy.epsilon is not None and follows_draws(job.prior, privacy.budget_view, capped=capped)
+def shared_facts(job: Job, shared: Ledger) -> dict[str, Any]:
+    """What a shared ledger says of a run: all when it is registered, then that it goes on."""
+    facts = {"noise": job.run_name, "name": job.config.name}
+    if any(run.name == job.run_name for run in runs_in(shared)):
+        return facts
     return {
-        "noise": job.run_name,
-        "name": job.config.name,
+        **facts,
         **({} if job.stage is None else {"candidate": job.label}),
         "data_sha256": job.parts.data_sha256,
         **job.parts.holding.survey.cut_facts,
-        "num_silos": setting.num_silos,
-        "delta": privacy.delta,
+        "num_silos": job.parts.setting.num_silos,
+        "delta": job.config.privacy.delta,
+        **({"early": True} if not len(shared) else {}),
         **({"slots": slots_to_plain(job.slots)} if job.slots else {}),
-        "drawn": drawn,
-        "draws_decided": (drawn and (bool(ended) or lasting or plan.most_gradients is not None)) or follows,
-        "follows_draws": follows,
-        "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
+        **({"reuses": reuses_to_plain(job.reuses)} if job.reuses else {}),
     }
 
 
@@ -268,14 +260,9 @@ def first_line_of(job: Job) -> dict[str, Any]:
     return first_line(Plan(job.parts.data_sha256, job.slots), privacy.ledger_epsilon, privacy.delta)
 
 
-def _first_plan(config: Config, parts: Parts) -> RoundPlan:
-    return planner_of(config, parts).asks(parts.algorithm.init_server(parts.model, parts.setting), 0)
-
-
 def new_account(
     config: Config,
     parts: Parts,
-    prior: Prior,
     ledger: Ledger,
     *,
     shared: Ledger | None = None,
@@ -292,7 +279,6 @@ def new_account(
         num_records=parts.num_records,
         ledger=ledger,
         shared=shared,
-        prior=prior,
         costs=costs,
         pending=pending,
         in_sums=in_sums(parts.algorithm),
@@ -333,29 +319,22 @@ def planner_of(config: Config, parts: Parts, coins: str = "") -> Planner:
     )
 
 
-def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None, coins: str) -> int:
+def _expected_rounds(config: Config, parts: Parts, coins: str) -> int:
     """How many rounds the budget will allow.
 
     Raises:
-        ConfigError: not one; BudgetError: not one after the runs that a shared ledger holds.
+        ConfigError: not one.
     """
-    account = new_account(config, parts, prior, Ledger(), coins=coins)
+    account = new_account(config, parts, Ledger(), coins=coins)
     server = parts.algorithm.init_server(parts.model, parts.setting)
     first = planner_of(config, parts).asks(server, 0)
     expected = account.expected_rounds(first, config.rounds or MOST_ROUNDS)
-    epsilon = config.privacy.epsilon
-    if epsilon is not None and prior.runs and prior.bounded and (expected == 0 or account.held() > epsilon):
-        raise BudgetError(
-            Worded(
-                f"{{ledger}} {shared} holds {earlier_runs(prior)}, at epsilon {digits(account.held(), 4)} at "
-                f"delta {digits(config.privacy.delta, 6)}: privacy.epsilon={epsilon} does not cover one more "
-                "round. Raise it, or noise_multiplier; or lower record_rate or local_steps."
-            )
-        )
     if expected == 0:
         account.begin_round(0, first)
         costs = digits(account.epsilon_ahead(config.privacy.budget_view), 4)
-        raise ConfigError(f"privacy.epsilon={epsilon} does not cover one round, which costs {costs}. {_mend(config)}")
+        raise ConfigError(
+            f"privacy.epsilon={config.privacy.epsilon} does not cover one round, which costs {costs}. {_mend(config)}"
+        )
     return expected
 
 

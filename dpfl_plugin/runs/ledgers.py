@@ -30,20 +30,16 @@ BESIDE_ROUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Ledgers:
-    """What a session charges to.
-
-    Attributes:
-        run: what the shared ledger says of this session.
-    """
+    """What a session of the run ``name`` charges to."""
 
     own: Ledger
     shared: Ledger | None
-    run: Mapping[str, Any]
+    name: str
 
-    def fail(self) -> None:
-        """Have later runs know that this one ended on an error, which who was drawn may have decided."""
-        if self.shared is not None and self.run["drawn"] and not self.run["draws_decided"]:
-            self.shared.begin_run({**self.run, "draws_decided": True})
+    def end(self) -> None:
+        """Have later runs know that this one has ended for good, so that they may use slots that it left."""
+        if self.shared is not None:
+            self.shared.begin_run({"noise": self.name, "started": now(), "ended": True})
             self.shared.sync()
 
 
@@ -173,7 +169,8 @@ def open_ledgers(
     facts: Mapping[str, Any],
     found: Checkpoint | None,
     path: Path | None,
-    run: Mapping[str, Any],
+    name: str,
+    run: Callable[[Ledger], Mapping[str, Any]],
     first_line: Callable[[], Mapping[str, Any]] = dict,
 ) -> Iterator[Ledgers]:
     """Both ledgers, holding the same charges of this run.
@@ -181,7 +178,7 @@ def open_ledgers(
     Args:
         facts: what the own ledger is to say of the run.
         found: the checkpoint to go on from.
-        path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
+        path: of the shared ledger, which the caller has locked; name: of the run there; run: what its line is to say.
         first_line: what a new shared ledger is to say of totals.
 
     Raises:
@@ -191,14 +188,17 @@ def open_ledgers(
         shared = None if path is None else stack.enter_context(open_shared(path, first_line))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
         if shared is not None:
-            _add_missing(own, shared, run["noise"])
-        run = {**run, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        if shared is not None:
-            shared.begin_run(run)
+            _add_missing(own, shared, name)
+            shared.begin_run({**run(shared), "started": now()})
             shared.append(own)
             shared.sync()
         own.sync()
-        yield Ledgers(own, shared, run)
+        yield Ledgers(own, shared, name)
+
+
+def now() -> str:
+    """In UTC, as ledgers have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,9 +12,6 @@ from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ArgumentError, require_argument
 from dpfl_plugin.privacy.pld import check_delta
-from dpfl_plugin.privacy.prior import Prior
-from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.runs.job import shared_prior
 
 VIEWS: Final = (None, "server", "third_party")
 
@@ -27,7 +23,6 @@ class Question:
     Attributes:
         settings: "key=value", as ``--set`` has them.
         epsilon, delta, view: of the budget; the configuration's where None.
-        ledger: a shared ledger, whose earlier runs the budget is for, too.
         variant: the one run of the file that is asked for.
     """
 
@@ -36,7 +31,6 @@ class Question:
     epsilon: float | None = None
     delta: float | None = None
     view: str | None = None
-    ledger: Path | None = None
     variant: str | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +67,6 @@ class Question:
         """The words of ``dpfl run`` for one run of the file."""
         words = ["dpfl", "run", str(self.path)]
         words += [] if label is None else ["--variant", label]
-        words += [] if self.ledger is None else ["--ledger", str(self.ledger)]
         return [*words, *(word for setting in settings for word in ("--set", setting))]
 
     def with_budget(self, config: Config) -> Config:
@@ -86,9 +79,6 @@ class Question:
         if privacy.epsilon is None:
             raise ArgumentError("{epsilon} is missing, and the configuration has no privacy.epsilon.")
         return config.model_copy(update={"privacy": privacy})
-
-    def prior(self) -> Callable[[str, int, PrivacyRules], Prior] | None:
-        return None if self.ledger is None else shared_prior(self.ledger)
 
 
 def _is_number(value: object) -> bool:

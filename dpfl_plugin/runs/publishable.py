@@ -46,7 +46,7 @@ def whoever_took_part(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:
-    return {key: shared[key] for key in ("adaptive", "held_epsilon", "num_runs", "num_same_records")}
+    return {key: shared[key] for key in ("adaptive", "planned", "num_runs", "num_same_records")}
 
 
 def details(said: dict[str, Any]) -> dict[str, Any]:

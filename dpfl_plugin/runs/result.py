@@ -248,7 +248,11 @@ def _result(
         "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": said["views"],
         "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
-        **({} if said["shared"] is None else {"adaptive_total": said["shared"]["adaptive"]}),
+        **(
+            {}
+            if said["shared"] is None
+            else {f"{kind}_total": said["shared"][kind] for kind in ("adaptive", "planned")}
+        ),
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
         "bytes_down": progress.bytes_down,
@@ -377,15 +381,19 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
 
 
 def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The views that cover a run's model: with the runs before it in its shared ledger.
+    """The views that cover a run's model: with the other runs in its shared ledger, which it may have been chosen by.
 
     A candidate of a tuning was chosen by what all candidates released: it has the guarantee of all of them.
     """
-    views: Mapping[str, Any] = result["epsilon"].get("total") or result["epsilon"]
-    if "tuning" not in result:
+    views: Mapping[str, Any] = result["epsilon"]
+    if "tuning" in result:
+        total = {"epsilon": result["tuning"]["epsilon"]}
+    elif result.get("earlier_runs"):
+        known = result.get("adaptive_total") or {"epsilon": None}
+        total = {key: known[key] for key in ("epsilon", "delta") if key in known}
+    else:
         return views
-    epsilon = result["tuning"]["epsilon"]
-    return {**views, **{who: {**views[who], "epsilon": epsilon} for who in ("server", "third_party")}}
+    return {**views, **{who: {**views[who], **total} for who in ("server", "third_party")}}
 
 
 def model_sha256(model: torch.Tensor) -> str:

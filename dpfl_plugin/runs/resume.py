@@ -38,7 +38,6 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
     account = new_account(
         job.config,
         job.parts,
-        job.prior,
         ledgers.own,
         shared=ledgers.shared,
         costs=read_costs(None if found is None else found.facts, job.parts.setting),

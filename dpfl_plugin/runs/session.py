@@ -33,11 +33,9 @@ from dpfl_plugin.privacy import held_by
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import Prior, earlier_runs
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment, plugin_errors
 from dpfl_plugin.runs.build import Parts, build
-from dpfl_plugin.runs.extra_releases import check_in_shared
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.forecast import solving, strain
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
@@ -50,10 +48,10 @@ from dpfl_plugin.runs.job import (
     look_ahead,
     make_job,
     planner_of,
-    prior_in,
     shared_facts,
     silo_noise_begun_with,
     stopping_of,
+    waiting,
     with_slots,
 )
 from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
@@ -98,7 +96,7 @@ def run_session(
 
     Args:
         label: what the user's file calls the run, where it has several; None for what it was begun as.
-        ledger: a file that several runs on the same data share, so that the budget is for all of them together.
+        ledger: a file that several runs on the same data share, which states what all of them come to.
         wait: how to wait for it while another run has it.
         profile: take the time of each part, and write it to `profile.json`.
         callbacks: are told how it goes, with the trackers of the configuration; not of a run that finished before.
@@ -133,6 +131,8 @@ def run_session(
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
         label, clock = folder.label() if label is None and resume else label, Stopwatch() if profile else STOPPED
+        if shared is not None and not folder.ledger.exists() and (ahead := waiting(shared, config)) is not None:
+            config = config.with_public_seed(int(ahead.facts["seed"]))
         job = _prepared(config, base, folder, ledger, shared, place, reporter)
         job = replace(job, label=label, clock=clock, stage=stage)
         if shared is not None and stage is None:
@@ -166,7 +166,6 @@ def _refuse_shared(config: Config, *, alone: bool) -> None:
     Args:
         alone: whether it is a run by itself, and not a candidate of a tuning, whose ledger is the tuning's own.
     """
-    check_in_shared(config)
     refuse_silos(config, SHARED_LEDGER)
     refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
     if alone:
@@ -187,15 +186,14 @@ def _prepared(
     place: Place,
     reporter: Reporter,
 ) -> Job:
-    """The run, built; noise is solved for what the shared ledger leaves, unless the folder says what it began with."""
+    """The run, built; noise is solved for, unless the folder says what it began with."""
     if said := solving(config):
         reporter.note(said)
     parts = build(
         config,
         base,
         begun_with(config, folder),
-        functools.partial(prior_in, ledger, shared, ""),
-        functools.partial(place.hold, key=key_of(config, folder, ledger)),
+        hold=functools.partial(place.hold, key=key_of(config, folder, ledger)),
         silo_noise=silo_noise_begun_with(config, folder),
     )
     torch.set_num_threads(config.runtime.threads)
@@ -291,9 +289,8 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
         hooks.note(f"warning: {caveat}")
     if config.privacy.noise_multiplier is None:
         noise = digits(parts.noise_multiplier, 6)
-        hooks.note(f"noise_multiplier solved: {noise}, {_solved_for(config, account.prior)}")
-        assert config.privacy.epsilon is not None
-        if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
+        hooks.note(f"noise_multiplier solved: {noise}, {_solved_for(config)}")
+        if why := strain(parts.noise_multiplier):
             hooks.note(f"warning: {why}.")
     every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
     if parts.rules.fresh and every != 1 and seconds:
@@ -324,8 +321,7 @@ def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
         hooks.note(said)
     noises = {silo: own.noise_multiplier for silo, own in parts.rules.silos.items()}
     for silo, noise in noises.items():
-        epsilon = parts.own.config(config, silo).privacy.epsilon
-        if epsilon is not None and (why := strain(noise, epsilon)):
+        if parts.own.config(config, silo).privacy.epsilon is not None and (why := strain(noise)):
             hooks.note(f"warning: silo {parts.own.names[silo]}: {why}.")
     if len({*noises.values(), parts.noise_multiplier}) > 1 and config.silo_weights in ("equal", "records"):
         hooks.note("silos differ in their noise: --set silo_weights=noise weighs them by it.")
@@ -418,8 +414,8 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     if found is not None:  # by another process, while this one was loading its data
         job = replace(job, coins=str(found.facts["coins"]), run_name=str(found.facts["run_name"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
-    first_line = functools.partial(first_line_of, job)
-    with open_ledgers(folder, ledger_facts(job), found, job.shared, shared_facts(job), first_line) as ledgers:
+    facts_of, first_line = functools.partial(shared_facts, job), functools.partial(first_line_of, job)
+    with open_ledgers(folder, ledger_facts(job), found, job.shared, job.run_name, facts_of, first_line) as ledgers:
         folder.write(folder.config, to_yaml(config))
         _describe(job)
         for note in ledgers.own.notes:
@@ -456,8 +452,8 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         if job.clock.on:
             job.clock.lap("I/O")  # the last checkpoint
             folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
-        if outcome.status == "failed":
-            ledgers.fail()
+        if outcome.status in ("done", "budget_exhausted") and job.stage is None:
+            ledgers.end()
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
     _describe(job)
@@ -482,15 +478,13 @@ def _by_part(seconds: Mapping[Part, float]) -> dict[str, float]:
     return {part: round(seconds[part], 6) for part in PARTS if part in seconds}
 
 
-def _solved_for(config: Config, prior: Prior) -> str:
-    """What noise was solved for; ``prior``: what a shared ledger holds."""
+def _solved_for(config: Config) -> str:
+    """What noise was solved for."""
     privacy = config.privacy
     view = privacy.budget_view.replace("_", " ")
     cap, rounds = config.max_participations, config.rounds
     most = f"at most {cap} rounds of a silo" if cap and rounds and cap < rounds else counted(rounds or 0, "round")
-    return f"for {most} within epsilon {privacy.epsilon:g} at delta {digits(privacy.delta, 6)} ({view} view)" + (
-        f", together with {earlier_runs(prior)} in the shared ledger" if prior.runs else ""
-    )
+    return f"for {most} within epsilon {privacy.epsilon:g} at delta {digits(privacy.delta, 6)} ({view} view)"
 
 
 def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:

@@ -18,7 +18,8 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.base import finite
 from dpfl_plugin.privacy.held_by import HeldBy, of_holders
-from dpfl_plugin.privacy.registered import adaptive_total
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.registered import adaptive_total, planned_total, runs_in
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.statement_page import number
@@ -303,20 +304,31 @@ def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccou
 
 
 def _shared(account: PrivacyAccount, delta: float) -> dict[str, Any] | None:
-    if account.shared is None or account.shared.path is None:
+    if account.shared is None or account.shared.path is None or "tuning" in account.ledger.facts:
         return None
+    runs = {run.name: run for run in runs_in(account.shared)}
+    this = runs.pop(account.shared.runs[-1]["noise"])  # no other has the ledger meanwhile
+    others = [
+        {
+            **{key: run.facts[key] for key in ("name", "noise", "started")},
+            "same_records": run.records == this.records,
+            "num_charges": len(account.shared.tally_of_run(run.name)),
+        }
+        for run in runs.values()
+    ]
     return {
         "file": account.shared.path.name,
         "head": account.shared.head,
-        "adaptive": None if "tuning" in account.ledger.facts else adaptive_total(account.shared, delta),
-        "held_epsilon": finite(account.held()),
-        "num_runs": len(account.earlier.runs),
-        "num_same_records": sum(run["same_records"] for run in account.earlier.runs),
-        "runs": [
-            {key: run[key] for key in ("name", "noise", "started", "same_records", "num_charges")}
-            for run in account.earlier.runs
-        ],
+        **totals(account.shared, delta),
+        "num_runs": len(others),
+        "num_same_records": sum(one["same_records"] for one in others),
+        "runs": others,
     }
+
+
+def totals(shared: Ledger, delta: float) -> dict[str, Any]:
+    """What all that a shared ledger holds comes to: adaptive, and planned for runs that were registered at first."""
+    return {"adaptive": adaptive_total(shared, delta), "planned": planned_total(shared, delta)}
 
 
 def _formula(rules: PrivacyRules) -> str:

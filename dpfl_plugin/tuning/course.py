@@ -21,9 +21,9 @@ from dpfl_plugin.config.tune import Candidate, TuneFile
 from dpfl_plugin.errors import ArgumentError, DataError, LedgerError, TrainingError, Worded
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import prior_of, runs_in
-from dpfl_plugin.privacy.views import server_composed
+from dpfl_plugin.privacy.registered import plans_in
 from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import TUNING, RunFolder, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
@@ -390,17 +390,8 @@ def in_ledger(tuning: Tuning, accountant: Accountant | None = None) -> float:
         return 0.0
     ledger = read_shared(tuning.ledger)
     _check_whole(tuning, ledger)
-    first = next(iter(ledger), None)
-    if first is None:
-        return 0.0
     accountant = make_accountant(tuning.file.config) if accountant is None else accountant
-    records: Mapping[str, int] = {run["data_sha256"]: run["num_silos"] for run in runs_in(ledger)}
-    found = []
-    for data, num_silos in records.items():
-        prior = prior_of(ledger, noise="", data_sha256=data, num_silos=num_silos, release=first.release)
-        composed = server_composed((), earlier=prior.realised)
-        found.append(composed.stated(accountant, tuning.price.delta).epsilon)
-    return min(found)
+    return planned_epsilon(plans_in(ledger), tuning.price.delta, accountant)
 
 
 def _check_whole(tuning: Tuning, ledger: Ledger) -> None:

@@ -264,7 +264,7 @@ def _composed(
         for cost in costs[place.first : place.last]:
             counted[cost.scaled(noise)] += place.candidates
     config, rules = ahead.config, ahead.rules(ahead.config, noise)
-    pricing = Pricing(spec_of(config, ahead.setting, ahead.num_records), rules, certain=True, lost=False)
+    pricing = Pricing(spec_of(config, ahead.setting, ahead.num_records), rules, lost=False)
     scores = beside(config.with_score_noise(score_noise), ahead.accountant).scores
     assert scores is not None
     made = scores.release(rules.neighbouring, rules.unit)

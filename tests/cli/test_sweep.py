@@ -18,6 +18,7 @@ from dpfl_plugin.cli.sweep import COMPOSES
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.registered import runs_in
 from dpfl_plugin.sweeps import manifest
 from tests.cli.command import Done, dpfl, one_message
 from tests.cli.sweeping import began, check_same, deep_in_all, left, rows, write, write_long
@@ -63,7 +64,9 @@ def test_runs_that_share_a_ledger_take_turns(tmp_path: Path) -> None:
     done = sweep(path, "--jobs", 2, "--ledger", ledger)
     assert done.code == 0 and "one run uses it at a time" in done.err and COMPOSES not in done.err, done.err
     shared = Ledger.open(ledger, append=False)
-    assert len({run["noise"] for run in shared.runs}) == 2 and len(shared) == 2 * 2 * 4
+    runs = runs_in(shared)
+    assert len(runs) == 2 and all(run.early and run.ended for run in runs) and len(shared) == 2 * 2 * 4
+    assert done.err.count("2 runs registered in") == 1 and "registered" not in sweep(path, "--ledger", ledger).err
     one_message(sweep(path), "began with --ledger", str(ledger))
     assert sweep(path, "--ledger", ledger).code == 0
 

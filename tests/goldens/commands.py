@@ -116,7 +116,6 @@ COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "plan": lambda stage: ("plan", "solved.yaml"),
     "plan, rounds": lambda stage: ("plan", "plain.yaml", "--solve", "rounds", "--epsilon", "5"),
     "plan, third party": lambda stage: ("plan", "third party.yaml", "--view", "third_party"),
-    "plan beside a ledger": lambda stage: ("plan", "solved.yaml", "--ledger", "shared.jsonl"),
     "plan of a mechanism": lambda stage: ("plan", *NUMBERS, "--steps", "100", "--epsilon", "2"),
     "audit": lambda stage: ("audit", "large.yaml", "--canaries", "20", "--rounds", "2"),
     "audit, wrong": lambda stage: ("audit", "plain.yaml", "--canaries", "0"),

@@ -11,12 +11,10 @@ from typing import Any, Final
 from dpfl_plugin import registry
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.privacy.account import PrivacyAccount
-from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
-from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import make
 from dpfl_plugin.privacy.schedules import Constant, Geometric
@@ -73,7 +71,7 @@ def story(name: str) -> Story:
         "in_sums": rng.random() < 0.3,
         "max_participations": chance(0.15, rng.randint(1, rounds)),
         "budget": chance(0.3, [round(rng.uniform(0.3, 4.0), 2), rng.choice(["server", "third_party"])]),
-        "earlier": chance(
+        "earlier": chance(  # runs in a shared ledger, which are no part of an account any more: keeps the other draws
             0.25, [[round(rng.uniform(3.0, 12.0), 2), rng.randint(1, 9)] for _ in range(rng.randint(1, 2))]
         ),
         "scores": chance(0.15, [round(rng.uniform(2.0, 9.0), 2), rng.randint(1, 3)]),
@@ -145,11 +143,8 @@ def _epsilons(told: Story) -> Iterator[tuple[str, Any]]:
     views = account.views()
     for view, said in views.items():
         keys = ("epsilon", "worst_case_epsilon", "realised_epsilon")
-        parts = said if view == "total" else {view: said}
-        for who, one in parts.items():
-            yield f"total, {who}" if view == "total" else who, {key: one[key] for key in keys if key in one}
+        yield view, {key: said[key] for key in keys if key in said}
     yield "silos", [one["epsilon"] for one in account.per_silo()]
-    yield "earlier runs", account.held()
 
 
 def _account(told: Story) -> PrivacyAccount:
@@ -182,11 +177,6 @@ def _account(told: Story) -> PrivacyAccount:
     noise, num_scores = told.get("scores") or (None, 0)
     scores = None if noise is None else Scores((0.8, 1.0), noise)
     beside = Beside(rounds, scores, num_scores, told.get("own_models", 0), told.get("statistics"))
-    earlier, more = told.get("earlier"), {}
-    if earlier is not None:
-        before = [Planned(Gaussian(noise).event("full", 1.0, rules.neighbouring, unit), n) for noise, n in earlier]
-        everywhere = dict.fromkeys(range(num_silos), tuple(before))
-        more = {"prior": Prior(realised=everywhere, certain=everywhere, runs=({},)), "shared": Ledger()}
     return PrivacyAccount(
         spec,
         rules=rules,
@@ -194,7 +184,6 @@ def _account(told: Story) -> PrivacyAccount:
         beside=beside,
         draw=lambda round, plan, eligible: told["rounds"][round % rounds][0],
         ledger=Ledger(),
-        **more,
     )
 
 

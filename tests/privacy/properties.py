@@ -528,7 +528,7 @@ def what_an_odometer_says_holds_wherever_somebody_stops() -> None:
     """Who stops when the losses were large has learned no more than what is said then."""
     one = _plan(event(4.0), 1)
     odometer = filters.odometer_for(one, DELTA)
-    said = [odometer.said([one] * n) for n in range(1, 21)]
+    said = [odometer.passed([one] * n) for n in range(1, 21)]
     assert adaptive.delta_of_a_stop(said, 1 / 4.0) <= DELTA
 
 
@@ -536,7 +536,7 @@ def a_run_that_ended_early_costs_what_it_registered() -> None:
     """What decides on the end of a run may have been released: the rounds that ran are no bound (7 times in delta)."""
     ledger = Ledger(facts={"shared": "a"})
     slots, beyond = [Planned(event(4.0), 20)], Planned(event(8.0), 1)
-    facts = {"data_sha256": "x", "draws_decided": False, "drawn": False, "follows_draws": False}
+    facts = {"data_sha256": "x", "started": "now"}
     ledger.begin_run({"noise": "one", "name": "one", "slots": registered.slots_to_plain({0: slots}), **facts})
     ledger.append([Charge(round=t, silo=0, release=event(4.0), count=1, noise_id=f"{t}") for t in range(3)])
     assert registered.plans_in(ledger) == [filters.Plan("x", {0: slots})]

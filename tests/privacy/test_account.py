@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP, Accountant
-from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, Term, Unit
 from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
-from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.schedules import Constant, Geometric
@@ -184,22 +182,6 @@ def test_the_budget_bounds_the_observer_that_it_is_for(view: BudgetView, beta: f
         free = account(beta=beta)
         run(free, ran)
         assert (free.so_far()[view] <= 1.3) == (ran == rounds)
-
-
-def test_what_was_spent_before_counts_towards_the_observer_that_saw_it() -> None:
-    event = SampledGaussian(noise_multiplier=SIGMA, sampler="fixed", rate=RATE, neighbouring="replace_one")
-    towards = {"server": 3, "third_party": 6}
-    realised, certain = (dict.fromkeys(range(M), (Planned(event, K * towards[view]),)) for view in BOTH)
-    prior = Prior(realised=realised, certain=certain, runs=({},))
-    for view in BOTH:
-        one = account(epsilon=3.0, view=view, prior=prior, shared=Ledger())
-        assert one.held() == pytest.approx(epsilon(towards[view]), rel=1e-12)
-        taking_part = 1.0 if view == "server" else S / M
-        before = Term(release=event, count=K * towards[view], rounds=1)
-        later = Term(release=event, count=K, rounds=1, participation=taking_part)
-        fit = [n for n in range(1, 100) if RDP().epsilon([before, replace(later, rounds=n)], DELTA) <= 3.0]
-        assert run(one, 200) == max(fit) > 1
-        assert one.views()["total"][view]["epsilon"] <= 3.0
 
 
 def test_a_second_opinion_and_another_ledger_leave_the_account_as_it_is() -> None:

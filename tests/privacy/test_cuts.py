@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import yaml
 
 from dpfl_plugin.data import heart_disease
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.registered import runs_in
 from tests.cli.command import run
 from tests.privacy import cuts
 
@@ -65,7 +65,7 @@ def test_runs_of_a_ledger_share_a_cut_without_a_seed(tmp_path: Path) -> None:
                 "\n".join(["age,x,label", *(order if name == "a" else rows[::2]), ""])
             )
         run(write(tmp_path, name=f"run-{number}", data=data), "--ledger", ledger)
-        (*_, facts) = [json.loads(line)["run"] for line in ledger.read_text().splitlines() if line.startswith('{"run"')]
+        facts = runs_in(Ledger.open(ledger, append=False))[-1].facts
         seen.append((facts["data_sha256"], facts["cuts"]))
     assert seen[0] == seen[1] != seen[2]
     (one, other), (changed, same) = (found["silos"] for _, found in (seen[0], seen[2]))

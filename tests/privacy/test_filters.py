@@ -228,14 +228,14 @@ def test_a_run_that_stops_at_large_losses(noise: float, rounds: int, times: floa
     assert adaptive.delta_of_a_stop(ran, mu) / DELTA == pytest.approx(times, rel=0.1)
     assert adaptive.delta_of_a_stop([ran[-1]] * rounds, mu) == pytest.approx(DELTA, rel=0.01)
     odometer = filters.odometer_for(plan(fixed(noise), 1), DELTA)
-    said = [odometer.said([plan(fixed(noise), n)]) for n in range(1, min(rounds, 100) + 1)]
+    said = [odometer.passed([plan(fixed(noise), n)]) for n in range(1, min(rounds, 100) + 1)]
     assert adaptive.delta_of_a_stop(said, mu) <= DELTA
 
 
 def test_an_odometer_says_a_threshold() -> None:
     one = plan(fixed(60.0, 0.2), 5000)
     odometer = filters.odometer_for(one, 2.5e-6)
-    said = [odometer.said([one] * n) for n in range(1, 6)]
+    said = [odometer.passed([one] * n) for n in range(1, 6)]
     assert said == [odometer.thresholds[n] for n in (0, 1, 2, 2, 3)]
     assert said[3] == pytest.approx(2.24, rel=0.01)  # of 4, where 2.03 is what all cost if they were planned
-    assert odometer.said([one] * 200) == math.inf
+    assert odometer.passed([one] * 200) == math.inf

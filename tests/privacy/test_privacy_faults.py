@@ -647,7 +647,7 @@ FAULTS = [
     fault(
         "an odometer says what was released by its PLD",
         holds.what_an_odometer_says_holds_wherever_somebody_stops,
-        (filters.Odometer, "said", to(lambda self, plans: pld_of(plans, self.delta))),
+        (filters.Odometer, "passed", to(lambda self, plans: pld_of(plans, self.delta))),
     ),
     fault(
         "each threshold of an odometer has all of delta",
@@ -657,7 +657,7 @@ FAULTS = [
     fault(
         "of a run that ended early the rounds that ran are charged",
         holds.a_run_that_ended_early_costs_what_it_registered,
-        (registered, "_slots", to(lambda facts: {})),
+        (registered, "_read", to(lambda facts, groups: {})),
     ),
     fault(
         "of a run that stopped early the rounds that ran are charged",
@@ -667,7 +667,7 @@ FAULTS = [
     fault(
         "what a run released beyond its slots is not charged",
         holds.a_run_that_ended_early_costs_what_it_registered,
-        (registered, "_beyond", to(lambda slots, ledger, noise: {})),
+        (registered, "_beyond", to(lambda run, runs, ledger: {})),
     ),
     # Ledger, slots, limits
     fault(

@@ -19,13 +19,11 @@ from dpfl_plugin.errors import PluginError
 from dpfl_plugin.federation.planning import draw_participants
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
-from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.participation import CERTAIN, Participation
-from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.runs.accounting import make_account
@@ -121,29 +119,6 @@ def test_rounds_alike_count_fresh_noise() -> None:
         assert spend(one, range(rounds - 1)) == rounds - 1
     twice.append([_with(charge, "run.1") for charge in twice.charges(0, PLAN)])
     assert once.affords(rounds - 1, PLAN) and not twice.affords(rounds - 1, PLAN)
-
-
-@pytest.mark.parametrize("alike", [True, False])
-def test_earlier_runs_use_up_a_third_partys_budget(alike: bool) -> None:
-    """Whether all rounds cost the same, so that one search serves them, or each is looked at by itself."""
-    release = account().charges(0, PLAN)[0].release
-    prior = Prior(certain=dict.fromkeys((0, 1), (Planned(release, 10),)))
-
-    def plan(round: int) -> RoundPlan:
-        return PLAN if alike or round % 2 else replace(PLAN, num_gradients=3)
-
-    def releases(of: PrivacyAccount) -> int:
-        for round in range(100):
-            if not of.affords(round, plan(round)):
-                return sum(plan(t).num_gradients for t in range(round))
-            of.begin_round(round, plan(round))
-            of.append(of.charges(round, plan(round)))
-        raise AssertionError("the budget ends it")
-
-    alone, after = releases(account("third_party")), releases(account("third_party", prior=prior))
-    assert alone - 13 <= after <= alone - 10 + 2
-    spent = [Term(release=release, count=after + 10, rounds=1)]
-    assert PLD().epsilon(spent, 1e-5) <= 2.0
 
 
 def test_what_was_spent_so_far_on_the_way() -> None:
@@ -379,32 +354,6 @@ def test_an_outsider_is_promised_no_noise_of_silos_that_sent_nothing() -> None:
     made.begin_round(1, everybody)
     made.append(made.charges(1, replace(everybody, participants=(1,))))
     assert made.outsider() is None
-
-
-def test_noise_solved_for_what_drawn_silos_left_gives_no_mixture() -> None:
-    """Who was drawn then decided the noise of now, and one seed draws the same silos in both runs."""
-    release = account().charges(0, PLAN)[0].release
-    costs = {
-        round: RoundCost(((SIGMA, 2),), (0.0, 1.0), Participation("without_replacement", 0.5)) for round in range(8)
-    }
-    for drawn in (True, False):
-        prior = Prior(realised={0: (Planned(release, 4),)}, drawn=drawn, runs=({},))
-        solved = Config(
-            algorithm={"name": "fedavg"}, privacy={"record_rate": RATE, "epsilon": 9.0, "clip_norm": 1}, rounds=8
-        )
-        one = account(num_participants=1, config=solved, prior=prior, costs=costs)
-        views = one.views()
-        assert (views["third_party"]["epsilon"] == views["server"]["worst_case_epsilon"]) == drawn
-        one.begin_round(8, PLAN)
-        assert one.costs[8].probability == (1.0 if drawn else 0.5)
-
-
-def test_a_third_partys_budget_after_draws_decided_a_length_gives_no_mixture() -> None:
-    for decided in (True, False):
-        one = account("third_party", num_participants=1, prior=Prior(drawn=True, draws_decided=decided, runs=({},)))
-        spend(one, range(5), silos=(0,))
-        views = one.views()
-        assert (views["third_party"]["epsilon"] == views["server"]["worst_case_epsilon"]) == decided
 
 
 def test_other_draws_may_have_made_more_of_the_cheap_rounds() -> None:

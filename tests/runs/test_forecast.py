@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +14,9 @@ from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffnew import ScaffNew
 from dpfl_plugin.algorithms.scaffold import Scaffold, ScaffoldWarm
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import BudgetError, ConfigError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.federation.rehearsal import Unread, rehearsal, rounds_ahead
 from dpfl_plugin.privacy.accountants import PLD
-from dpfl_plugin.privacy.calibration import RESOLUTION
-from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.events import SampledGaussian
-from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.runs.forecast import Forecast, solving
 from dpfl_plugin.runs.rules import privacy_rules
 
@@ -53,12 +48,11 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def ahead(algorithm: Algorithm, drawn: int = 2, prior: Prior | None = None, **privacy: Any) -> Forecast:
+def ahead(algorithm: Algorithm, drawn: int = 2, **privacy: Any) -> Forecast:
     values = {"clip_norm": 1, "noise_multiplier": 4.0, "record_rate": 0.5, **privacy}
     config = Config(algorithm={"name": "fedavg"}, privacy=values, rounds=ROUNDS)
     setting = Setting(num_silos=4, num_participants=drawn, silo_rate=drawn / 4, record_rate=0.5, rounds=ROUNDS)
-    given = {} if prior is None else {"prior": prior}
-    return Forecast(config, algorithm, PLD(), setting, (20, 20, 30, 40), privacy_rules, **given)
+    return Forecast(config, algorithm, PLD(), setting, (20, 20, 30, 40), privacy_rules)
 
 
 @pytest.mark.parametrize("drawn", [2, 4])
@@ -109,27 +103,6 @@ def test_whoever_looks_at_a_state_that_is_not_there_is_found_out(look: Callable[
     with pytest.raises(LookupError):
         look(state)
     assert state.looked_at
-
-
-def held(epsilon: float) -> Prior:
-    """One earlier run that spent so much, about."""
-    forecast = ahead(ALGORITHMS["fedavg"], 4, noise_multiplier=None, epsilon=epsilon)
-    noise, rounds = forecast.solved()
-    assert rounds == Counter(forecast.costs(ROUNDS, noise).values())
-    release = SampledGaussian(noise_multiplier=noise, sampler="fixed", rate=0.5, neighbouring="replace_one")
-    spent = {silo: [Planned(release, 3 * ROUNDS)] for silo in range(4)}
-    return Prior(realised=spent, certain=spent, runs=({"name": "first"},))
-
-
-@pytest.mark.parametrize("view", ["server", "third_party"])
-def test_noise_is_not_solved_for_what_calibration_leaves(view: str) -> None:
-    prior = held(2.0)
-    again = ahead(ALGORITHMS["fedavg"], 4, prior, noise_multiplier=None, epsilon=2.0, budget_view=view)
-    with pytest.raises(BudgetError, match=r"out of reach.*1 earlier run.*of it is left"):
-        again.noise()
-    enough = again.changed(epsilon=2.0 * (1 + 3 * RESOLUTION))
-    noise, rounds = enough.solved()
-    assert noise > 50 and enough.account(noise).affords_all(rounds)
 
 
 def test_who_solves_for_many_rounds_says_so() -> None:

@@ -15,11 +15,9 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import RDP, Accountant
-from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.events import SampledGaussian, Term
+from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
-from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.runs.accounting import make_account
@@ -33,7 +31,6 @@ PLANS = (
     replace(PLAN, share=(0.5, 1.0), num_gradients=3, participation="all"),
     replace(PLAN, num_gradients=3, most_gradients=4),
 )
-EARLIER = (Planned(SampledGaussian(noise_multiplier=6.0, sampler="fixed", rate=0.5, neighbouring="replace_one"), 4),)
 
 
 def account(view: str, accountant: Accountant, drawn: int = 3, **given: Any) -> PrivacyAccount:
@@ -62,7 +59,6 @@ OPTIONS: Sequence[dict[str, Any]] = (
     {"drawn": 1},
     {"drawn": 2, "more": {"max_participations": 9}},
     {"more": {"early_stopping": {"every": 20, "noise_multiplier": 40.0}}},
-    {"prior": Prior(realised=dict.fromkeys(range(3), EARLIER), certain=dict.fromkeys(range(3), EARLIER), runs=({},))},
 )
 
 
@@ -126,7 +122,7 @@ def test_rounds_that_are_afforded_stay_within_the_budget(story, view: str, optio
 
 def _spent(of: PrivacyAccount, view: str) -> float:
     """Epsilon of what was released, by the observer's claims, before the budget itself bounds them."""
-    beside = of._book.with_earlier(of._book.extra.prior(ahead=False))
+    beside = of._book.extra.releases(ahead=False)
     return of._server.spent(beside) if view == "server" else of._third_party.so_far(beside)
 
 

@@ -69,7 +69,7 @@ WORDS = {
         "keys that each silo drew",
     ],
     "fitted": ["## What is not covered\n\n* This was one process on one machine", "\n* Standardise: mean"],
-    "one of several": ["Together with other runs", "Besides this run it holds 1 other,", "`dpfl account FILE`"],
+    "one of several": ["Together with other runs", "Besides this run it holds 1 other run.", "`dpfl account FILE`"],
 }
 
 

@@ -14,8 +14,8 @@ from dpfl_plugin.privacy.claims.server import Server
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Term
+from dpfl_plugin.privacy.extra_releases import terms_beside
 from dpfl_plugin.privacy.participation import CERTAIN, Draw, Plan, participation
-from dpfl_plugin.privacy.pricing import as_proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Ahead:
         Args:
             affords: whether it allows the first of them.
         """
-        book, spec, prior, cap = self.book, self.book.spec, self.book.prior, self.book.spec.max_participations
+        book, spec, cap = self.book, self.book.spec, self.book.spec.max_participations
         cost = book.pricing.cost(0, plan)
         self._check_accountant(cost)
         each = dict.fromkeys(book.kinds, limit if cap is None else min(limit, cap))
@@ -82,11 +82,11 @@ class Ahead:
         elif self.budget is not None and book.rules.varies:
             limit = self._expected_of_draws(plan, limit)
         elif self.budget is not None and spec.view == "third_party":
-            limit = self._third_party.most_alike(as_proven({0: cost}, prior)[0], self.budget.epsilon, limit)
+            limit = self._third_party.most_alike(cost, self.budget.epsilon, limit)
         elif self.budget is not None:
             each = {
                 kind: self._server.most_rounds(
-                    silo, cost, self.budget.of(silo).epsilon, each[kind], prior.terms(silo, cost.share)
+                    silo, cost, self.budget.of(silo).epsilon, each[kind], terms_beside(book.beside, silo, cost.share)
                 )
                 for kind, silo in book.kinds.items()
             }
@@ -135,5 +135,5 @@ class Ahead:
         for silo in book.silos:
             for planned, probability in itertools.product(book.pricing.planned(silo, cost), {1.0, cost.probability}):
                 term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
-                for terms in book.prior.terms(silo, cost.share):
+                for terms in terms_beside(book.beside, silo, cost.share):
                     accountant.epsilon([term, *terms], book.spec.delta)

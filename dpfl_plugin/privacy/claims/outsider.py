@@ -30,7 +30,6 @@ class Outsider(Claims):
             or not (spec.in_sums and spec.equal_weights and known and costs)
             or book.cap_matters()
             or drawn_end
-            or book.earlier.runs
             or book.lost
             or (book.rules.fresh and not certain and book.ledger.tally.several())
             or "shared" in book.ledger.facts

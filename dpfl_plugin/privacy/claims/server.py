@@ -12,11 +12,10 @@ from dpfl_plugin.privacy.book import most_attempts
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims, finite
-from dpfl_plugin.privacy.composition import Terms, compositions, undominated
+from dpfl_plugin.privacy.composition import ReleasesBySilo, Terms, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.participation import Plan
-from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import AlikeRounds, Composed, ViewEpsilon, server_composed, worst_case_composed
 
@@ -29,14 +28,14 @@ class Server(Claims):
     def affords(self, round: int, cost: RoundCost, plan: Plan) -> bool:
         """Whether those who were drawn for the next round stay within a budget in the server's view."""
         assert self.budget is not None
-        earlier, priced = self.book.prior.realised, self.book.pricing
-        planned = {silo: [*priced.planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}
+        beside, priced = self.book.beside, self.book.pricing
+        planned = {silo: [*priced.planned(silo, cost), *beside.get(silo, ())] for silo in plan.participants}
         return bool(self.budget.allows(self.book.spending, planned))
 
-    def affords_beside(self, prior: Prior) -> bool:
-        """Whether all silos stay within it with what ``prior`` holds of releases beside the rounds."""
+    def affords_beside(self, beside: ReleasesBySilo) -> bool:
+        """Whether all silos stay within it with these releases ``beside`` the rounds."""
         assert self.budget is not None
-        return bool(self.budget.allows(self.book.spending, prior.realised))
+        return bool(self.budget.allows(self.book.spending, beside))
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether rounds with these costs fit, so many of each, whoever is drawn."""
@@ -63,20 +62,19 @@ class Server(Claims):
         """Whether a silo that has spent nothing in this run stays within it by taking part in these rounds."""
         assert self.budget is not None
         planned = [one for cost in costs for one in self.book.pricing.planned(silo, cost)]
-        earlier = self.book.prior.realised.get(silo, ())
-        return all(self.budget.fits(terms) for terms in compositions([*planned, *earlier]))
+        return all(self.budget.fits(terms) for terms in compositions([*planned, *self.book.beside.get(silo, ())]))
 
     def _ahead(self, costs: Iterable[RoundCost]) -> list[Terms]:
         """Compositions that dominate what any silo has released by the end of rounds to come."""
-        book, prior = self.book, self.book.prior
+        book, beside = self.book, self.book.beside
         counted, alike = Counter(costs), book.alike()
         noises = {noise for cost in counted for noise, _ in cost.levels} | book.spending.noise_multipliers()
         found: list[Terms] = []
         for kind, silo in book.kinds.items():
-            planned = [*book.spending.envelope(alike[kind]), *prior.realised.get(silo, ())]
+            planned = [*book.spending.envelope(alike[kind]), *beside.get(silo, ())]
             for cost, rounds in counted.items():
                 planned += [replace(one, count=one.count * rounds) for one in book.pricing.planned(silo, cost)]
-            if len(noises) + len(prior.realised.get(silo, ())) > MOST_LEVELS:
+            if len(noises) + len(beside.get(silo, ())) > MOST_LEVELS:
                 # A silo may have more of them than what dominates it, and be accounted for by levels.
                 planned = [replace(one, release=rounded_down(one.release)) for one in planned]
             found += compositions(planned)
@@ -88,31 +86,31 @@ class Server(Claims):
         """Epsilon of rounds with these costs, so many of each, of a silo in as many of them as may be."""
         return worst_epsilon(self.accountant, self.book.everywhere(rounds), self.book.spec.delta)
 
-    def spent(self, beside: Prior) -> float:
+    def spent(self, beside: ReleasesBySilo) -> float:
         """Epsilon of what silos released, in rounds and beside them."""
         delta = self.book.spec.delta
         return max((self.accountant.epsilon(terms, delta) for terms in undominated(self._spent(beside))), default=0.0)
 
-    def _spent(self, beside: Prior) -> Iterator[Terms]:
+    def _spent(self, beside: ReleasesBySilo) -> Iterator[Terms]:
         """Compositions of what silos released; with a schedule, of what dominates a kind."""
         spending = self.book.spending
         if not self.book.rules.varies:
-            for silo in {*spending, *beside.realised}:
-                yield from spending.compositions(silo, beside.realised.get(silo, ()))
+            for silo in {*spending, *beside}:
+                yield from spending.compositions(silo, beside.get(silo, ()))
             return
         for silos in self.book.alike().values():
             yield from compositions(spending.envelope(silos))
 
-    def realised(self, prior: Prior) -> ViewEpsilon:
-        """The view of what is in the ledger, together with what earlier runs released."""
+    def realised(self) -> ViewEpsilon:
+        """The view of what is in the ledger."""
         book, accountant = self.book, self.accountant
 
         def composed() -> Composed:
-            return book.once("server", (prior,), lambda: server_composed(book.ledger.tally, earlier=prior.realised))
+            return book.once("server", (), lambda: server_composed(book.ledger.tally))
 
-        return book.once("realised", (prior, accountant), lambda: composed().stated(accountant, book.spec.delta))
+        return book.once("realised", (accountant,), lambda: composed().stated(accountant, book.spec.delta))
 
-    def worst_case(self, costs: Mapping[int, RoundCost], charges: Tally, prior: Prior) -> ViewEpsilon:
+    def worst_case(self, costs: Mapping[int, RoundCost], charges: Tally, beside: ReleasesBySilo) -> ViewEpsilon:
         """The view of a silo that was in all rounds, and in all attempts at one, or in as many as the cap allows.
 
         Args:
@@ -121,22 +119,21 @@ class Server(Claims):
         book = self.book
         composed = book.once(
             "worst case",
-            (prior,),
+            (beside,),
             lambda: worst_case_composed(
                 charges,
                 silos=book.silos,
                 rounds=costs,
                 pattern=AlikeRounds(costs, book.pricing.planned),
                 cap=most_attempts(book),
-                earlier=prior.realised,
+                beside=beside,
             ),
         )
         return composed.stated(self.accountant, book.spec.delta)
 
-    def per_silo(self, *, in_all: bool) -> list[dict[str, Any]]:
-        """Each silo's records, rounds and epsilon; ``in_all``: and that of all runs of a shared ledger."""
-        book, alone = self.book, self.realised(NO_PRIOR).per_silo
-        total: Mapping[int, float] = self.realised(book.earlier).per_silo if in_all else {}
+    def per_silo(self) -> list[dict[str, Any]]:
+        """Each silo's records, rounds and epsilon."""
+        book, alone = self.book, self.realised().per_silo
         charged, rounds = taken_part(book.ledger.tally)
         return [
             {
@@ -144,7 +141,6 @@ class Server(Claims):
                 "num_records": count,
                 "rounds": rounds[silo],
                 "epsilon": _of_silo(silo, alone) if silo in charged else 0.0,
-                **({"total_epsilon": _of_silo(silo, total)} if in_all else {}),
                 **(self._settings(silo) if book.rules.silos else {}),
             }
             for silo, count in enumerate(book.spec.num_records)

@@ -12,13 +12,12 @@ from dpfl_plugin.privacy.book import Book, most_attempts
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims
-from dpfl_plugin.privacy.composition import Terms, undominated
+from dpfl_plugin.privacy.composition import ReleasesBySilo, Terms, undominated
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, Probabilities, RoundCost, made_certain
 from dpfl_plugin.privacy.events import Charge, Term
+from dpfl_plugin.privacy.extra_releases import WHOLE, terms_beside
 from dpfl_plugin.privacy.participation import CERTAIN, Plan
 from dpfl_plugin.privacy.pld import normalise
-from dpfl_plugin.privacy.pricing import as_proven
-from dpfl_plugin.privacy.prior import WHOLE, Prior, follows_draws
 from dpfl_plugin.privacy.views import AlikeRounds, Composed, ViewEpsilon, third_party_composed, worst_case_composed
 
 FROM_THE_SEED = (
@@ -39,9 +38,6 @@ UNKNOWN_LENGTHS = (
     "every round counts as the server's worst case: who was drawn decides how long rounds are, and of some of them the "
     "ledger alone is left, which does not say how long they might have been"
 )
-FOLLOWS = (
-    "given who was drawn in earlier runs: that decided what they left of the budget, and so how long this run went on"
-)
 
 
 class ThirdParty(Claims):
@@ -59,7 +55,7 @@ class ThirdParty(Claims):
     def affords(self, round: int, cost: RoundCost, plan: Plan) -> bool:
         """Whether a round, the next to come, stays within a budget in a third party's view, whoever was drawn."""
         assert self.budget is not None
-        book, prior = self.book, self.book.prior
+        book = self.book
         rounds = book.with_round(round, cost)
         attempts = {again: len(book.noise_ids[again]) for again in book.repeated}
         if book.noise_ids.get(round):
@@ -75,21 +71,20 @@ class ThirdParty(Claims):
             return counted.total() <= self._most_cached(*counted)
         for alike, number in self._as_counted(certain).items():  # as in `third_party_view`
             counted[replace(alike, participation=CERTAIN)] += number
-        return all(map(self.budget.fits, undominated(self._compositions(counted, prior, plan.participants))))
+        return all(map(self.budget.fits, undominated(self._compositions(counted, book.beside, plan.participants))))
 
-    def affords_beside(self, prior: Prior) -> bool:
-        """Whether the rounds that were begun stay within it with what ``prior`` holds of releases beside them."""
+    def affords_beside(self, beside: ReleasesBySilo) -> bool:
+        """Whether the rounds that were begun stay within it with these releases ``beside`` them."""
         assert self.budget is not None
         book = self.book
-        costs = as_proven(book.pricing.dearest({**book.found, **book.costs}), prior)
-        return self.mixture(costs, book.released_again(costs), prior).epsilon <= self.budget.epsilon
+        costs = book.pricing.dearest({**book.found, **book.costs})
+        return self.mixture(costs, book.released_again(costs), beside).epsilon <= self.budget.epsilon
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether rounds with these costs fit, so many of each, whoever is drawn."""
         assert self.budget is not None
-        alike = set(as_proven(dict(enumerate(rounds)), self.book.prior).values())
-        if len(alike) == 1 and not self.book.rules.varies:
-            return rounds.total() <= self.most_alike(alike.pop(), self.budget.epsilon, MOST_ROUNDS)
+        if len(rounds) == 1 and not self.book.rules.varies:
+            return rounds.total() <= self.most_alike(next(iter(rounds)), self.budget.epsilon, MOST_ROUNDS)
         return self.epsilon_of(rounds) <= self.budget.epsilon
 
     def fits_ahead(self, later: Mapping[int, RoundCost]) -> bool:
@@ -97,9 +92,9 @@ class ThirdParty(Claims):
         assert self.budget is not None
         book = self.book
         later = {round: book.dearer(round, cost) for round, cost in later.items()}
-        costs = as_proven(book.pricing.dearest({**book.found, **book.costs, **later}), book.prior)
+        costs = book.pricing.dearest({**book.found, **book.costs, **later})
         again = book.released_again(costs, {round: {*book.noise_ids.get(round, ()), "the next"} for round in later})
-        return self._epsilon(costs, again, book.prior) <= self.budget.epsilon
+        return self._epsilon(costs, again, book.beside) <= self.budget.epsilon
 
     def most_alike(self, cost: RoundCost, epsilon: float, limit: int) -> int:
         """How many rounds of this cost a third party's budget allows, up to ``limit``."""
@@ -108,14 +103,12 @@ class ThirdParty(Claims):
             assert cap is not None
             last = min(cap, limit)
             most = min(
-                self.most_rounds(silo, cost, epsilon, last, book.prior.terms(silo, cost.share))
+                self.most_rounds(silo, cost, epsilon, last, terms_beside(book.beside, silo, cost.share))
                 for silo in book.kinds.values()
             )
             return limit if most == cap else most
         return min(
-            self.most_rounds(
-                silo, cost, epsilon, limit, book.prior.terms(silo, cost.share, third_party=True), cost.probability
-            )
+            self.most_rounds(silo, cost, epsilon, limit, terms_beside(book.beside, silo, cost.share), cost.probability)
             for silo in book.kinds.values()
         )
 
@@ -129,61 +122,63 @@ class ThirdParty(Claims):
 
     def epsilon_of(self, rounds: Counter[RoundCost]) -> float:
         """Epsilon of rounds with these costs, so many of each, whoever is drawn."""
-        return self._counted(self._as_counted(rounds), self.book.prior)
+        return self._counted(self._as_counted(rounds), self.book.beside)
 
     def of_begun(self) -> float:
         """Epsilon of all rounds that were begun, with all that they are composed with."""
         if self.book.repeated and not self._draws_decide(self.book.costs.values()):
-            return self.so_far(self.book.prior)
+            return self.so_far(self.book.beside)
         rounds = self._as_counted(Counter(self.book.costs.values()))
         if self._draws_decide(rounds):
-            return self.stated(self.book.costs, (), self.book.prior).epsilon
-        return self._counted(rounds, self.book.prior)
+            return self.stated(self.book.costs, (), self.book.beside).epsilon
+        return self._counted(rounds, self.book.beside)
 
-    def so_far(self, beside: Prior) -> float:
+    def so_far(self, beside: ReleasesBySilo) -> float:
         """Epsilon of the rounds that count by now."""
         book = self.book
         costs = book.pricing.dearest({**book.found, **book.costs})
         return self._epsilon(costs, book.released_again(costs), beside)
 
-    def mixture(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior) -> ViewEpsilon:
+    def mixture(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: ReleasesBySilo) -> ViewEpsilon:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
         book = self.book
-        stated = self._composed(costs, charges, prior).stated(self.accountant, book.spec.delta)
+        stated = self._composed(costs, charges, beside).stated(self.accountant, book.spec.delta)
         if not book.cap_matters():
             return self._as_drawn(stated, costs)
         why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
         return replace(stated, view="third_party", basis=f"{stated.basis}; {why}")
 
-    def _composed(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior) -> Composed:
+    def _composed(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: ReleasesBySilo) -> Composed:
         """What `mixture` states."""
         book, pattern, silos = self.book, AlikeRounds(costs, self.book.pricing.planned), self.book.silos
         if not book.cap_matters():
             return book.once(
                 "mixture",
-                (costs, charges, prior),
+                (costs, charges, beside),
                 lambda: third_party_composed(
-                    charges, silos=silos, participation=Probabilities(costs), pattern=pattern, earlier=prior.certain
+                    charges, silos=silos, participation=Probabilities(costs), pattern=pattern, beside=beside
                 ),
             )
         return worst_case_composed(
-            charges, silos=silos, rounds=costs, pattern=pattern, cap=most_attempts(book), earlier=prior.realised
+            charges, silos=silos, rounds=costs, pattern=pattern, cap=most_attempts(book), beside=beside
         )
 
-    def _epsilon(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], prior: Prior) -> float:
+    def _epsilon(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], beside: ReleasesBySilo) -> float:
         """`mixture`'s epsilon, where ``again`` is all that was released more than once."""
-        return self.mixture(costs, again, prior).epsilon if again else self._counted(Counter(costs.values()), prior)
+        return self.mixture(costs, again, beside).epsilon if again else self._counted(Counter(costs.values()), beside)
 
-    def _counted(self, counted: Counter[RoundCost], prior: Prior) -> float:
+    def _counted(self, counted: Counter[RoundCost], beside: ReleasesBySilo) -> float:
         """`mixture`'s epsilon of so many rounds of each cost, counted and not looked at."""
-        return worst_epsilon(self.accountant, self._compositions(counted, prior), self.book.spec.delta)
+        return worst_epsilon(self.accountant, self._compositions(counted, beside), self.book.spec.delta)
 
-    def _compositions(self, counted: Counter[RoundCost], prior: Prior, participants: Iterable[int] = ()) -> list[Terms]:
+    def _compositions(
+        self, counted: Counter[RoundCost], beside: ReleasesBySilo, participants: Iterable[int] = ()
+    ) -> list[Terms]:
         book = self.book
         if book.cap_matters():
-            return book.everywhere(counted, prior, participants=participants)
+            return book.everywhere(counted, beside, participants=participants)
         if any(cost.share != WHOLE for cost in counted):
-            composed = self._composed(dict(enumerate(counted.elements())), (), prior)
+            composed = self._composed(dict(enumerate(counted.elements())), (), beside)
             return list(itertools.chain(*composed.compositions.values()))
         mixtures = []
         for silo in book.silos:
@@ -192,18 +187,18 @@ class ThirdParty(Claims):
                 for cost, rounds in counted.items()
                 for one in book.pricing.planned(silo, cost)
             ]
-            mixtures += [normalise([*made, *terms]) for terms in prior.terms(silo, third_party=True)]
+            mixtures += [normalise([*made, *terms]) for terms in terms_beside(beside, silo)]
         return mixtures
 
     def _as_counted(self, rounds: Counter[RoundCost]) -> Counter[RoundCost]:
-        """As a third party's epsilon counts them; see `Pricing.dearest` and `as_proven`."""
+        """As a third party's epsilon counts them; see `Pricing.dearest`."""
         found: Counter[RoundCost] = Counter()
         costs = dict(enumerate(rounds))
-        for n, cost in as_proven(self.book.pricing.dearest(costs), self.book.prior).items():
+        for n, cost in self.book.pricing.dearest(costs).items():
             found[cost] += rounds[costs[n]]
         return found
 
-    def stated(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior) -> ViewEpsilon:
+    def stated(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], beside: ReleasesBySilo) -> ViewEpsilon:
         """The third party's guarantee where the draws of participants may decide how a run goes.
 
         With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
@@ -214,16 +209,16 @@ class ThirdParty(Claims):
         is of a run that failed, as it does again and again where a silo that is broken is drawn.
         """
         book = self.book
-        alike = as_proven(book.pricing.dearest(costs), prior)
+        alike = book.pricing.dearest(costs)
         ended = self._draws_decide(alike.values())
         if (why := self._why_given(alike, ended)) is not None:
-            given = self.mixture(made_certain(costs), charges, prior)
+            given = self.mixture(made_certain(costs), charges, beside)
             given = replace(given, basis=f"{given.basis}; {why}")
-            return self._within_budget(given, prior) if ended else given
+            return self._within_budget(given) if ended else given
         if not ended:
-            return self._named(self.mixture(alike, charges, prior), alike)
+            return self._named(self.mixture(alike, charges, beside), alike)
         if book.cap_matters():
-            return self._within_budget(self.mixture(costs, charges, prior), prior)
+            return self._within_budget(self.mixture(costs, charges, beside))
         drawn = [round for round, cost in alike.items() if cost.probability < 1]
         padded = dict(alike)
         if len(alike) != book.spec.rounds:
@@ -231,9 +226,9 @@ class ThirdParty(Claims):
             if last.share == WHOLE:  # rounds on other records may go on where more on the same would not
                 limit = self._most_rounds_of_any_draws(last)
             padded |= dict.fromkeys(range(first, first + limit - len(drawn)), last)
-        mixture = self.mixture(padded, charges, prior)
+        mixture = self.mixture(padded, charges, beside)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
-        return self._within_budget(named, prior)
+        return self._within_budget(named)
 
     def _why_given(self, costs: Mapping[int, RoundCost], ended: bool) -> str | None:
         """Why no more is claimed than given who was drawn; None where more is.
@@ -266,17 +261,6 @@ class ThirdParty(Claims):
         read_alike = one_rate or all(cost.share == WHOLE for cost in since)
         return read_alike and len({replace(cost, share=WHOLE) for cost in since}) == 1
 
-    def given_draws(self, view: ViewEpsilon) -> ViewEpsilon:
-        """With a word in its basis where who was drawn in earlier runs decided how long this one went on, or its noise.
-
-        Then a claim about this length or this noise is one given these draws.
-        """
-        spec = self.book.spec
-        capped = spec.max_participations is not None
-        if self.budget is None or not follows_draws(self.book.earlier, spec.view, capped=capped):
-            return view
-        return replace(view, basis=f"{view.basis}; {FOLLOWS}")
-
     def _draws_decide(self, costs: Iterable[RoundCost]) -> bool:
         """Whether the draws of participants may decide how long a run of such rounds is."""
         drawn = any(cost.probability < 1 for cost in costs)
@@ -296,20 +280,15 @@ class ThirdParty(Claims):
         why = "rounds for which no mixture is proven, by their noise schedule, count as the server's worst case"
         return replace(view, basis=f"{view.basis}; {why}")
 
-    def _within_budget(self, view: ViewEpsilon, prior: Prior) -> ViewEpsilon:
+    def _within_budget(self, view: ViewEpsilon) -> ViewEpsilon:
         assert self.budget is not None
-        if prior.later:
-            return view  # rounds were allowed before all that is in ``prior`` was there
         if view.epsilon <= self.budget.most or self.budget.accountant != self.accountant:
             return view  # a second opinion does not lean on what another accountant allowed
         basis = "the budget, which no silo's releases pass, whoever is drawn"
         return replace(view, epsilon=self.budget.most, basis=basis)
 
     def _most_rounds_of_any_draws(self, cost: RoundCost) -> int:
-        """The most rounds before every silo has used up its budget, or those of the configuration if that is fewer.
-
-        As if no earlier run had used any of it: what one did, other draws would have changed too.
-        """
+        """The most rounds before every silo has used up its budget, or those of the configuration if that is fewer."""
         assert self.budget is not None
         spec = self.book.spec
         limit = spec.rounds or MOST_ROUNDS

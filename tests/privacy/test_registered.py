@@ -1,0 +1,135 @@
+"""What runs of a shared ledger registered: totals, slots that serve others, and runs that no one epsilon bounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.privacy import filters, registered
+from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.composition import Planned
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.filters import Plan
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.slots import Kind
+
+DELTA = 1e-5
+A = SampledGaussian(noise_multiplier=20.0, sampler="fixed", rate=0.1, neighbouring="replace_one")
+POISSON = replace(A, sampler="poisson", neighbouring="add_or_remove")
+SILO = SampledGaussian(noise_multiplier=10.0, sampler="full", rate=1.0, neighbouring="replace_one", unit="silo")
+
+
+def begin(ledger: Ledger, name: str, *slots: Planned, records: str = "here", **facts: Any) -> None:
+    early = {"early": True} if not len(ledger) else {}
+    plain = registered.slots_to_plain({0: slots})
+    ledger.begin_run(
+        {"noise": name, "name": name, "data_sha256": records, "started": "now", "slots": plain, **early, **facts}
+    )
+
+
+def charge(name: str, release: SampledGaussian = A, count: int = 1, **more: Any) -> Charge:
+    return Charge(round=0, silo=0, release=release, count=count, noise_id=f"{name}.0", **more)
+
+
+def test_runs_that_were_registered_first_are_one_plan() -> None:
+    ledger, other = Ledger(facts={"shared": "a"}), replace(A, noise_multiplier=10.0)
+    begin(ledger, "one", Planned(A, 50))
+    assert registered.planned_total(ledger, DELTA) is None  # a single run says what it costs itself
+    begin(ledger, "two", Planned(other, 50))
+    ledger.begin_run({"noise": "one"})
+    ledger.append([charge("one", count=50)])
+    begin(ledger, "late", Planned(A, 50))
+    early = Plan("here", {0: [Planned(A, 50), Planned(other, 50)]})
+    assert registered.plans_in(ledger) == [early, Plan("here", {0: [Planned(A, 50)]})]
+    terms = [Term(release=A, count=50, rounds=1), Term(release=other, count=50, rounds=1)]
+    assert registered.planned_total(ledger, DELTA) == {
+        **{"epsilon": PLD().epsilon(terms, DELTA), "delta": DELTA, "num_runs": 2},
+    }
+    ledger.begin_run({"noise": "two"})
+    ledger.append([charge("two", other, 51)])
+    assert registered.planned_total(ledger, DELTA) is None, "a round that a crash lost was in no plan"
+
+
+def test_records_of_several_kinds_are_composed_at_their_worst() -> None:
+    plans = [Plan("here", {0: [Planned(A, 40)], 1: [Planned(A, 50)]}), Plan("there", {0: [Planned(A, 7)], 5: []})]
+    assert filters.planned_epsilon(plans, DELTA) == PLD().epsilon([Term(release=A, count=57, rounds=1)], DELTA)
+
+
+KINDS = st.builds(
+    lambda noise, rate, share: (replace(A, noise_multiplier=noise, rate=rate), share),
+    st.sampled_from([5.0, 10.0, 20.0]),
+    st.sampled_from([0.1, 0.2]),
+    st.sampled_from([(0.0, 0.5), (0.5, 1.0), (0.0, 1.0)]),
+)
+COUNTS = st.dictionaries(KINDS, st.integers(1, 9), max_size=5)
+
+
+@settings(deadline=None)
+@given(COUNTS, COUNTS)
+def test_what_slots_serve_costs_no_more_than_they_do(left: dict[Kind, int], wanted: dict[Kind, int]) -> None:
+    taken, served = registered._matched(Counter(left), Counter(wanted))
+    assert taken <= Counter(left) and served <= Counter(wanted) and taken.total() == served.total()
+    if taken:
+        filter = filters.RenyiFilter(1.0, DELTA, 8.0)
+        costs = [filters.cost_of([Plan("", {0: registered.listed(one)})], filter) for one in (served, taken)]
+        assert costs[0] <= costs[1] * (1 + 1e-9)
+    for kind, count in wanted.items():  # of its own kind nothing is left unused while others serve
+        assert served[kind] >= min(count, left.get(kind, 0))
+
+
+@pytest.mark.parametrize("release", [A, POISSON])
+def test_a_larger_rate_dominates_in_any_composition(release: SampledGaussian) -> None:
+    """At every delta, beside other releases: not only where one epsilon is looked at."""
+    for delta in (1e-9, 1e-5, 1e-2, 0.3):
+        by_rate = [
+            PLD().epsilon(
+                [
+                    Term(release=replace(release, rate=rate, noise_multiplier=3.0), count=10, rounds=1),
+                    Term(release=replace(release, noise_multiplier=6.0), count=40, rounds=1),
+                ],
+                delta,
+            )
+            for rate in (0.05, 0.1, 0.2, 0.5, 0.9)
+        ]
+        assert by_rate == sorted(by_rate)
+
+
+def test_slots_are_left_once_and_by_runs_that_ended() -> None:
+    ledger = Ledger(facts={"shared": "a"})
+    begin(ledger, "one", Planned(A, 10))
+    ledger.append([charge("one", count=4)])
+    wanted = {0: [Planned(A, 20)]}
+    assert registered.unused(ledger, "here", wanted) == []  # it may go on
+    ledger.begin_run({"noise": "one", "started": "now", "ended": True})
+    assert registered.unused(ledger, "there", wanted) == []
+    reuses = registered.unused(ledger, "here", wanted)
+    assert reuses == [("one", {0: Counter({(A, (0.0, 1.0)): 6})}, {0: Counter({(A, (0.0, 1.0)): 6})})]
+    assert registered.without_reused(wanted, reuses) == {0: [Planned(A, 14)]}
+    begin(ledger, "two", Planned(A, 20), reuses=registered.reuses_to_plain(reuses))
+    assert registered.plans_in(ledger) == [Plan("here", {0: [Planned(A, 10)]}), Plan("here", {0: [Planned(A, 14)]})]
+    ledger.append([charge("two", count=20)])
+    assert len(registered.plans_in(ledger)) == 2
+    ledger.begin_run({"noise": "two", "started": "now", "ended": True})
+    assert registered.unused(ledger, "here", wanted) == []
+
+
+@pytest.mark.parametrize("other", [POISSON, SILO])
+def test_other_meanings_are_refused(other: SampledGaussian) -> None:
+    ledger = Ledger(facts={"shared": "a"})
+    begin(ledger, "old", Planned(other, 1))
+    registered.check_protection(ledger, "now", "here", other)
+    with pytest.raises(ConfigError, match=r"'old'.*no single epsilon"):
+        registered.check_protection(ledger, "now", "here", A)
+
+
+def test_a_silos_data_may_have_been_anywhere_on_other_records() -> None:
+    ledger = Ledger(facts={"shared": "a"})
+    begin(ledger, "old", Planned(SILO, 1))
+    with pytest.raises(UnsupportedError, match="other records"):
+        registered.check_protection(ledger, "now", "there", SILO)
