@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t as student
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.errors import ConfigError
+from papers.paired import Difference
 
 FILE: Final = Path(__file__).parent / "drift_control.json"
 COMMAND: Final = "python -m benchmarks.drift"
@@ -41,7 +41,6 @@ ORDERED: Final = ("labels", "shares", "alike")
 """From more skew of labels to less; between two of these there may be others."""
 WORTH: Final = 0.005
 """Accuracy that more bytes, or another option, are worth."""
-LEVEL: Final = 0.95
 PLAIN: Final = "FedAvg"
 MEASURED_LABELS, MEASURED_ALPHA, ALIKE_ALPHA = 2, 0.5, 10.0
 MEASURED_ROUNDS: Final = {0.2: 40, 1.0: 20}
@@ -73,20 +72,6 @@ class Cell:
     @property
     def seeds(self) -> int:
         return len(next(iter(self.methods.values())).accuracies)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Mean difference in accuracy of two methods, seed by seed, and its standard error."""
-
-    mean: float
-    error: float
-    seeds: int
-
-    @property
-    def significant(self) -> bool:
-        """Whether 0 is outside the 95 % confidence interval (Student's t over seeds)."""
-        return abs(self.mean) > float(student.ppf((1 + LEVEL) / 2, self.seeds - 1)) * self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +116,14 @@ def numbers() -> Numbers:
     return Numbers.of(json.loads(FILE.read_text()))
 
 
-def gap(cells: Sequence[Cell], first: str, second: str) -> Gap:
-    """How far ``first`` is ahead of ``second`` in the mean of some cells."""
-    seeds = min(cell.seeds for cell in cells)
-    by_seed = [
-        statistics.fmean(c.methods[first].accuracies[i] - c.methods[second].accuracies[i] for c in cells)
-        for i in range(seeds)
-    ]
-    return Gap(statistics.fmean(by_seed), statistics.stdev(by_seed) / math.sqrt(seeds), seeds)
+def gap(cells: Sequence[Cell], first: str, second: str) -> Difference:
+    """Return how far ``first`` is ahead of ``second`` in the mean of some cells, by seed."""
+    seeds = range(min(cell.seeds for cell in cells))
+    means = (
+        [statistics.fmean(cell.methods[name].accuracies[seed] for cell in cells) for seed in seeds]
+        for name in (first, second)
+    )
+    return Difference.of(*means)
 
 
 def ranked(cells: Sequence[Cell], methods: Sequence[str]) -> tuple[str, list[str]]:
@@ -162,18 +147,18 @@ def families(methods: Iterable[str]) -> tuple[list[str], list[str]]:
     return [n for n in names if n.startswith(PLAIN)], [n for n in names if not n.startswith(PLAIN)]
 
 
-def count(gaps: Sequence[Gap], sign: int) -> int:
+def count(gaps: Sequence[Difference], sign: int) -> int:
     """How many are told apart from 0, and `WORTH` or more in the direction of ``sign``."""
     return sum(g.significant and sign * g.mean >= WORTH for g in gaps)
 
 
-def pays(best_against_best: Sequence[Gap]) -> bool:
+def pays(best_against_best: Sequence[Difference]) -> bool:
     """The rule by which drift control is advised: its best variant is told apart from FedAvg's best, and ahead by
     `WORTH` or more, in half of the places or more, and behind by as much in none."""
     return 2 * count(best_against_best, 1) >= len(best_against_best) > 0 and not count(best_against_best, -1)
 
 
-def best_against_best(cells: Sequence[Cell], methods: Iterable[str]) -> list[Gap]:
+def best_against_best(cells: Sequence[Cell], methods: Iterable[str]) -> list[Difference]:
     """The best variant with drift control against the best of FedAvg, for each number of local steps and epsilon."""
     plain, controlled = families(methods)
     if not controlled:
@@ -234,8 +219,8 @@ class Advice:
     method: str
     best: str
     level: tuple[str, ...]
-    gain: Gap
-    behind: Gap
+    gain: Difference
+    behind: Difference
     cells: tuple[Cell, ...]
     remarks: tuple[str, ...]
     outside: tuple[str, ...]
@@ -423,7 +408,7 @@ def show(console: Console, label: str, said: Advice, differ: Place) -> None:
         ahead = gap(said.cells, other, PLAIN)
         verdict = "" if ahead.significant else "no significant difference"
         accuracy = statistics.fmean(cell.methods[other].mean for cell in said.cells)
-        table.add_row(other, f"{accuracy:.3f}", *(["", ""] if other == PLAIN else [points(ahead), verdict]))
+        table.add_row(other, f"{accuracy:.3f}", *(["", ""] if other == PLAIN else [ahead.points(), verdict]))
     console.print(table)
     for cell in said.cells:
         at = f"skew {cell.skew}, silo_rate {cell.silo_rate}, local_steps {cell.local_steps}"
@@ -436,10 +421,6 @@ def show(console: Console, label: str, said: Advice, differ: Place) -> None:
     say(f"Each method had its own best step size, which is not yours{_step(said)}: tune it. All numbers: {PAGE}.")
 
 
-def points(g: Gap) -> str:
-    return f"{100 * g.mean:+.1f} ± {100 * g.error:.1f}"
-
-
 def _why(said: Advice) -> str:
     level = [name for name in said.level if name != said.method]
     if said.method == said.best:
@@ -448,7 +429,7 @@ def _why(said: Advice) -> str:
     if said.method in said.level:
         others = f"; so were: {'; '.join(level)}" if level else ""
         return f"It is the simplest that was level with the most accurate, {said.best}{others}."
-    ahead = points(said.behind).removeprefix("+")
+    ahead = said.behind.points().removeprefix("+")
     return (
         f"The most accurate here, {said.best}, was {ahead} points ahead of it; with silos like these drift control "
         "gained too little, or not often enough, to be advised."

@@ -14,7 +14,6 @@ from papers.drift import (
     PAGE,
     SKEWS,
     Cell,
-    Gap,
     Numbers,
     Place,
     advice,
@@ -25,19 +24,15 @@ from papers.drift import (
     main,
     numbers,
     pays,
-    points,
 )
+from papers.paired import Difference
 
 PICTURE: Final = ROOT / "docs" / "pictures" / "drift" / "where.png"
 FEDAVG, SCAFFOLD = ("FedAvg", "FedAvg, averaged", "FedAvg, momentum", "FedAvg, momentum, averaged"), "SCAFFOLD"
 EXAMPLE: Final = ("configs/two_labels.yaml", "--variant", "DP-SCAFFOLD")
 
 
-def _said(g: Gap) -> str:
-    return f"{points(g)}{' *' if g.significant else ''}"
-
-
-def gaps(cell: Cell, found: Numbers) -> list[Gap]:
+def gaps(cell: Cell, found: Numbers) -> list[Difference]:
     """SCAFFOLD against FedAvg, against FedAvg's averaged models, its momentum; and the best against the best."""
     plain, controlled = families(found.methods)
     against = [gap([cell], SCAFFOLD, name) for name in FEDAVG[:3]]
@@ -57,7 +52,7 @@ def _where(cell: Cell) -> list[str]:
 
 
 def _gap_table(found: Numbers, skew: str) -> str:
-    rows = [[*_where(c), *map(_said, gaps(c, found))] for c in found.cells if c.skew == skew]
+    rows = [[*_where(c), *(one.marked() for one in gaps(c, found))] for c in found.cells if c.skew == skew]
     return table(["silo_rate", "local steps", "epsilon", *COLUMNS], rows)
 
 
@@ -79,8 +74,8 @@ def _recommended(found: Numbers) -> str:
     for cell in found.cells:
         axes = ("skew", "silo_rate", "local_steps", "epsilon")
         said = advice([Place(axis, (getattr(cell, axis),)) for axis in axes], found)
-        gain = "0" if said.method == "FedAvg" else _said(said.gain)
-        lead = "0" if said.best == said.method else _said(said.behind)
+        gain = "0" if said.method == "FedAvg" else said.gain.marked()
+        lead = "0" if said.best == said.method else said.behind.marked()
         rows.append([cell.skew, *_where(cell), said.method, gain, said.best, lead])
     header = [
         "silos",
@@ -95,14 +90,14 @@ def _recommended(found: Numbers) -> str:
     return table(header, rows, words=("begin with", "most accurate"))
 
 
-def _range(values: Sequence[Gap]) -> str:
+def _range(values: Sequence[Difference]) -> str:
     """From the least to the most, and how many of them are told apart."""
     points = [100 * g.mean for g in values]
     apart = sum(g.significant for g in values)
     return f"{min(points):+.1f} to {max(points):+.1f} ({apart} of {len(values)} told apart)"
 
 
-def verdict(against_plain: Sequence[Gap], best_against_best: Sequence[Gap]) -> str:
+def verdict(against_plain: Sequence[Difference], best_against_best: Sequence[Difference]) -> str:
     """What most of some cells say; a difference counts where it is told apart, and half a point or more."""
     half = len(best_against_best) / 2
     behind = count(best_against_best, -1)
@@ -184,7 +179,7 @@ def draw(found: Numbers, path: Path) -> None:
     save(figure, path)
 
 
-def _colour(g: Gap) -> tuple[float, float, float]:
+def _colour(g: Difference) -> tuple[float, float, float]:
     """White where nothing is told apart; blue or orange, full at 10 points."""
     full = (0.0, 0.447, 0.698) if g.mean > 0 else (0.902, 0.624, 0.0)
     share = 0.0 if not g.significant else 0.2 + 0.6 * min(1.0, abs(g.mean) / 0.1)

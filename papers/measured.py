@@ -24,6 +24,7 @@ from dpfl_plugin.core.streams import stream
 from papers.chang_theory import Scheme, noise_variances
 from papers.items import FOLDER
 from papers.optimum import Optimum, optimum_of
+from papers.paired import Difference
 from papers.plans.li import claimed_epsilon, noise_scale
 from papers.plans.scaffnew import ScaffNewProblem
 
@@ -83,9 +84,8 @@ def schedules() -> str:
         ]
     gains = []
     for label in ("scheme 1", "scheme 2"):
-        each = [_score(a) - _score(b) for a, b in zip(runs[label], runs["scheme 0"], strict=True)]
-        error = statistics.stdev(each) / math.sqrt(len(each))
-        gains.append(f"{label} less scheme 0, same seeds: {statistics.fmean(each):+.4f} (standard error {error:.4f})")
+        gain = Difference.of(*([_score(run) for run in runs[one]] for one in (label, "scheme 0")))
+        gains.append(f"{label} less scheme 0, same seeds: {gain.mean:+.4f} (standard error {gain.error:.4f})")
     header = ["run", "noise", "rounds, by seed", "accuracy, last 10 % of rounds"]
     header += [f"accuracy after {same} rounds", "epsilon, server"]
     return f"{table(header, rows)}\n\n{'; '.join(gains)}."

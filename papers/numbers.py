@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from scipy.special import stdtrit
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.config.sweep import Expansion, Row
 from papers.items import FOLDER, ROUND, Cell, Claim, Computed, Item, Part
+from papers.paired import Difference
 
 SCHEMA: Final = 1
 MOST_POINTS: Final = 40  # of a curve that is kept
@@ -270,33 +270,6 @@ def _rounded(value: Any) -> Any:
     return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How much better one line is than another where they meet, over seeds.
-
-    It is told apart from none where a two-sided 95 % interval of Student's t has no 0: with three seeds, 4.3 errors.
-    """
-
-    mean: float
-    error: float
-    seeds: int
-
-    @property
-    def verdict(self) -> str:
-        return self.verdict_of(0.0)
-
-    def verdict_of(self, least: float) -> str:
-        """Whether it is above what is asked for."""
-        beyond = self.mean - least
-        if self.seeds == 1:
-            words = ("agrees", "does not agree") if least else ("same sign", "opposite sign")
-            return f"{words[beyond <= 0]}, one seed"
-        reach = float(stdtrit(self.seeds - 1, 0.975)) * self.error
-        if abs(beyond) <= reach:
-            return "not told apart"
-        return "agrees" if beyond > 0 else "does not agree" if least else "the other way"
-
-
 def chosen(numbers: Numbers, item: Item, part: str, line: str, at: Values) -> list[Point]:
     """The points of a line; of a method of ``item.tuned`` those of its best setting, wherever all of ``at`` holds."""
     if line not in item.tuned:
@@ -313,39 +286,36 @@ def chosen(numbers: Numbers, item: Item, part: str, line: str, at: Values) -> li
     return list(best.values())
 
 
-def differences(numbers: Numbers, item: Item, claim: Claim) -> list[tuple[dict[str, Any], Difference | None]]:
-    """Of each pair of points of a claim: where it is, and by how much; None where one diverged or is missing."""
-    found: list[tuple[dict[str, Any], Difference | None]] = []
-    sign = 1 if item.higher_is_better else -1
+def pairs(numbers: Numbers, item: Item, claim: Claim) -> list[tuple[Point, Point | None]]:
+    """Return each point of the line that is said to be better, with the other's there; None where one diverged."""
+    found: list[tuple[Point, Point | None]] = []
     for good in chosen(numbers, item, claim.part, claim.better, claim.at):
         bad = chosen(numbers, item, claim.part, claim.worse, {**good.at, **(claim.worse_at or {})})
-        if not bad or good.mean is None or bad[0].mean is None:
-            found.append((good.at, None))
-            continue
-        pairs = zip(good.finite, bad[0].finite, strict=False)
-        each = [sign * (a - b) for a, b in pairs]
-        error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-        found.append((good.at, Difference(statistics.fmean(each), error, len(each))))
+        there = bool(bad) and good.mean is not None and bad[0].mean is not None and good.seeds == bad[0].seeds
+        found.append((good, bad[0] if there else None))
     return found
 
 
+def differences(numbers: Numbers, item: Item, claim: Claim) -> list[tuple[dict[str, Any], Difference | None]]:
+    """Return by how much a line is better at each place of a claim; None where one diverged or is missing."""
+    sign = 1 if item.higher_is_better else -1
+    return [
+        (good.at, None if bad is None else Difference.of(*([sign * x for x in p.finite] for p in (good, bad))))
+        for good, bad in pairs(numbers, item, claim)
+    ]
+
+
 def together(numbers: Numbers, item: Item, claim: Claim) -> Difference | None:
-    """The mean of `differences` over all places where both lines are, by seed; None of one place, or of unequal seeds.
+    """Return the mean of `differences` over all places, by seed; None of one place, or where one is missing.
 
     Its error is over seeds: runs of one seed have the same records everywhere, and count as one.
     """
-    sign = 1 if item.higher_is_better else -1
-    each: list[list[float]] = []
-    for good in chosen(numbers, item, claim.part, claim.better, claim.at):
-        bad = chosen(numbers, item, claim.part, claim.worse, {**good.at, **(claim.worse_at or {})})
-        if not bad or good.mean is None or bad[0].mean is None or good.seeds != bad[0].seeds:
-            return None
-        each.append([sign * (a - b) for a, b in zip(good.finite, bad[0].finite, strict=True)])
-    if len(each) < 2 or len({len(place) for place in each}) > 1:
+    sign, found = 1 if item.higher_is_better else -1, pairs(numbers, item, claim)
+    both = [(good.finite, bad.finite) for good, bad in found if bad is not None]
+    if len(both) < max(2, len(found)) or len({len(good) for good, _ in both}) > 1:
         return None
-    seeds = [statistics.fmean(of_seed) for of_seed in zip(*each, strict=True)]
-    error = statistics.stdev(seeds) / math.sqrt(len(seeds)) if len(seeds) > 1 else 0.0
-    return Difference(statistics.fmean(seeds), error, len(seeds))
+    means = ([sign * statistics.fmean(seed) for seed in zip(*line, strict=True)] for line in zip(*both, strict=True))
+    return Difference.of(*means)
 
 
 def cell_verdict(numbers: Numbers, cell: Cell) -> tuple[Point | None, str]:

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from papers.items import ACCURACY, MEASURES, Item
-from papers.numbers import Difference, Point, look_up, short
+from papers.numbers import Point, look_up, short
+from papers.paired import Difference
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

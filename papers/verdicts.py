@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from papers.items import Claim, Item
-from papers.numbers import Difference, Numbers, differences, places, together
+from papers.numbers import Numbers, differences, places, together
 from papers.numbers import Place as Run
+from papers.paired import Difference
 from papers.tables import by, markdown, place, unit_of
 
 NAMED: Final = 3  # places; of more there is only how many
@@ -26,7 +27,7 @@ class Place:
 
     @property
     def verdict(self) -> str:
-        return MISSING if self.found is None else self.found.verdict_of(self.claim.least)
+        return MISSING if self.found is None else self.found.verdict(self.claim.least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def _table(item: Item, numbers: Numbers, stands: Standing, claims: Sequence[Clai
     for claim in claims:
         said = [(place(one.at), one.found, one.verdict) for one in stands.tried if one.claim is claim]
         if (all_of := together(numbers, item, claim)) is not None:
-            said.append(([f"all {len(said)} together"], all_of, all_of.verdict_of(claim.least)))
+            said.append(([f"all {len(said)} together"], all_of, all_of.verdict(claim.least)))
         for at, found, verdict in said:
             where = ", ".join([item.part(claim.part).title, *at])
             ours = "" if found is None else by(item, found)

@@ -226,7 +226,7 @@ def test_what_an_ordering_is_judged_by(
     item = Item(kind="figure", number="1", title="", source="", higher_is_better=higher)
     claim = Claim(text="", source="", part="p", better="a", worse="b", at={})
     ((_, found),) = numbers_of.differences(_points(first, second), item, claim)
-    assert (None if found is None else found.verdict) == said
+    assert (None if found is None else found.verdict()) == said
 
 
 def test_tuned_methods_are_compared_at_the_best_of_their_own_settings() -> None:
