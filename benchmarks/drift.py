@@ -265,7 +265,6 @@ def kept(bench: Bench) -> dict[str, Any]:
         "sources": sorted({run.source for run in all_runs}),
         "setting": SETTING,
         "data": dict(DATA),
-        "silos": sorted({cell.config(PATHS[0], 1.0, 0).data.num_silos or 0 for cell in whole}),
         "methods": {name: _options(name) for name in names},
         "cells": [
             {

@@ -11,7 +11,6 @@ import argparse
 import functools
 import itertools
 import json
-import math
 import re
 import statistics
 import sys
@@ -28,7 +27,6 @@ from dpfl_plugin.errors import ConfigError
 from papers.paired import Difference
 
 FILE: Final = Path(__file__).parent / "drift_control.json"
-COMMAND: Final = "python -m benchmarks.drift"
 PAGE: Final = "docs/drift.md"
 SKEWS: Final[Mapping[str, str]] = {
     "labels": "each silo has few of the classes",
@@ -82,7 +80,6 @@ class Numbers:
         version, sources: of the package that measured it; digests of its source files.
         methods: options of the algorithm by method, the cheapest first.
         setting: what was the same everywhere, in words. data: of each skew, in words.
-        silos: numbers of silos.
     """
 
     version: str
@@ -90,7 +87,6 @@ class Numbers:
     methods: Mapping[str, Mapping[str, Any]]
     setting: str
     data: Mapping[str, str]
-    silos: tuple[int, ...]
     cells: tuple[Cell, ...]
 
     @classmethod
@@ -102,12 +98,11 @@ class Numbers:
             for found in [one["methods"]]
         )
         facts = {key: plain[key] for key in ("version", "methods", "setting", "data")}
-        return cls(**facts, sources=tuple(plain["sources"]), silos=tuple(plain["silos"]), cells=tuple(cells))
+        return cls(**facts, sources=tuple(plain["sources"]), cells=tuple(cells))
 
-    def levels(self, axis: str, skews: Sequence[float | str]) -> list[float]:
-        """Values of an axis that were measured with all of these skews, ascending."""
-        each = [{getattr(cell, axis) for cell in self.cells if cell.skew == skew} for skew in skews]
-        return sorted(set.intersection(*each))
+    def levels(self, axis: str) -> list[Any]:
+        """Return the values of an axis that were measured, ascending."""
+        return sorted({getattr(cell, axis) for cell in self.cells})
 
 
 @functools.cache
@@ -227,18 +222,9 @@ class Advice:
 
 
 def advice(places: Sequence[Place], found: Numbers, outside: Sequence[str] = ()) -> Advice:
-    """Of the cells at all levels of ``places``; ``outside``: what else was not measured.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Say what the cells at all levels of ``places`` favour; ``outside``: what else was not measured."""
     levels = {one.axis: one.levels for one in places}
     cells = tuple(c for c in found.cells if all(getattr(c, axis) in within for axis, within in levels.items()))
-    if not cells:
-        near = ", ".join(f"{axis} {' or '.join(map(str, within))}" for axis, within in levels.items())
-        raise ConfigError(f"nothing near was measured: there are no numbers of {near} ({COMMAND} measures).")
-    if len(cells) < math.prod(map(len, levels.values())):  # the sweep is not done
-        outside = [*outside, "some of the cells around it, of which there are fewer below"]
     best, level = ranked(cells, tuple(found.methods))
     method = _simplest(cells, _family(levels, found))
     return Advice(
@@ -274,12 +260,12 @@ def advised(experiment: dpfl.Experiment, skew: str | None = None) -> tuple[Advic
             simulation deals records out. Label counts of real silos are private: nothing is counted here.
 
     Raises:
-        ConfigError: nothing near was measured, or ``skew`` is not given and the configuration does not tell it.
+        ConfigError: ``skew`` is not given, and the configuration does not tell it; or it has no budget.
     """
     config, found = experiment.config, numbers()
     at = {"silo_rate": config.silo_rate, "local_steps": _local_steps(config), "epsilon": _epsilon(config)}
     differ = skew_of(config, skew)
-    places = [differ, *(place(axis, value, found.levels(axis, differ.levels)) for axis, value in at.items())]
+    places = [differ, *(place(axis, value, found.levels(axis)) for axis, value in at.items())]
     return advice(places, found, _not_measured(config, differ, places[1], found)), differ
 
 

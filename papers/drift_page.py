@@ -123,8 +123,8 @@ def _statement(found: Numbers) -> str:
 def _origin(found: Numbers) -> str:
     sources = ", ".join(f"`{source[:12]}`" for source in found.sources)
     seeds = sorted({cell.seeds for cell in found.cells})
-    steps = (f"`{skew}` {', '.join(f'{K:g}' for K in found.levels('local_steps', [skew]))}" for skew in found.data)
-    said = f"{' or '.join(map(str, seeds))} seeds. {found.setting} Local steps: {'; '.join(steps)}."
+    steps = " and ".join(f"{K:g}" for K in found.levels("local_steps"))
+    said = f"{' or '.join(map(str, seeds))} seeds. {found.setting} Local steps: {steps}."
     return f"{said} Measured with version {found.version}, source {sources}."
 
 

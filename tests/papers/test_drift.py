@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_rounds_are_those_of_the_benchmark() -> None:
     for rate, rounds in MEASURED_ROUNDS.items():
         cell = benchmark.Cell("labels", rate, 5, 8.0)
         assert {cell.config(path, 1.0, 0).rounds for path in benchmark.PATHS} == {rounds}
-    assert set(numbers().levels("silo_rate", ["labels"])) == set(MEASURED_ROUNDS)
+    assert set(numbers().levels("silo_rate")) == set(MEASURED_ROUNDS)
 
 
 def test_drift_control_is_advised_where_it_pays_with_such_silos_whatever_steps_and_epsilon() -> None:
@@ -241,23 +242,12 @@ def test_drift_control_that_loses_somewhere_is_advised_nowhere() -> None:
 
 
 def test_the_kept_numbers_are_whole_cells() -> None:
-    """Of each skew some, each once, and each with all methods at all of its seeds."""
+    """At all levels of all axes, each once, and each with all methods at all of its seeds."""
     found = numbers()
     places = {(c.skew, c.silo_rate, c.local_steps, c.epsilon) for c in found.cells}
-    assert {c.skew for c in found.cells} == set(SKEWS) and len(places) == len(found.cells)
+    axes = [found.levels(axis) for axis in ("skew", "silo_rate", "local_steps", "epsilon")]
+    assert places == set(itertools.product(*axes)) and len(places) == len(found.cells) and axes[0] == sorted(SKEWS)
     for c in found.cells:
         assert list(c.methods) == list(found.methods)
         assert {len(m.accuracies) for m in c.methods.values()} == {c.seeds} and c.seeds >= 5
         assert all(0 < a < 1 for m in c.methods.values() for a in m.accuracies)
-
-
-def test_where_cells_are_missing_the_others_are_taken_and_it_is_said() -> None:
-    """Levels are those of the skew that is asked for: a sweep may have fewer with one than with another."""
-    rest = [cell({"FedAvg": [0.5] * 5}, epsilon) for epsilon in (1.0, 8.0)]
-    other = dataclasses.replace(rest[0], skew="alike")
-    found = made(*rest, other)
-    assert found.levels("epsilon", ["labels"]) == [1.0, 8.0] and found.levels("epsilon", ["labels", "alike"]) == [1.0]
-    both = advice([Place("skew", ("labels", "alike")), Place("epsilon", (1.0, 8.0))], found)
-    assert both.cells == (*rest, other) and "some of the cells" in both.outside[0]
-    with pytest.raises(ConfigError, match=r"nothing near was measured: .* skew alike, epsilon 8\.0"):
-        advice([Place("skew", ("alike",)), Place("epsilon", (8.0,))], found)
