@@ -94,7 +94,6 @@ def test_a_setting_is_advised_in_the_words_of_each_door(
 
 # Which are words of a command that is named with them.
 WITH_THEIR_COMMAND = {
-    "plan_request.py": {"--ledger"},
     "trained.py": {"--resume"},
     "ledgers.py": {"--ledger", "--ledger-wait"},
 }

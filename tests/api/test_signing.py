@@ -14,6 +14,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.cli.statement import write_statement
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import PLD
@@ -148,9 +149,8 @@ def test_no_site_of_a_tunings_winner_is_told_the_epsilon_of_that_run_alone(finis
 
 def test_a_run_that_shares_a_ledger_is_stated_with_the_others(finished: Path) -> None:
     said = json.loads((finished / "ledger.json").read_text())
-    said["shared"] = {"num_runs": 1, "held_epsilon": 2.0, "num_same_records": 1}
-    said["views"]["total"] = {who: {**said["views"][who], "epsilon": 5.0} for who in ("server", "third_party")}
-    said["silos"] = [{**silo, "total_epsilon": 5.0} for silo in said["silos"]]
+    total = {"epsilon": 5.0, "delta": said["views"]["server"]["delta"], "why": "its limit"}
+    said["shared"] = {"num_runs": 1, "adaptive": total, "planned": None, "num_same_records": 1}
     text = page(said, names={}, study="", made="", version="", digest="")
     assert text.count("| 5.000 |") == len(said["silos"])
     (line,) = [line for line in text.splitlines() if line.startswith("| 0.1 %")]
@@ -206,8 +206,8 @@ def test_of_a_shared_ledger_a_page_gives_the_total(tmp_path: Path) -> None:
         done = command("run", write(tmp_path / name, changes), "--json", "--ledger", ledger)
         assert done.code == 0, done.err
     folder = Path(done.json["folder"])
-    text = dpfl.statement_to_sign(folder)
-    assert "was not computed anew" in text and text.count("| 4.000 |") == 4
+    text, total = dpfl.statement_to_sign(folder), done.json["adaptive_total"]["epsilon"]
+    assert "not computed anew" in text.replace("\n", " ") and text.count(f"| {places(total, 3)} |") == 4 and total > 4
 
 
 @pytest.mark.parametrize(

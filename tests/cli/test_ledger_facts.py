@@ -20,27 +20,6 @@ SKEWED = {
 }
 
 
-def test_the_rate_that_is_told_of_a_run_is_that_of_its_smallest_silo(tmp_path: Path) -> None:
-    """Towards later runs on other records every silo counts as having read at that rate: it bounds all of them."""
-    path = tmp_path / "shared.jsonl"
-    done = dpfl(
-        "run",
-        write(tmp_path, SKEWED),
-        "--out",
-        tmp_path / "runs",
-        "--ledger",
-        path,
-        "--set",
-        "privacy.randomness=fresh",
-    )
-    assert done.code == 0, done.err
-    (own,) = (tmp_path / "runs").rglob("ledger.jsonl")
-    sizes = Ledger.open(own, append=False).facts["num_records"]
-    assert len(set(sizes)) > 1
-    ledger = Ledger.open(path, append=False)
-    assert ledger.runs[0]["largest_rate"] == 4 / min(sizes) == max(charge.release.rate for charge in ledger)
-
-
 def test_names_of_noise_from_the_operating_system_do_not_come_again(tmp_path: Path) -> None:
     """Two releases of one name count as one. Of a byte, names repeat after some twenty; of 48 bits, two of a million
     names are the same with probability .002.

@@ -322,7 +322,6 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_ledger_of_several_runs_an_audit_and_platforms_refuse_them(tmp_path: Path) -> None:
+def test_an_audit_and_platforms_refuse_them(tmp_path: Path) -> None:
     path = config(tmp_path)
-    one_message(dpfl("run", path, "--ledger", tmp_path / "shared.jsonl"), "private_statistics", "shared ledger")
     one_message(dpfl("audit", path), "private_statistics", "an audit looks at rounds only")

@@ -14,7 +14,7 @@ from dpfl_plugin.cli.run import _meaning
 from dpfl_plugin.runs import session
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.result import _diverged
-from tests.cli.command import dpfl, merged, one_message, run, write
+from tests.cli.command import dpfl, run, write
 
 
 def test_a_huge_loss_has_few_digits() -> None:
@@ -68,16 +68,6 @@ def test_what_was_not_spent_is_explained(tmp_path: Path) -> None:
     assert "worst case, a silo" not in dpfl("run", config, "--out", tmp_path / "runs", *given).out
 
 
-def test_a_used_up_ledger_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    config, ledger = write(tmp_path, merged(SOLVED, {"privacy": {"randomness": "fresh"}})), tmp_path / "all.jsonl"
-    run(config, "--ledger", ledger)
-    before = ledger.read_bytes()
-    for command in (["run", config, "--out", tmp_path / "runs"], ["plan", config]):
-        done = dpfl(*command, "--ledger", ledger, "--set", "seed=1")
-        one_message(done, "out of reach", "1 earlier run", "of it is left", "Raise privacy.epsilon", code=3)
-    assert ledger.read_bytes() == before and len(list((tmp_path / "runs").glob("*/*/ledger.jsonl"))) == 1
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_long_planning_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -122,9 +112,9 @@ def test_why_a_third_partys_epsilon_is_the_larger_one(tmp_path: Path) -> None:
 def test_what_a_total_is_of(tmp_path: Path) -> None:
     config, ledger = write(tmp_path, {"privacy": {"randomness": "fresh"}}), tmp_path / "all.jsonl"
     first = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
-    assert "run is the first run in the shared ledger: epsilon " in first.out and "runs before it" not in first.out
+    assert "shared ledger" not in first.out  # nothing to add up
     second = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "seed=4")
-    assert "run with the runs before it in the shared ledger: epsilon " in second.out
+    assert "shared ledger: epsilon " in second.out and "for all its runs together" in second.out
 
 
 @pytest.mark.parametrize("silos", [4, 10])
