@@ -8,20 +8,18 @@ better part of an hour on one core.
 from __future__ import annotations
 
 import argparse
-import io
-import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from scipy.stats import t as student
 
-from benchmarks.pages import ROOT, put
+from benchmarks.pages import ROOT, put, save
 from benchmarks.table import table
 from benchmarks.tuning import Contender, Found, Laboratory, Run, contenders, tuned
+from papers.paired import Difference
 
 PAGE: Final = "docs/algorithms.md"
 PICTURES: Final = ROOT / "docs" / "pictures" / "algorithms"
@@ -158,17 +156,6 @@ def measure(task: Task, laboratory: Laboratory, seeds: int, trials: int) -> Resu
     return results
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Mean of the differences seed by seed, and its standard error."""
-    gaps = [a - b for a, b in zip(first, second, strict=True)]
-    return statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
-
-
-def told_apart(gap: float, error: float, seeds: int) -> bool:
-    """Whether 0 is outside the 95 % confidence interval of a mean over so many seeds."""
-    return abs(gap) > float(student.ppf(0.975, seeds - 1)) * error
-
-
 def main_table(task: Task, results: Results) -> str:
     """Accuracy at each epsilon; rounds, bytes and seconds as "at the first / second / third epsilon"."""
     labels = list(dict.fromkeys(label for label, _ in results))
@@ -190,8 +177,8 @@ def winners(task: Task, results: Results) -> str:
     for epsilon in task.epsilons:
         here = {label: m.accuracies() for (label, at), m in results.items() if at == epsilon}
         best = max(here, key=lambda label: statistics.mean(here[label]))
-        gaps = {label: difference(here[best], found) for label, found in here.items() if label != best}
-        level = [label for label, gap in gaps.items() if not told_apart(*gap, len(here[best]))]
+        gaps = {label: Difference.of(here[best], found) for label, found in here.items() if label != best}
+        level = [label for label, gap in gaps.items() if not gap.significant]
         beside = f"; not told apart from it: {', '.join(level)}" if level else ""
         lines.append(f"* epsilon {epsilon:g}: {best}, {statistics.mean(here[best]):.3f}{beside}.")
     return "\n".join(lines)
@@ -204,8 +191,7 @@ def comparisons(task: Task, results: Results) -> str:
         cells = []
         for epsilon in task.epsilons:
             a, b = (results[label, epsilon].accuracies() for label in (first, second))
-            gap, error = difference(a, b)
-            cells.append(f"{100 * gap:+.1f} ± {100 * error:.1f}{' *' if told_apart(gap, error, len(a)) else ''}")
+            cells.append(Difference.of(a, b).marked())
         rows.append([f"{first} against {second}", *cells])
     return table(["points of accuracy", *(f"epsilon {epsilon:g}" for epsilon in task.epsilons)], rows)
 
@@ -310,16 +296,6 @@ def yardsticks(task: Task, label: str) -> list[str]:
     """FedAvg, and MB-SGD where the task has it, but not what is drawn."""
     known = [contender.label for contender in task.contenders()]
     return [other for other in ("FedAvg", "MB-SGD") if other in known and other != label]
-
-
-def save(figure: Any, path: Path) -> None:
-    """As PNG with 64 colours, which is a third of the size."""
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=95)
-    Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def publish(task: Task, results: Results, laboratory: Laboratory, seeds: int) -> None:

@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.algorithms import difference, told_apart
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from benchmarks.tuning import Laboratory, best_step
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
+from papers.paired import Difference
 
 PAGE: Final = "docs/better.md"
 EPSILONS: Final = (1.0, 3.0, 8.0)
@@ -214,7 +214,7 @@ def page(cells: Cells, seeds: int) -> str:
         rows = [["yardstick, accuracy in points", *(_level(cells[name, "", epsilon]) for epsilon in EPSILONS)]]
         for option in dict.fromkeys(option for of, option, _ in cells if of == name and option):
             pairs = [(cells[name, option, epsilon], cells[name, "", epsilon]) for epsilon in EPSILONS]
-            rows.append([f"`{option}`", *(_gain(cell, of, seeds) for cell, of in pairs)])
+            rows.append([f"`{option}`", *(_gain(cell, of) for cell, of in pairs)])
         parts.append(f"**{name}**\n\n" + table(["", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)], rows))
     parts.append("With \\*: told apart from 0 (95 %) in that cell; of many cells some are so by chance.")
     return "\n\n".join(parts)
@@ -229,10 +229,9 @@ def verdict(cells: Cells, seeds: int) -> str:
             [statistics.mean(cell.accuracies[seed] for cell in found) for seed in range(seeds)]
             for found in (list(mine.values()), [cells[name, "", epsilon] for name, epsilon in mine])
         ]
-        gap, error = difference(*of_seeds)
-        how = "not told apart from 0" if not told_apart(gap, error, seeds) else "helps" if gap > 0 else "harms"
-        points = f"{100 * gap:+.1f} ± {100 * error:.1f} points"
-        lines.append(f"* `{option}`: {how}, {points} in the mean of {len(mine)} cells.")
+        gap = Difference.of(*of_seeds)
+        how = "not told apart from 0" if not gap.significant else "helps" if gap.mean > 0 else "harms"
+        lines.append(f"* `{option}`: {how}, {gap.points()} points in the mean of {len(mine)} cells.")
     return "\n".join(["All cells together:", "", *lines])
 
 
@@ -241,9 +240,8 @@ def _level(cell: Cell) -> str:
     return f"{100 * statistics.mean(cell.accuracies):.1f} ± {100 * spread:.1f}"
 
 
-def _gain(cell: Cell, of: Cell, seeds: int) -> str:
-    gap, error = difference(cell.accuracies, of.accuracies)
-    return f"{100 * gap:+.1f} ± {100 * error:.1f}{' *' if told_apart(gap, error, seeds) else ''}"
+def _gain(cell: Cell, of: Cell) -> str:
+    return Difference.of(cell.accuracies, of.accuracies).marked()
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 Each method of configs/drift_control.yaml at its own best step size, over how silos differ, the share of silos in a
 round, local steps and epsilon. What every run gave is a line of runs/drift/sweep.jsonl: an interrupted benchmark goes
 on where it was, with five seeds of every cell first, and then to ten. Needs the MNIST and FEMNIST files ($DPFL_DATA);
-forty minutes on one core. ``--write`` computes nothing: page, picture and the numbers of `dpfl plan --recommend` are
+forty minutes on one core. ``--write`` computes nothing: page, picture and the numbers of `python -m papers advice` are
 made of what has run.
 """
 
@@ -15,13 +15,14 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+import dpfl_plugin
 from benchmarks.pages import ROOT
 from benchmarks.tuning import Laboratory, best_step
 from dpfl_plugin.config.load import load
@@ -36,6 +37,8 @@ from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.environment import package_sha256
 from dpfl_plugin.runs.setting import hold_all
 from dpfl_plugin.runtimes.in_process import InProcess
+from papers import drift_page
+from papers.drift import FILE
 
 CONFIG: Final = ROOT / "configs" / "drift_control.yaml"
 RUNS: Final = ROOT / "runs" / "drift"
@@ -79,6 +82,7 @@ LOCAL_STEPS, EPSILONS = (5, 20), (1.0, 8.0)
 SEEDS: Final = (range(5), range(5, 10))  # of all cells first, and then
 TUNING: Final = (1000, 1001, 1002)  # seeds by whose mean step sizes are chosen
 FIRST_RATES, FACTOR, LIMITS = (1 / 3, 1.0, 3.0), 3.0, (0.01, 100.0)
+FEWEST: Final = 5  # seeds of a cell that is kept
 SHOWN: Final = 0.1  # of the rounds, the last: accuracy is their mean
 
 
@@ -242,25 +246,89 @@ def measure(bench: Bench, parts: Iterable[str], seeds: range) -> None:
                 print(f"{cell}, {method}, local_lr {rate:.3g}: {statistics.fmean(found):.4f}", flush=True)
 
 
+def kept(bench: Bench) -> dict[str, Any]:
+    """What `drift_control.json` holds, of the cells that have run with five seeds at least.
+
+    Raises:
+        ValueError: of a task there is none.
+    """
+    names = methods()
+    runs = {cell: found for cell in cells() if (found := _runs(bench, cell)) is not None}
+    seeds = {cell: min(len(kept) for _, kept in found.values()) for cell, found in runs.items()}
+    whole = [cell for cell in runs if seeds[cell] >= FEWEST]
+    if missing := set(TASKS) - {cell.task for cell in whole}:
+        raise ValueError(f"of {', '.join(sorted(missing))} no cell has {FEWEST} seeds: python -m benchmarks.drift")
+    all_runs = [run for cell in whole for _, of in runs[cell].values() for run in of]
+    return {
+        "made_by": "python -m benchmarks.drift --write",
+        "version": dpfl_plugin.__version__,
+        "sources": sorted({run.source for run in all_runs}),
+        "setting": SETTING,
+        "data": dict(DATA),
+        "methods": {name: _options(name) for name in names},
+        "cells": [
+            {
+                "skew": cell.task,
+                "silo_rate": cell.silo_rate,
+                "local_steps": cell.local_steps,
+                "epsilon": cell.epsilon,
+                "methods": {name: _plain(name, *runs[cell][name], seeds[cell]) for name in names},
+            }
+            for cell in whole
+        ],
+    }
+
+
+def _runs(bench: Bench, cell: Cell) -> dict[str, tuple[float, list[Run]]] | None:
+    """{method: (its step size, its runs by seed, as many as there are)}; None where step sizes are not chosen yet."""
+    found = {}
+    for path in PATHS:
+        try:
+            rates = chosen(bench.only_known, cell, path)
+        except NotRunError:
+            return None
+        for method, rate in rates.items():
+            kept = (bench.known(cell, path, rate, seed) for seeds in SEEDS for seed in seeds)
+            found[method] = rate, [run for run in itertools.takewhile(lambda run: run is not None, kept) if run]
+    return found
+
+
+def _plain(name: str, rate: float, runs: Sequence[Run], seeds: int) -> dict[str, Any]:
+    return {
+        "local_lr": float(f"{rate:.4g}"),
+        "accuracies": [round(run.accuracy(name), 5) for run in runs[:seeds]],
+    }
+
+
+def _options(method: str) -> dict[str, Any]:
+    """What the file's variant says of its algorithm, all of it, so that it replaces what another run says."""
+    block = start(method).algorithm
+    return {"name": block.name} | {key: block.options.get(key, usual) for key, usual in USUAL.items()}
+
+
+def _json(plain: Mapping[str, Any]) -> str:
+    """With a line for each fact, and for each cell."""
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in plain.items() if key != "cells"]
+    cells = ",\n".join(f"  {json.dumps(cell)}" for cell in plain["cells"])
+    return "{\n" + ",\n".join([*lines, f' "cells": [\n{cells}\n ]']) + "\n}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drift", description=__doc__)
     parser.add_argument("--part", nargs="*", choices=list(TASKS), default=list(TASKS), help="tasks; all by default")
     parser.add_argument("--seeds", type=int, default=SEEDS[-1].stop, help="of each cell, five of all cells first")
-    parser.add_argument("--write", action="store_true", help="write page, picture and shipped numbers; runs nothing")
+    parser.add_argument("--write", action="store_true", help="write the kept numbers, page and picture; runs nothing")
     parser.add_argument("--folder", type=Path, default=RUNS, help="where runs are kept")
     given = parser.parse_args()
     torch.set_num_threads(1)
     bench = Bench(given.folder)
     if given.write:
-        from benchmarks import drift_page
-
-        return drift_page.write(bench)
+        FILE.write_text(_json(kept(bench)))
+        return drift_page.write()
     for seeds in SEEDS:
         measure(bench, given.part, range(seeds.start, min(seeds.stop, given.seeds)))
     return None
 
 
 if __name__ == "__main__":
-    from benchmarks import drift  # what drift_page imports, too: its cells are equal to no others
-
-    drift.main()
+    main()

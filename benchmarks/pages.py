@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -22,3 +23,13 @@ def put(page: str, name: str, text: str) -> None:
     if found != 1:
         raise ValueError(f"{page} has {found} parts {name!r}; it must have one.")
     path.write_text(changed)
+
+
+def save(figure: Any, path: Path) -> None:
+    """As PNG with 64 colours, which is a third of the size."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=95)
+    Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True)

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.algorithms import save
-from benchmarks.pages import ROOT, put
+from benchmarks.pages import ROOT, put, save
 from benchmarks.table import table
 from dpfl_plugin import calibrate
 from dpfl_plugin.algorithms.base import Algorithm, Setting

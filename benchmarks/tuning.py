@@ -28,12 +28,12 @@ from dpfl_plugin.config.schema import Config, DataConfig
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.idx import mnist
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.evidence.optimum import optimum
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.in_process import InProcessPlace
+from papers.optimum import optimum
 
 Point = tuple[int, ...]
 """By how many factors of 2 each dial was turned from where the YAML file has it."""

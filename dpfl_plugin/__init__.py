@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.numbers import calibrate as calibrate
     from dpfl_plugin.api.numbers import epsilon as epsilon
     from dpfl_plugin.api.numbers import max_steps as max_steps
-    from dpfl_plugin.api.papers import papers as papers
-    from dpfl_plugin.api.papers import reproduce as reproduce
     from dpfl_plugin.api.plans import plan as plan
     from dpfl_plugin.api.plugins import plugins as plugins
     from dpfl_plugin.api.predictions import predict as predict
@@ -109,7 +107,6 @@ _PUBLIC: Final = {
     "MRMTL": "dpfl_plugin.algorithms.mr_mtl",
     "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
     "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
-    "papers": "dpfl_plugin.api.papers",
     "plan": "dpfl_plugin.api.plans",
     "plan_tuning": "dpfl_plugin.api.tuning",
     "plugins": "dpfl_plugin.api.plugins",
@@ -117,7 +114,6 @@ _PUBLIC: Final = {
     "Privacy": "dpfl_plugin.api.privacy",
     "PrivateOracle": "dpfl_plugin.api.private_oracle",
     "read_tables": "dpfl_plugin.api.tables",
-    "reproduce": "dpfl_plugin.api.papers",
     "resume": "dpfl_plugin.api.training",
     "Run": "dpfl_plugin.api.runs",
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",

@@ -39,7 +39,7 @@ def test_the_pages_of_platforms_show_the_lines_of_their_examples():
         assert generator.with_changes(platform) == (ROOT / "docs" / f"{platform}.md").read_text()
 
 
-CONFIGS = sorted([*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "configs" / "papers").resolve().rglob("*.yaml")])
+CONFIGS = sorted([*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "papers" / "configs").rglob("*.yaml")])
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -50,7 +50,6 @@ COMMANDS: dict[str, frozenset[str]] = {
     "--help": frozenset(),
     "run --help": frozenset({"pydantic"}),
     "plan --help": frozenset({"pydantic"}),
-    "papers --help": frozenset({"pydantic"}),
     "status {sweep}": LIGHT,
     "list accountants": LIGHT | ACCOUNTANTS,
     "list datasets": LIGHT,  # those whose plugins are no code of torch; algorithms, models and engines are

@@ -18,7 +18,7 @@ from dpfl_plugin.cli.new import rendered
 
 ROOT = Path(__file__).resolve().parents[1]
 # What lies beside the package in a checkout, and has to stay out of the wheel; the sdist takes what its build needs.
-BESIDE = ("tests", "benchmarks", "configs", "docs")
+BESIDE = ("tests", "benchmarks", "configs", "docs", "papers")
 ALONE = ("PYTHONPATH", "PYTHONHOME", "DPFL_DATA")  # of this process; the installed package does without them
 pytestmark = pytest.mark.slow
 

@@ -79,11 +79,8 @@ def rows_of(what: Experiment | Run | str | Path) -> dict[str, list[Row]]:
 
 
 def is_of_a_paper(experiment: Experiment) -> bool:
-    """Whether a configuration repeats a paper, or is accounted for by one's bound."""
-    from dpfl_plugin.published.items import files
-
-    own = any(one.config.privacy.accountant.name == PAPER for one in experiment.loaded().variants)
-    return own or experiment.path.resolve().is_relative_to((files() / "configs").resolve())
+    """Whether a configuration is accounted for by a paper's bound."""
+    return any(one.config.privacy.accountant.name == PAPER for one in experiment.loaded().variants)
 
 
 def _of_papers(what: Experiment | Run | str | Path) -> bool:

@@ -1,14 +1,14 @@
-"""What a budget allows, before anything is trained: by the accountant, or by a paper's theorems beside it."""
+"""What a budget allows, before anything is trained."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.api.experiment import Experiment, experiment_of
@@ -16,21 +16,16 @@ from dpfl_plugin.api.plan_text import KEYS, Answer, Planned, PlannedVariants
 from dpfl_plugin.api.rates import enough, rates
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.theorem_text import PrescribedRun, PrescribedVariants
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import Variant, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, nearest, require_argument
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require_argument
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
 from dpfl_plugin.runs.plan_request import Question
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
-from dpfl_plugin.theorems import Given, Prescribed, prescribed
-from dpfl_plugin.theorems.base import Prescription
 
-__all__ = ["Answer", "Given", "Prescribed", "Prescription", "Question", "paper_plans", "plan", "plans"]
-
-CONSTANTS: Final = tuple(one.name for one in fields(Given))
+__all__ = ["Answer", "Question", "plan", "plans"]
 
 
 class UnfitError(ArgumentError):
@@ -44,10 +39,6 @@ def plan(
     epsilon: float | None = None,
     delta: float | None = None,
     view: str | None = None,
-    paper: str | None = None,
-    recommend: bool = False,
-    skew: str | None = None,
-    **constants: Any,
 ) -> Any:
     """The noise, rounds, local steps, cap or record rate that a privacy budget allows, as `dpfl plan`.
 
@@ -56,62 +47,26 @@ def plan(
             most; "rate", the smallest record rate that has next to the least noise on a mean gradient, and its noise
             multiplier: the answer's ``tried`` has others.
         epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
-        paper: what the theorems of "scaffnew", "gao", "noble", "chang" or "li" prescribe, instead of ``solve``.
-        recommend: instead of ``solve``: the method to begin with, by what was measured nearest (docs/drift.md).
-        skew: with ``recommend``, how silos differ: "labels", "shares", "alike" or "source"; needed where the
-            configuration does not deal records out itself.
-        constants: of the theorems: psi0, strong_convexity, smoothness, lipschitz, distance, beta, threshold,
-            from_records.
 
     Returns:
         a mapping for each run: its ``value`` (None, and ``why``, where not even 1 fits), the ``epsilon`` of each view,
-        ``set`` and ``command`` to run it; with ``paper`` a `Prescribed`, or the error that says why there is none; with
-        ``recommend`` the method ``recommended``, ``set`` to use it, and the numbers that favour it. By label where
-        there are several variants. ``print`` shows mappings as the command does.
+        ``set`` and ``command`` to run it. By label where there are several variants. ``print`` shows them as the
+        command does.
 
     Raises:
         ConfigError, DataError: an argument, the configuration or its records are wrong; nothing fits the budget, and
             the message says what to raise, and by how much.
     """
-    for name in constants:
-        if name not in CONSTANTS:
-            raise ConfigError(
-                f"plan: {name} is not a known argument{nearest(name, CONSTANTS)}. Constants of theorems are "
-                f"{', '.join(CONSTANTS)}."
-            )
     asked = experiment_of(experiment)
-    question = question_of(asked, epsilon=epsilon, delta=delta, view=view)
-    given = Given(**constants)
-    given.check(paper)
-    check_recommend(recommend, skew, {"solve": solve, "paper": paper})
-    found: dict[str, Any]
-    if recommend:
-        from dpfl_plugin.api.recommendations import recommendations
-
-        found = recommendations(question, skew)
-    else:
-        found = plans(question, solve) if paper is None else paper_plans(question, paper, given, solve)
+    found = plans(question_of(asked, epsilon=epsilon, delta=delta, view=view), solve)
     if asked.held is not None:  # no other process has these records
         found = {label: _without_command(answer) for label, answer in found.items()}
-    return _printed(found, recommend)
-
-
-def _printed(found: dict[str, Any], recommend: bool) -> Any:
-    """Answers that print themselves: one, or those of several variants by label."""
-    from dpfl_plugin.api.recommendation_text import Recommended, RecommendedVariants
-
     ((label, answer), *others) = found.items()
-    if not isinstance(answer, dict):
-        if others:
-            return PrescribedVariants(found)
-        return PrescribedRun(answer.prescription, answer.proofs, label) if isinstance(answer, Prescribed) else answer
-    if recommend:
-        return RecommendedVariants(found) if others else Recommended(answer, label)
     return PlannedVariants(found) if others else Planned(answer, label)
 
 
-def _without_command(answer: Any) -> Any:
-    return {key: value for key, value in answer.items() if key != "command"} if isinstance(answer, dict) else answer
+def _without_command(answer: Answer) -> Answer:
+    return {key: value for key, value in answer.items() if key != "command"}
 
 
 def question_of(
@@ -130,24 +85,6 @@ def question_of(
         delta=delta,
         view=view,
     )
-
-
-def check_recommend(recommend: bool, skew: str | None, others: Mapping[str, object]) -> None:
-    """Raise ConfigError where ``others`` are given with ``recommend``, or ``skew`` without it."""
-    if skew is not None and not recommend:
-        raise ArgumentError("{skew} belongs to {recommend=True}: add that, or leave it out.")
-    for name, value in others.items() if recommend else ():
-        if value is not None:
-            raise ArgumentError(f"{{{name}}} has no meaning with {{recommend=True}}: leave it out.")
-
-
-def paper_plans(
-    question: Question, paper: str, given: Given, solve: str | None = None
-) -> dict[str, Prescribed | ConfigError]:
-    """As `plan` with ``paper``, by label."""
-    if solve is not None:
-        raise ArgumentError("{solve} has no meaning with {paper}: leave it out.")
-    return prescribed(question, paper, given)
 
 
 def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:

@@ -75,13 +75,12 @@ def carried_out(
     callbacks: Sequence[Callback] = (),
     profile: bool = False,
     picture: bool = True,
-    tables: bool = True,
 ) -> Result:
     """Run a configuration in its folder, or find that it is finished; arguments and errors as `run_session`.
 
     Args:
         ledger_wait: seconds, while another run has the ledger; say_waiting: is told so; None: ``reporter``.
-        picture: have `curves.png` in the folder, too. tables: and all measures of the final model in the result.
+        picture: have `curves.png` in the folder, too.
     """
     folder = folder_of(config)
     finished = finished_result(folder) is not None
@@ -97,7 +96,6 @@ def carried_out(
         wait=Wait(ledger_wait, reporter.note if say_waiting is None else say_waiting, stop),
         profile=profile,
         callbacks=callbacks,
-        tables=tables,
     )
     if picture:
         pictures.of_run(folder, config, label, anew=not finished)

@@ -15,7 +15,7 @@ import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
-from dpfl_plugin.cli import folder_commands, papers_command, privacy_commands, project_commands, starting, tool_commands
+from dpfl_plugin.cli import folder_commands, privacy_commands, project_commands, starting, tool_commands
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
 from dpfl_plugin.errors import ConfigError, DpflError, EarlierNameWarning, system_says
 
@@ -149,9 +149,6 @@ def sweep(
 
     options = Options(on=on.value, jobs=jobs, at_once=at_once, pack=pack, retry=retry, dry_run=dry_run)
     raise typer.Exit(sweep_file(config, settings or [], out, options, ledger))
-
-
-app.command(rich_help_panel=TRAIN)(papers_command.papers)
 
 
 @app.command(rich_help_panel=PRIVACY)

@@ -8,16 +8,12 @@ from rich.console import Console
 
 from dpfl_plugin.api.fitting import WIDTH
 from dpfl_plugin.api.plan_text import show
-from dpfl_plugin.api.plans import Given, Question, plans
-from dpfl_plugin.cli.theorems import plan_paper
+from dpfl_plugin.api.plans import Question, plans
 from dpfl_plugin.runs.folder import to_json
 
 
-def plan_file(question: Question, solve: str | None, paper: str | None, given: Given, *, as_json: bool) -> None:
-    """Print what is solved for, or what a paper prescribes, for each variant of a file."""
-    if paper is not None:
-        plan_paper(question, solve, paper, given, as_json=as_json)
-        return
+def plan_file(question: Question, solve: str | None, *, as_json: bool) -> None:
+    """Print what is solved for, for each variant of a file."""
     answers = plans(question, solve)
     if as_json:
         print(to_json(answers if len(answers) > 1 else next(iter(answers.values()))))

@@ -32,32 +32,6 @@ Solve = Annotated[
     ),
 ]
 One = Annotated[str | None, typer.Option(help="One variant of the file (default: all).")]
-Paper = Annotated[
-    str | None,
-    typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble, chang or li; next to what is proven."),
-]
-Recommend = Annotated[
-    bool, typer.Option("--recommend", help="Which method to begin with, by what was measured nearest (docs/drift.md).")
-]
-Skew = Annotated[
-    str | None,
-    typer.Option(
-        help="--recommend: how silos differ, as is known publicly: labels (few classes each), shares (classes in "
-        "unequal shares), alike, or source (writers, scanners, sites). Default: what data.partition deals out."
-    ),
-]
-Psi0 = Annotated[float | None, typer.Option(help="scaffnew: psi_0 (default: a bound known without data).")]
-Convexity = Annotated[float | None, typer.Option(help="scaffnew: mu of the losses (default: l2).")]
-Smoothness = Annotated[
-    float | None, typer.Option(help="scaffnew, li, gao: L, or beta, of the losses (default: of linear models, known).")
-]
-Lipschitz = Annotated[float | None, typer.Option(help="gao: L of a record's loss (default: clip_norm).")]
-Distance = Annotated[float | None, typer.Option(help="gao: D, diameter of the ball that is searched.")]
-Beta = Annotated[float | None, typer.Option(help="chang: the factor of the noise's variance, in (0, 1].")]
-Threshold = Annotated[int | None, typer.Option(help="chang: the last round of constant noise.")]
-FromRecords = Annotated[
-    bool, typer.Option("--from-records", help="scaffnew: compute mu, L and psi_0 from the records. NOT PRIVATE.")
-]
 Mechanism = Annotated[
     str | None,
     typer.Option(help="gaussian-wor (fixed-size, replace one), gaussian-poisson (add or remove one), or gaussian."),
@@ -134,17 +108,6 @@ def plan(
     solve: Solve = None,
     settings: Settings = None,
     variant: One = None,
-    paper: Paper = None,
-    recommend: Recommend = False,
-    skew: Skew = None,
-    psi0: Psi0 = None,
-    strong_convexity: Convexity = None,
-    smoothness: Smoothness = None,
-    lipschitz: Lipschitz = None,
-    distance: Distance = None,
-    beta: Beta = None,
-    threshold: Threshold = None,
-    from_records: FromRecords = False,
     mechanism: Instead = None,
     q: Share = None,
     sigma: SolvesSteps = None,
@@ -154,81 +117,33 @@ def plan(
 ) -> None:
     """The noise, rounds, local steps, cap or record rate that a privacy budget allows, before anything is trained."""
     _one_of(config, mechanism)
-    constants = {
-        "psi0": psi0,
-        "strong_convexity": strong_convexity,
-        "smoothness": smoothness,
-        "lipschitz": lipschitz,
-        "distance": distance,
-        "beta": beta,
-        "threshold": threshold,
-        "from_records": from_records or None,
-    }
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
     of_file: dict[str, Any] = {"view": view, "variant": variant}
-    asked: dict[str, Any] = {"paper": paper, "recommend": recommend or None, "skew": skew}
     of_mechanism: dict[str, Any] = {"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}
     if config is not None:
         _belong(of_mechanism, f"{TO_MECHANISM}.")
-        _plan_file(config, settings, solve, constants, budget, of_file, asked, as_json=json)
+        _plan_file(config, settings, solve, {**budget, **of_file}, as_json=json)
         return
-    if any(value is not None for value in constants.values()):
-        _check_constants(constants, paper)
-    _belong({**of_file, "set": settings, **asked}, TO_CONFIG)
+    _belong({**of_file, "set": settings}, TO_CONFIG)
     from dpfl_plugin.cli.mechanism import Numbers, plan_mechanism
 
     plan_mechanism(Numbers(mechanism=str(mechanism), **of_mechanism, **budget), solve, as_json=json)
 
 
-def _check_constants(constants: Mapping[str, Any], paper: str | None) -> Any:
-    """The constants of theorems that are given, in their ranges and of this paper."""
-    from dpfl_plugin.api.plans import Given
-
-    given = Given(**constants)
-    given.check(paper)
-    return given
-
-
-def _plan_file(
-    path: Path,
-    settings: Settings,
-    solve: str | None,
-    constants: Mapping[str, Any],
-    budget: Mapping[str, Any],
-    of_file: Mapping[str, Any],
-    asked: Mapping[str, Any],
-    *,
-    as_json: bool,
-) -> None:
+def _plan_file(path: Path, settings: Settings, solve: str | None, asked: Mapping[str, Any], *, as_json: bool) -> None:
     """The plan of a configuration."""
     from dpfl_plugin.api.plans import Question
     from dpfl_plugin.api.tuning import has_tune
     from dpfl_plugin.cli.plan import plan_file
 
-    paper, recommend, skew = asked["paper"], bool(asked["recommend"]), asked["skew"]
-    given = _check_constants(constants, paper)
     if has_tune(path):
-        return _of_tuning(path, settings, {"solve": solve, **asked, **budget, **of_file}, as_json=as_json)
-    question = Question(path=path, settings=tuple(settings or ()), **budget, **of_file)
-    if not _recommended(question, skew, solve, paper, recommend=recommend, as_json=as_json):
-        plan_file(question, solve, paper, given, as_json=as_json)
+        return _of_tuning(path, settings, {"solve": solve, **asked}, as_json=as_json)
+    plan_file(Question(path=path, settings=tuple(settings or ()), **asked), solve, as_json=as_json)
 
 
 def _one_of(config: Path | None, mechanism: str | None) -> None:
     if (config is None) == (mechanism is None):
         raise typer.BadParameter("give either CONFIG or --mechanism.")
-
-
-def _recommended(
-    question: Any, skew: str | None, solve: str | None, paper: str | None, *, recommend: bool, as_json: bool
-) -> bool:
-    """Print the method to begin with, if that is asked for."""
-    if not recommend and skew is None:
-        return False
-    from dpfl_plugin.cli.recommend import plan_method
-
-    plan_method(question, skew, solve, paper, recommend=recommend, as_json=as_json)
-    return True
 
 
 def _of_tuning(path: Path, settings: Settings, others: Mapping[str, object], *, as_json: bool) -> None:

@@ -33,7 +33,7 @@ NOBLE_THIRD_PARTY_UNSOUND: Final = (
     "round with it, and amplifies by the sampling of silos as if of records: an absent silo is not close to a present "
     "one; (3) it holds DP-SCAFFOLD to cost what DP-FedAvg does, though a control variate returns in later sums."
 )
-"""To be shown wherever `noble_third_party_epsilon` or `noble_largest_rounds` is."""
+"""To be shown wherever `noble_third_party_epsilon` is."""
 
 
 def gaussian_rdp(noise_multiplier: float) -> Array:
@@ -118,29 +118,6 @@ def _release_rdp(release: SampledGaussian) -> Array:
     return subsampled_rdp(release.rate, gaussian_rdp(release.noise_multiplier))
 
 
-def noble_server_epsilon(
-    *, noise_multiplier: float, local_steps: int, rounds: int, record_rate: float, delta: float
-) -> float:
-    """Epsilon against the server of a silo that takes part in all rounds: [N] Lemma B.7, K T times; Eq. 5.
-
-    Sound, but loose: 13.79 where `PLD` has 2.03 (s = 0.2, sigma_g = 60, K T = 20,000, delta = 2.5e-6).
-
-    Args:
-        noise_multiplier: sigma_g, above 0.
-        local_steps: K.
-        rounds: T.
-        record_rate: s, in (0, 1].
-        delta: in (0, 1).
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
-    check_delta(delta)
-    _check_rounds(rounds)
-    one = _silo_rdp(noise_multiplier, local_steps, record_rate)
-    return mironov_epsilon(rounds * one, delta) if rounds else 0.0
-
-
 def noble_third_party_epsilon(
     *,
     noise_multiplier: float,
@@ -175,28 +152,6 @@ def noble_third_party_epsilon(
     return mironov_epsilon(rounds * one, delta) if rounds else 0.0
 
 
-def noble_largest_rounds(
-    *,
-    epsilon: float,
-    noise_multiplier: float,
-    local_steps: int,
-    silo_rate: float,
-    record_rate: float,
-    num_silos: int,
-    delta: float,
-) -> int:
-    """The largest T whose `noble_third_party_epsilon` is at most ``epsilon``: [N] Table 1. NOT A GUARANTEE, as that.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
-    check_delta(delta)
-    require(0 <= epsilon < math.inf, "epsilon", epsilon, "be finite and at least 0")
-    one = _third_party_rdp(noise_multiplier, local_steps, silo_rate, record_rate, num_silos)
-    left = epsilon - math.log(1 / delta) / (ORDERS - 1)
-    return max(0, math.floor(float((left / one).max())))
-
-
 def _silo_rdp(noise_multiplier: float, local_steps: int, record_rate: float) -> Array:
     """(orders,) Renyi divergence of K local steps of a silo. [N] B.4, Step 1."""
     require(0 < noise_multiplier < math.inf, "noise_multiplier", noise_multiplier, "be finite and above 0")
@@ -220,24 +175,6 @@ def _check_rounds(rounds: int) -> None:
 
 
 # Chang et al.
-
-Scheme = Literal[0, 1, 2]
-
-
-def chang_rounds_spent(rounds: int, *, scheme: Scheme, beta: float, threshold: int, local_steps: int) -> float:
-    """The budget that R rounds spend, in rounds of constant noise: the brackets of [C] Thms 1 and 2.
-
-    Their Renyi divergence is proportional to the sum of 1 / sigma^2 over all steps. With n = max(R - R_th, 0) and
-    x = 1 / beta: scheme 1 (Eq. 6) spends R_th + x + ... + x^n, scheme 2 (Eq. 7) R_th + (1 + x + ... + x^{tau n - 1})
-    / tau, and scheme 0 R. This compares schedules with each other; it says nothing of epsilon.
-    """
-    decayed = max(rounds - threshold, 0)
-    if scheme == 0 or decayed == 0:
-        return float(rounds)
-    log_x = -math.log(beta)
-    if scheme == 1:
-        return threshold + _geometric(log_x, decayed + 1) - 1
-    return threshold + _geometric(log_x, local_steps * decayed) / local_steps
 
 
 def chang_theorem(
@@ -272,40 +209,3 @@ def chang_theorem(
         f"Theorem {number} of Chang, Seif, Tandon 2022 {holds}. No epsilon here comes from it: the accountant composes "
         "the noise of every release."
     )
-
-
-def _geometric(log_x: float, number: int) -> float:
-    """1 + x + ... + x^(number - 1); infinite where it overflows."""
-    if log_x == 0 or log_x * number > 700:
-        return math.inf if log_x else float(number)
-    return math.expm1(number * log_x) / math.expm1(log_x)
-
-
-def chang_last_round(scheme: Scheme, beta: float, threshold: int, local_steps: int, budget_rounds: float) -> int:
-    """The last round that [C]'s decaying noise affords on the budget of ``budget_rounds`` rounds of constant noise.
-
-    With their R_th = 200, tau = 50 and 600 rounds, scheme 1 stops at 493 for the printed beta = 0.998 and scheme 2 at
-    438 for 0.99992. They print 497 and 428, which are those of 0.9981 and 0.99991.
-
-    Args:
-        scheme: 0 constant noise; 1 decays by round, Eq. 6; 2 by local step, Eq. 7.
-        beta: factor of the variance, in (0, 1].
-        threshold: R_th, the last round of constant noise.
-        local_steps: tau.
-        budget_rounds: at least 0.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
-    require(scheme in (0, 1, 2), "scheme", scheme, "be 0 (constant noise), 1 or 2")
-    require(0 < beta <= 1, "beta", beta, "be in (0, 1]")
-    require(threshold >= 0, "threshold", threshold, "be at least 0")
-    require(local_steps >= 1, "local_steps", local_steps, "be at least 1")
-    require(0 <= budget_rounds < math.inf, "budget_rounds", budget_rounds, "be finite and at least 0")
-    spent = functools.partial(
-        chang_rounds_spent, scheme=scheme, beta=beta, threshold=threshold, local_steps=local_steps
-    )
-    rounds = min(math.floor(budget_rounds), threshold)
-    while spent(rounds + 1) <= budget_rounds:
-        rounds += 1
-    return rounds

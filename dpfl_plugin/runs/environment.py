@@ -8,10 +8,9 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +18,6 @@ import torch
 import dpfl_plugin
 from dpfl_plugin.gradients import fused
 
-HAND_OVER: Final = frozenset(
-    {"__main__", "cli", "testing", "api", "attacks", "published", "report", "sweeps", "theorems", "tuning"}
-)
-"""Rooms that no module of a run may import (pyproject.toml, the layers): they hand a configuration over, and read."""
-MODULE_DIGITS: Final = 16
 PACKAGES = ("torch", "numpy", "numba", "scipy", "dp-accounting", "opacus", "scikit-learn", "safetensors", "pydantic")
 
 
@@ -32,7 +26,6 @@ def describe() -> dict[str, Any]:
     return {
         "dpfl_plugin": dpfl_plugin.__version__,
         "package_sha256": package_sha256(),
-        "modules": modules(),
         "python": sys.version.split()[0],
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
@@ -63,42 +56,6 @@ def package_sha256() -> str:
     for content in sorted(path.read_bytes() for path in _package_files()):
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
-
-
-def modules(apart: Collection[str] = HAND_OVER) -> dict[str, str]:
-    """Digest of the source, by name, of every module of this package that this process has imported so far.
-
-    A run can be made of no other code of the package. While all of them are as they were, a run of the same
-    configuration imports these and no others, and computes the same.
-
-    Args:
-        apart: rooms, or modules by their name in the package, that are left out.
-    """
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if not f"{name}.".startswith("dpfl_plugin."):  # asked first: there are thousands
-            continue
-        inside, path = name.removeprefix("dpfl_plugin."), getattr(module, "__file__", None)
-        if path is None or not path.endswith(".py"):
-            continue
-        if inside not in apart and inside.partition(".")[0] not in apart:
-            found[inside] = module_sha256(inside)
-    return dict(sorted(found.items()))
-
-
-def module_sha256(name: str) -> str:
-    """Digest of a module's source, as it was when this process asked first; "" where the package has none such."""
-    return _modules_sha256().get(name, "")
-
-
-@functools.cache
-def _modules_sha256() -> dict[str, str]:
-    root, found = Path(dpfl_plugin.__file__).parent, {}
-    for path in _package_files():
-        words = path.relative_to(root.parent).with_suffix("").parts
-        name = ".".join(words[:-1] if words[-1] == "__init__" else words).removeprefix("dpfl_plugin.")
-        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:MODULE_DIGITS]
-    return found
 
 
 def _package_files() -> list[Path]:

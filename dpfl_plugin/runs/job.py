@@ -67,7 +67,6 @@ class Job:
         label: what the user's file calls the run.
         clock: takes the time of each part.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
-        tables: whether the result has all measures of the final model.
         slots: what each silo may release, by the shared ledger; of a candidate of a tuning nothing. reuses: which
             unused slots of earlier runs serve some of them.
     """
@@ -84,7 +83,6 @@ class Job:
     label: str | None = None
     clock: Stopwatch = STOPPED
     stage: Stage | None = None
-    tables: bool = True
     slots: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
     reuses: Sequence[tuple[str, Slots, Slots]] = ()
 

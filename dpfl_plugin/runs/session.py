@@ -90,7 +90,6 @@ def run_session(
     profile: bool = False,
     callbacks: Sequence[Callback] = (),
     stage: Stage | None = None,
-    tables: bool = True,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
 
@@ -101,7 +100,6 @@ def run_session(
         profile: take the time of each part, and write it to `profile.json`.
         callbacks: are told how it goes, with the trackers of the configuration; not of a run that finished before.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
-        tables: have all measures of the final model in the result, beside the score of each evaluation.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
@@ -135,7 +133,7 @@ def run_session(
         if shared is not None and not folder.ledger.exists() and (ahead := waiting(shared, config)) is not None:
             config = config.with_public_seed(int(ahead.facts["seed"]))
         job = _prepared(config, base, folder, ledger, shared, place, reporter)
-        job = replace(job, label=label, clock=clock, stage=stage, tables=tables)
+        job = replace(job, label=label, clock=clock, stage=stage)
         if shared is not None and stage is None:
             job = with_slots(job, shared)
         job.parts.host.clock = clock
@@ -380,7 +378,6 @@ def _finish(
     progress: Progress,
     outcome: Outcome,
     *,
-    tables: bool,
     save: Callable[[Progress], None],
     hooks: Hooks,
 ) -> tuple[Ended, Outcome]:
@@ -395,8 +392,7 @@ def _finish(
         try:
             by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
             kept, retry = experiment.kept(progress), experiment.survivors.retry
-            if tables:
-                measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
+            measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
         except TooFewSilosError as error:
             outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
         except ChangedError as error:
@@ -444,7 +440,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         job.clock.lap("start")
         job.clock.start(parts.model.device)
         outcome = _run_rounds(job, experiment, progress, save=save, record=record, hooks=hooks, stop=stop)
-        final, outcome = _finish(experiment, progress, outcome, tables=job.tables, save=save, hooks=hooks)
+        final, outcome = _finish(experiment, progress, outcome, save=save, hooks=hooks)
         if job.clock.on:
             job.clock.lap("I/O")  # the last checkpoint
             folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))

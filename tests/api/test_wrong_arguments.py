@@ -215,7 +215,6 @@ OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "engines": (lambda: dpfl.engines(5), ("experiment=5 must be",)),
     "plan": (lambda: dpfl.plan(5), ("experiment=5 must be",)),
     "plan for words": (lambda: dpfl.plan("x.yaml", epsilon="much"), ("epsilon='much' must be",)),
-    "plan by an unknown constant": (lambda: dpfl.plan("x.yaml", psi=1), ("psi is not a known argument", "'psi0'")),
     "check": (lambda: dpfl.check(5), ("experiment=5 must be",)),
     "account": (lambda: dpfl.account(5), ("account needs an experiment, a run, or a path",)),
     "resume": (lambda: dpfl.resume(5), ("folder=5 must be",)),

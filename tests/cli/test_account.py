@@ -15,7 +15,6 @@ from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
-from dpfl_plugin.published.items import files
 from tests.cli.command import dpfl, merged, one_message, run, write
 
 RECIPE = "published recipe, NOT A GUARANTEE"
@@ -169,7 +168,6 @@ def test_what_papers_say_is_shown_where_it_is_asked_for_or_theirs(tmp_path: Path
     own = write(tmp_path, {"silo_rate": 0.5})
     folder = run(own)["folder"]
     by_theirs = write(tmp_path, {"silo_rate": 0.5, "privacy": {"accountant": "paper"}}, "theirs.yaml")
-    of_a_paper = files() / "configs" / "noble_table1.yaml"
     for words, shown in (
         ([own], False),
         ([folder], False),
@@ -177,7 +175,6 @@ def test_what_papers_say_is_shown_where_it_is_asked_for_or_theirs(tmp_path: Path
         ([folder, "--all"], True),
         ([by_theirs], True),
         ([run(by_theirs)["folder"]], True),
-        ([of_a_paper], True),
     ):
         said = dpfl("account", *words).out
         assert (RECIPE in said, "Not sound" in said, "Paper" in said) == (shown,) * 3, words

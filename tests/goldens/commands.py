@@ -19,26 +19,12 @@ from tests.goldens.rows import HERE, Row
 TABLES: Final = {
     "data": merged(runs.TABLES["data"], {"schema": {"columns": {"a": {"scale": None}, "b": {"scale": None}}}}),
 }
-BINARY: Final[dict[str, Any]] = {
-    "data": {"dataset": {"num_classes": 2, "records_per_silo": 50}, "preprocess": ["unit_norm"]},
-    "model": "logistic",
-    "l2": 0.02,
-}
 SOLVED: Final[dict[str, Any]] = {"privacy": {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}}
-SILO: Final = {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": None, "epsilon": 30.0}
 TUNED: Final[dict[str, Any]] = {
     "rounds": 3,
     "evaluation": None,
     "privacy": {**SOLVED["privacy"], "sampler": "poisson"},
     "tune": {"grid": {"algorithm.local_lr": [0.1, 1.0]}, "rungs": [1], "eta": 2, "share": 0.25},
-}
-SKEWED: Final[dict[str, Any]] = {
-    "rounds": 40,
-    "silo_rate": 0.2,
-    "data": {"dataset": runs.OTHERS | {"name": "mnist"}, "num_silos": 10, "folder": "nowhere"}
-    | {"partition": {"name": "labels_per_silo", "labels": 2}},
-    "algorithm": {"name": "fedavg", "local_steps": 5},
-    "privacy": {**SOLVED["privacy"], "epsilon": 8.0, "record_rate": None},
 }
 CONFIGURATIONS: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
@@ -52,9 +38,6 @@ CONFIGURATIONS: Final[dict[str, dict[str, Any]]] = {
     "tables": TABLES,
     "tuned": TUNED,
     "swept": {"rounds": 2, "sweep": {"grid": {"algorithm.name": ["fedavg", "scaffold"]}, "seeds": [3]}},
-    "skewed": SKEWED,
-    "chang": {"privacy": {"schedule": {"name": "geometric", "beta": 0.9, "threshold": 1}}},
-    "scaffnew": {**BINARY, "privacy": SILO},
     "large": {"data": {"dataset": {"records_per_silo": 60}}},
 }
 LEFT_OUT: Final = re.compile(
@@ -134,9 +117,6 @@ COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "plan, rounds": lambda stage: ("plan", "plain.yaml", "--solve", "rounds", "--epsilon", "5"),
     "plan, third party": lambda stage: ("plan", "third party.yaml", "--view", "third_party"),
     "plan of a mechanism": lambda stage: ("plan", *NUMBERS, "--steps", "100", "--epsilon", "2"),
-    "plan, recommend": lambda stage: ("plan", "skewed.yaml", "--recommend"),
-    "plan, chang": lambda stage: ("plan", "chang.yaml", "--paper", "chang"),
-    "plan, scaffnew": lambda stage: ("plan", "scaffnew.yaml", "--paper", "scaffnew"),
     "audit": lambda stage: ("audit", "large.yaml", "--canaries", "20", "--rounds", "2"),
     "audit, wrong": lambda stage: ("audit", "plain.yaml", "--canaries", "0"),
     "attack": lambda stage: ("attack", "plain.yaml", "--repeats", "1", "--rounds", "2", "--out", "attack"),
@@ -147,7 +127,6 @@ COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "predict": lambda stage: ("predict", stage.of_tables, "hospital-0.csv", "--id", "patient"),
     "list": lambda stage: ("list",),
     "list, engines": lambda stage: ("list", "engines", "--for", "plain.yaml"),
-    "papers": lambda stage: ("papers",),
     "quickstart": lambda stage: ("quickstart", "--seeds", "1", "--set", "rounds=2", "--out", "quickstart"),
     "doctor": lambda stage: ("doctor",),
     "keys": lambda stage: ("keys", "show", stage.members),

@@ -18,15 +18,10 @@ from dpfl_plugin.privacy.paper import (
     NOBLE_THIRD_PARTY_UNSOUND,
     ORDERS,
     Paper,
-    chang_last_round,
-    chang_rounds_spent,
     gaussian_rdp,
-    noble_largest_rounds,
-    noble_server_epsilon,
     noble_third_party_epsilon,
     subsampled_rdp,
 )
-from dpfl_plugin.published.noble2022_privacy import TABLE_1, TABLE_1_STEPS
 
 
 def training_delta(num_silos: int, num_records: int) -> float:
@@ -92,40 +87,11 @@ def test_noble_third_party(setting: dict[str, Any], published: float, computed: 
     assert published - digit < epsilon <= published
 
 
-# Noble et al. 2022, Table 1: the largest T; epsilon = 3, l = 0.05, s = 0.2, synthetic data
-def test_noble_table_1() -> None:
-    """22 of 25 cells exactly; at sigma_g = 160 three are one more, where the paper repeats the row above."""
-    setting: dict[str, Any] = {
-        "silo_rate": 0.05,
-        "record_rate": 0.2,
-        "num_silos": 100,
-        "delta": training_delta(100, 5000),
-    }
-    more = {}
-    for sigma, row in TABLE_1.items():
-        for steps, published in zip(TABLE_1_STEPS, row, strict=True):
-            one = {"noise_multiplier": float(sigma), "local_steps": steps, **setting}
-            found = noble_largest_rounds(epsilon=3.0, **one)
-            if found != published:
-                more[sigma, steps] = found - published
-            assert noble_third_party_epsilon(rounds=found, **one) <= 3.0
-            assert noble_third_party_epsilon(rounds=found + 1, **one) > 3.0
-    assert more == {(160, 5): 1, (160, 10): 1, (160, 20): 1}
-
-
-def test_no_round_fits_a_budget_too_small() -> None:
-    rest: dict[str, Any] = {"noise_multiplier": 10.0, "local_steps": 40, "silo_rate": 0.05, "num_silos": 100}
-    assert noble_largest_rounds(epsilon=0.0, record_rate=0.2, delta=1e-6, **rest) == 0
-    assert noble_third_party_epsilon(rounds=0, record_rate=0.2, delta=1e-6, **rest) == 0.0
-
-
 def test_noble_server() -> None:
     """The reference's Lemma B.7 with Mironov's conversion; sound, and far above what is needed."""
-    found = noble_server_epsilon(noise_multiplier=60.0, local_steps=50, rounds=400, record_rate=0.2, delta=2.5e-6)
+    found = Paper().epsilon([term(0.2, 60.0, 400, 50)], 2.5e-6)
     assert found == pytest.approx(13.788212, abs=1e-6)
-    assert found == pytest.approx(Paper().epsilon([term(0.2, 60.0, 400, 50)], 2.5e-6), rel=1e-12)
     assert found > 6 * PLD().epsilon([term(0.2, 60.0, 400, 50)], 2.5e-6)
-    assert noble_server_epsilon(noise_multiplier=60.0, local_steps=50, rounds=0, record_rate=0.2, delta=1e-6) == 0.0
 
 
 def test_the_recipe_is_not_sound() -> None:
@@ -218,53 +184,3 @@ def test_arguments_are_checked(bad: dict[str, Any]) -> None:
     setting, *_ = EXPERIMENTS["synthetic"]
     with pytest.raises(ConfigError, match=str(next(iter(bad))) if "silo_rate" not in bad else "silo"):
         noble_third_party_epsilon(**{"local_steps": 50, "record_rate": 0.2, **setting, **bad})
-
-
-# Chang, Seif, Tandon 2022, section IV: R_th = 200, tau = 50, the budget of 600 rounds of constant noise
-CHANG: dict[str, Any] = {"threshold": 200, "local_steps": 50, "budget_rounds": 600}
-
-
-@pytest.mark.parametrize(
-    ("scheme", "beta", "last"),
-    [
-        (1, 0.998, 493),  # the printed beta; the paper prints 497
-        (2, 0.99992, 438),  # the printed beta; the paper prints 428
-        (1, 0.9981, 497),
-        (2, 0.99991, 428),
-        (0, 0.5, 600),
-        (1, 1.0, 600),
-        (2, 1.0, 600),
-    ],
-)
-def test_chang_last_rounds(scheme: Any, beta: float, last: int) -> None:
-    assert chang_last_round(scheme, beta, **CHANG) == last
-
-
-def test_chang_budget_is_the_sum_over_steps() -> None:
-    """Sum of sigma_0^2 / sigma^2 of Eqs. 6 and 7 over all steps of all rounds, per round of constant noise."""
-    threshold, steps, beta = 3, 4, 0.93
-    for rounds in (0, 1, 3, 4, 5, 9):
-        sums = {1: 0.0, 2: 0.0}
-        for r in range(1, rounds + 1):
-            for t in range(1, steps + 1):
-                decay = {1: r - threshold, 2: steps * (r - threshold - 1) + t - 1}
-                for scheme in sums:
-                    sums[scheme] += 1.0 if r <= threshold else beta ** -decay[scheme]
-        for scheme, total in sums.items():
-            spent = chang_rounds_spent(
-                rounds,
-                scheme=scheme,  # type: ignore[arg-type]
-                beta=beta,
-                threshold=threshold,
-                local_steps=steps,
-            )
-            assert spent == pytest.approx(total / steps, rel=1e-12)
-
-
-def test_chang_at_the_ends() -> None:
-    assert chang_last_round(1, 0.9, 200, 50, 150.5) == 150
-    assert chang_last_round(1, 0.9, 200, 50, 200) == 200
-    assert chang_last_round(2, 0.01, 0, 10**6, 5.0) == 0  # a round that no number can hold
-    for bad in ({"scheme": 3}, {"beta": 0.0}, {"beta": 1.1}, {"local_steps": 0}, {"budget_rounds": math.inf}):
-        with pytest.raises(ConfigError, match=next(iter(bad))):
-            chang_last_round(**{"scheme": 1, "beta": 0.9, **CHANG, **bad})

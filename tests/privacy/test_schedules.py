@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.errors import ConfigError, PluginError
-from dpfl_plugin.privacy.paper import chang_rounds_spent, chang_theorem
+from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.schedules import Constant, Geometric, checked_factors
 
 BETA, TAU = 0.9, 5
@@ -29,16 +29,6 @@ def test_variances_are_those_of_the_paper(by: Any, threshold: int) -> None:
     for r in range(1, 12):
         expected = [math.sqrt(variance(by, r, t, threshold)) for t in range(1, TAU + 1)]
         assert checked_factors(schedule, r - 1, TAU) == pytest.approx(expected, rel=1e-14)
-
-
-@pytest.mark.parametrize(("by", "scheme"), [("round", 1), ("step", 2)])
-def test_what_rounds_spend_is_the_papers_sum(by: Any, scheme: Any) -> None:
-    """Thms 1 and 2: the sum of 1 / sigma^2 over R rounds, in rounds of constant noise."""
-    schedule = Geometric(beta=BETA, threshold=3, by=by)
-    for R in (1, 3, 4, 9):
-        spent = math.fsum(factor**-2 for round in range(R) for factor in schedule.factors(round, TAU)) / TAU
-        paper = chang_rounds_spent(R, scheme=scheme, beta=BETA, threshold=3, local_steps=TAU)
-        assert spent == pytest.approx(paper, rel=1e-12)
 
 
 def test_beta_one_and_a_threshold_never_reached_change_nothing() -> None:
