@@ -23,7 +23,7 @@ from dpfl_plugin.privacy.events import Charge, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, Kind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import Draw, Plan
-from dpfl_plugin.privacy.registered import Registration
+from dpfl_plugin.privacy.registered import Joint, Registration
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.views import View, ViewEpsilon
@@ -79,7 +79,7 @@ class PrivacyAccount:
             stating=stating,
         )
         self._budget, self._draw, self.shared = budget, draw, shared
-        self.registration: Registration | None = None  # in a shared ledger
+        self.registration: Registration | Joint | None = None  # in a shared ledger
         self._observe(
             Server(book, accountant, budget),
             ThirdParty(book, accountant, budget),

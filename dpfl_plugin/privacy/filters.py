@@ -369,6 +369,15 @@ def planned_epsilon(plans: Iterable[Plan], delta: float, accountant: Accountant 
     Raises:
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
+    return worst_epsilon(PLD() if accountant is None else accountant, worst_compositions(plans), delta)
+
+
+def worst_compositions(plans: Iterable[Plan]) -> list[Terms]:
+    """What plans come to for a record, wherever it is: the compositions that may be worst.
+
+    Raises:
+        ConfigError: neighbouring relations or units are mixed.
+    """
     of_records: defaultdict[str, defaultdict[int, list[Planned]]] = defaultdict(lambda: defaultdict(list))
     for plan in plans:
         for silo, made in plan.silos.items():
@@ -378,7 +387,7 @@ def planned_epsilon(plans: Iterable[Plan], delta: float, accountant: Accountant 
         worst = undominated(itertools.chain(*(compositions(made) for made in silos.values())))
         if worst:
             together = undominated(pld.normalise([*one, *more]) for one in together for more in worst)
-    return worst_epsilon(PLD() if accountant is None else accountant, together, delta)
+    return together
 
 
 def adaptive_epsilon(filter: Filter, plans: Sequence[Plan]) -> float:

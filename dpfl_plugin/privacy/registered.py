@@ -34,6 +34,7 @@ from typing import Any
 
 from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
+from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Batch, SampledGaussian
 from dpfl_plugin.privacy.filters import (
@@ -48,6 +49,7 @@ from dpfl_plugin.privacy.filters import (
     kind_of,
     odometer_for,
     planned_epsilon,
+    worst_compositions,
 )
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import Kind, from_plain, to_plain
@@ -391,6 +393,33 @@ def without_reused(
     """What is left to register of a run's slots."""
     counts = {silo: count_kinds(planned) for silo, planned in slots.items()}
     return _registered(Run({}, counts, early=False, begun=False, ended=False, reuses=list(reuses)))
+
+
+class Joint:
+    """The budget of a tuning, which is for all that its ledger holds: its plan was fixed before the first release.
+
+    Only a crash, after which rounds are released again, can make it end a candidate.
+
+    Args:
+        noise: what the candidate is known by.
+    """
+
+    limited = True
+
+    def __init__(self, ledger: Ledger, noise: str, budget: Budget) -> None:
+        self._ledger, self._budget = ledger, budget
+        self._records = next(run.records for run in runs_in(ledger) if run.name == noise)
+
+    def take(self, made: Iterable[Batch]) -> None:
+        """The ledger counts them."""
+
+    def reserve(self, wanted: Mapping[int, Iterable[Planned]]) -> None:
+        """The plan has room for them."""
+
+    def affords(self, wanted: Mapping[int, Iterable[Planned]]) -> bool:
+        """Whether releases fit the budget, beside all that the ledger holds."""
+        plan = Plan(self._records, {silo: list(planned) for silo, planned in wanted.items()})
+        return all(map(self._budget.fits, worst_compositions([*plans_in(self._ledger), plan])))
 
 
 class Registration:

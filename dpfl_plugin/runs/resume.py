@@ -13,9 +13,10 @@ from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.federation.stopping import Score
 from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
-from dpfl_plugin.privacy.registered import Registration
+from dpfl_plugin.privacy.registered import Joint, Registration
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import Checkpoint
@@ -47,6 +48,11 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
     )
     if ledgers.shared is not None and job.stage is None:
         account.registration = Registration(ledgers.shared, job.run_name)
+    elif ledgers.shared is not None and job.stage is not None and job.config.fresh:  # seeded, no release counts twice
+        budget = Budget(job.stage.tuning["epsilon"], job.stage.tuning["delta"], job.parts.accountant)
+        for terms in job.stage.planned:
+            budget.holds(terms)
+        account.registration = Joint(ledgers.shared, job.run_name, budget)
     return account
 
 
