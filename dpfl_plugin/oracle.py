@@ -8,6 +8,7 @@ and sends is post-processing. sigma_g = 0 and C = inf give the non-private algor
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +132,7 @@ class PrivateOracle:
         known = not (rules.clipping.adapts or rules.clipping.measures)
         self._noise = SiloNoise(
             *(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps, chains),
-            self._scales if known else None,
+            functools.partial(_scales, self._sensitivities, self._factors) if known else None,
         )
         self._gradient_calls, self._closed = 0, False
         self._released: list[Tensor] = []
@@ -248,10 +249,6 @@ class PrivateOracle:
         out.mul_(1 / self._divisors[row])
         self._clock.lap("noise" if rules.unit != "silo" else "forward/backward")
 
-    def _scales(self, step: int) -> list[Scale]:
-        """Of each row, where clipping norms do not follow from the records."""
-        return [(sensitivity, self._factors[step]) for sensitivity in self._sensitivities]
-
     def _total_like(self, y: Tensor) -> Tensor:
         """(d,) float64, for a sum of gradients at ``y``; the same for every step."""
         if self._total.shape != y.shape or self._total.device != y.device:
@@ -298,7 +295,7 @@ class PrivateOracle:
         else:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
-            self._noise.add(totals, self._scales(step), 0, step, out)
+            self._noise.add(totals, _scales(self._sensitivities, self._factors, step), 0, step, out)
         if step == 0:
             shares = torch.tensor([1 / divisor for divisor in self._divisors], dtype=out.dtype)
             self._shares = to_device(shares, out.device).unsqueeze(1)
@@ -342,7 +339,7 @@ class PrivateOracle:
             for total in totals:
                 clip_update(total, self._bounds, self._layer_sizes)
         out = torch.empty_like(update, memory_format=torch.contiguous_format)
-        self._noise.add(totals, self._scales(step), 0, step, out)
+        self._noise.add(totals, _scales(self._sensitivities, self._factors, step), 0, step, out)
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         self._clock.lap("noise")
         return out
@@ -388,6 +385,11 @@ class PrivateOracle:
             for silo, size, rules in rows
             for release, count in rules.releases(rate_of(rules, size), made).items()
         ]
+
+
+def _scales(sensitivities: Sequence[float], factors: Sequence[float], step: int) -> list[Scale]:
+    """Of each row, where clipping norms do not follow from the records."""
+    return [(sensitivity, factors[step]) for sensitivity in sensitivities]
 
 
 def sensitivity_of(rules: PrivacyRules) -> float:

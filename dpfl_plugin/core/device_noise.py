@@ -17,6 +17,7 @@ in a stream of its own: no step waits for the host.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -136,6 +137,12 @@ Drawn = tuple["Tensor", list[tuple[float, ...]], Any]
 _thread = ThreadPoolExecutor(1, thread_name_prefix="noise")
 
 
+@functools.cache
+def _cuda_stream(device: torch.device) -> torch.cuda.Stream:
+    """Of the thread that draws: one, since memory that another stream used is not used again."""
+    return torch.cuda.Stream(device, priority=-1)  # of the pool from which graphs take none
+
+
 class DeviceNoise:
     """Noise of m rows and of some steps, on a device.
 
@@ -163,16 +170,22 @@ class DeviceNoise:
         first = min(self._most, max(1, FIRST // max(1, rows * count)))
         self._next_place = 0, 0
         self._first, self._values = 0, torch.empty(0, rows, count, dtype=torch.float64)
-        self._cuda_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._cuda_stream = _cuda_stream(device) if device.type == "cuda" else None
         self._grids: dict[tuple[float, ...], Tensor] = {}
-        self._ahead = self._begin(0, first)
+        self._ahead = self._begin(0, first, None)
 
-    def _begin(self, first: int, size: int) -> Future[Drawn] | None:
+    def _begin(self, first: int, size: int, after: torch.cuda.Event | None) -> Future[Drawn] | None:
         last = min(first + size, self._steps)
-        return _thread.submit(self._draw, first, last) if first < last else None
+        return _thread.submit(self._draw, first, last, after) if first < last else None
 
-    def _draw(self, first: int, last: int) -> Drawn:
-        """Noise, or normals where deviations are not known."""
+    def _draw(self, first: int, last: int, after: torch.cuda.Event | None) -> Drawn:
+        """Noise, or normals where deviations are not known.
+
+        Args:
+            after: what the device has to have come to before: so no more is drawn ahead than memory was planned for.
+        """
+        if after is not None:
+            after.synchronize()
         places = [(row, step) for step in range(first, last) for row in range(self._rows)]
         with torch.no_grad(), torch.cuda.stream(self._cuda_stream) if self._cuda_stream else nullcontext():
             values = normals(self._words, places, self._count, self._device)
@@ -201,16 +214,22 @@ class DeviceNoise:
         return values
 
     def _renew(self) -> None:
-        """Take what was drawn ahead, and begin to draw what follows: twice as many steps."""
-        self._first += len(self._values)
+        """Take what was drawn ahead, and begin to draw what follows: twice as many steps.
+
+        Nothing has moved where this raises: it raises again, and no noise is handed out twice.
+        """
         if self._ahead is None:
             raise ValueError(f"noise of more than {self._steps} steps was asked for.")
-        self._values, self._drawn_stds, done = self._ahead.result()
+        values, stds, done = self._ahead.result()
+        self._ahead = None
+        self._first, self._values, self._drawn_stds = self._first + len(self._values), values, stds
+        after = None
         if done is not None:
             here = torch.cuda.current_stream(self._device)
             here.wait_event(done)
-            self._values.record_stream(here)
-        self._ahead = self._begin(self._first + len(self._values), min(2 * len(self._values), self._most))
+            values.record_stream(here)
+            after = here.record_event()
+        self._ahead = self._begin(self._first + len(values), min(2 * len(values), self._most), after)
 
     def add_rounded(
         self, totals: Tensor, step: int, rows: slice, grids: Sequence[float], stds: Sequence[float], out: Tensor

@@ -67,21 +67,22 @@ class SiloNoise:
 
     def begin(self, like: Tensor) -> None:
         """Begin to draw the noise on values of the shape (m, d) of ``like``, if it is drawn on their device."""
-        different = {id(own): own for own in self._rules_of}.values()
+        different = [self._rules, *self._rules.silos.values()]  # of all silos: who is in a stack changes no bit
         noisy = {own.mechanism.event("full", 1.0, own.neighbouring, own.unit).noise_multiplier > 0 for own in different}
         able = all(can_draw_on_device(own.mechanism) for own in different)
-        self._on_device = drawn_on_device(like.device) and not self.chains and able and len(noisy) == 1
-        if not self._on_device or noisy == {False}:
-            return
-        d, scales = like.shape[1], self._scales
-        self._device_noise = DeviceNoise(
-            FreshWords() if self._rules.fresh else SeededWords(self._name_of),
-            rows=len(self._silos),
-            count=d,
-            steps=self._num_steps,
-            device=like.device,
-            stds=None if scales is None else lambda step: _in_steps(self._rules_of, scales(step), d)[1],
-        )
+        on_device = drawn_on_device(like.device) and not self.chains and able and len(noisy) == 1
+        if on_device and noisy == {True}:
+            # Nothing of it refers to self: its memory, and its key, are gone with the round.
+            d, scales, rules_of, silos, key = like.shape[1], self._scales, self._rules_of, self._silos, self._key
+            self._device_noise = DeviceNoise(
+                FreshWords() if self._rules.fresh else SeededWords(lambda row, step: key("noise", silos[row], step)),
+                rows=len(silos),
+                count=d,
+                steps=self._num_steps,
+                device=like.device,
+                stds=None if scales is None else lambda step: _in_steps(rules_of, scales(step), d)[1],
+            )
+        self._on_device = on_device  # last: a step without noise must not follow from an error here
 
     def add(self, totals: Tensor, scales: Sequence[Scale], first: int, step: int, out: Tensor) -> None:
         """Write ``totals`` (n, d) float64 to ``out`` (n, d), with the noise of this step of each of n silos, those from

@@ -350,8 +350,27 @@ def test_noise_is_handed_out_once_and_as_it_was_drawn() -> None:
             made.integers(step, rows, stds)
     with pytest.raises(ValueError, match="other deviations"):
         made.integers(1, slice(0, 1), [4.5])
-    with pytest.raises(ValueError, match="more than 2 steps"):
-        made.integers(2, slice(0, 1), [4.0])
+    for step in (2, 3):  # again: the last noise is not handed out instead
+        with pytest.raises(ValueError, match="more than 2 steps"):
+            made.integers(step, slice(0, 1), [4.0])
+
+
+def test_after_an_error_while_noise_is_drawn_none_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = device_noise.normals
+
+    def short(words: CounterWords, places: list[tuple[int, int]], *args: object) -> Tensor:
+        if any(step >= 3 for _, step in places):
+            raise torch.OutOfMemoryError("no memory")
+        return real(words, places, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(device_noise, "normals", short)
+    monkeypatch.setattr(device_noise, "FIRST", 1)
+    made = noise(FreshWords(), [4.0], count=6, steps=9)
+    for step in range(3):
+        made.integers(step, slice(0, 1), [4.0])
+    for step in range(3, 7):
+        with pytest.raises(torch.OutOfMemoryError):
+            made.integers(step, slice(0, 1), [4.0])
 
 
 # Fresh

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -12,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.schedules import Geometric
-from tests.on_device import noise_drawn_on
+from tests.on_device import Place, noise_drawn_on
 from tests.quadratics import rules
 from tests.recording import WAIT, Operations
 from tests.test_lockstep import CLIPPINGS, MODELS, SAMPLERS, C, oracle, start
@@ -75,3 +78,32 @@ def test_a_wait_would_be_noticed() -> None:
         with waits() as found:
             ask(torch.ones(1))
         assert found
+
+
+@pytest.mark.parametrize("place", ["host", "device"])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_rounds_noise_and_its_key_are_gone_with_the_round(fresh: bool, place: Place) -> None:
+    """Not when Python next looks for cycles: a device's memory is planned for one round."""
+    gc.disable()
+    try:
+        with noise_drawn_on(place):
+            asked = oracle("dense", rules(1.5, C, fresh=fresh), lockstep=True)
+            asked.gradient(start("dense"))
+        gone = weakref.ref(asked), weakref.ref(asked._noise)
+        del asked
+        assert [ref() for ref in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_step_without_noise_does_not_follow_from_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the noise on the device cannot begin, the step that is asked again has the host's."""
+    monkeypatch.setattr("dpfl_plugin.oracle.RECORDS_AHEAD", 1)
+    y, draw = start("dense"), Draw(1, 2)
+    plain = oracle("dense", rules(0.0, C), lockstep=False, draw=draw).gradient(y)
+    asked = oracle("dense", rules(1.5, C), lockstep=False, draw=draw)
+    broken = mock.patch("dpfl_plugin.privacy.noise.DeviceNoise", side_effect=RuntimeError("no thread"))
+    with noise_drawn_on("device"), broken, pytest.raises(RuntimeError, match="no thread"):
+        asked.gradient(y)
+    with noise_drawn_on("device"):
+        assert (asked.gradient(y) - plain).abs().max() > 0.1
