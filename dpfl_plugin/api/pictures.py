@@ -113,8 +113,8 @@ def _marker(lines: Lines) -> str | None:
 
 
 def _one_of_each(runs: Mapping[str, Lines]) -> dict[str, Lines]:
-    """Runs by label; if all have the same epsilons, one of them as "all private runs"."""
+    """Runs by label; if all have the same epsilons, one of them as "each private run"."""
     spent = [[(line["round"], line["epsilon"]) for line in lines] for lines in runs.values()]
     if len(spent) > 1 and all(each == spent[0] for each in spent):
-        return {"all private runs": next(iter(runs.values()))}
+        return {"each private run": next(iter(runs.values()))}
     return dict(runs)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.core.outcomes import ACCURACY, score_key
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.data.names import called
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
@@ -23,6 +24,7 @@ def run_lines(result: Mapping[str, Any], options: Mapping[str, Any], folder: Pat
         *([silos_line(result)] if silos and result["num_silos"] > 1 else ()),
         *(f"{kind}: {text}" for kind, text in doubts(result, options, folder)),
         *not_covered(result),
+        *ledger_lines(result),
         *(f"note: {text}" for text in result["notes"]),
     ]
 
@@ -30,6 +32,28 @@ def run_lines(result: Mapping[str, Any], options: Mapping[str, Any], folder: Pat
 def not_covered(result: Mapping[str, Any]) -> list[str]:
     """What no epsilon covers, in one line; none where no epsilon is stated."""
     return [" ".join(result.get("not_covered", ()))] if result["epsilon"]["server"]["epsilon"] else []
+
+
+def ledger_lines(result: Mapping[str, Any]) -> list[str]:
+    """What the runs of a shared ledger came to when this one ended; nothing where it was the only one."""
+    lines, adaptive, planned = [], result.get("adaptive_total"), result.get("planned_total")
+    if not (adaptive and result["earlier_runs"]):
+        return []
+    if planned:
+        lines.append(
+            f"shared ledger: {_total(planned)} for the {planned['num_runs']} runs that were registered before the "
+            "first of them released anything."
+        )
+    lines.append(
+        f"shared ledger: {_total(adaptive)} for all its runs together, also if later ones were chosen by looking at "
+        f"earlier ones: {adaptive['why']}."
+    )
+    return lines
+
+
+def _total(total: Mapping[str, Any]) -> str:
+    epsilon = "none" if total["epsilon"] is None else places(total["epsilon"], 3)
+    return f"epsilon {epsilon} at delta {digits(total['delta'], 6)}"
 
 
 def two_classes(result: Mapping[str, Any]) -> str:

@@ -54,7 +54,9 @@ def shared_rows(
 
     found: dict[str, list[Row]] = {}
     for run in runs:
-        label = ", ".join([run.facts.get("candidate") or run.facts["name"], run.name, run.facts["started"]])
+        known_by = run.facts.get("candidate") or run.facts["name"], run.facts.get("id"), run.name[:8]
+        named_by = [*known_by, run.facts["started"]]
+        label = ", ".join(filter(None, named_by))
         found[label] = rows(run)
     if not runs:
         return found

@@ -137,13 +137,14 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs and script; write and run nothing.")] = False,
     ledger: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Of all runs: privacy.epsilon bounds them together; they take turns."),
+        typer.Option(metavar="FILE", help="Shared by all runs, which take turns; states what all come to."),
     ] = None,
     settings: Settings = None,
 ) -> None:
     """Run, or submit, all runs of a sweep that are not finished; the same command continues after an interruption.
 
-    Exit codes: 0 done (submitted), 1 some failed, 2 bad configuration or input, 4 interrupted with checkpoints.
+    Exit codes: 0 done (submitted), 1 some failed, 2 bad configuration or input, 3 beyond the limit of the ledger, 4
+    interrupted with checkpoints.
     """
     from dpfl_plugin.cli.sweep import Options, sweep_file
 

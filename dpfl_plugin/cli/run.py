@@ -16,7 +16,7 @@ from rich.table import Table
 
 from dpfl_plugin.api import fitting, pictures, signals
 from dpfl_plugin.api.experiment import Experiment
-from dpfl_plugin.api.run_text import doubts, measures_lines, not_covered, silos_line, spread, worst_silo
+from dpfl_plugin.api.run_text import doubts, ledger_lines, measures_lines, not_covered, silos_line, spread, worst_silo
 from dpfl_plugin.api.running import (
     LEDGER_WAIT,
     MANY_ROUNDS,
@@ -315,17 +315,7 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
         lines.append("epsilon 0 where no round began: nothing was released.")
     if any(view["epsilon"] is None for view in views):
         lines.append("epsilon none: nothing is guaranteed, or so little that epsilon is too large to compute.")
-    for result in results.values():
-        if planned := result.get("planned_total"):
-            lines.append(
-                f"shared ledger: epsilon {_epsilon(planned)} at delta {digits(planned['delta'], 6)} for the "
-                f"{planned['num_runs']} runs that were registered before the first of them released anything."
-            )
-        if (adaptive := result.get("adaptive_total")) and result["earlier_runs"]:
-            lines.append(
-                f"shared ledger: epsilon {_epsilon(adaptive)} at delta {digits(adaptive['delta'], 6)} for all its runs "
-                f"together, also if later ones were chosen by looking at earlier ones: {adaptive['why']}."
-            )
+    lines += ledger_lines(list(results.values())[-1])
     if any((view["third_party"]["epsilon"] or 0) > (view["server"]["epsilon"] or 0) for view in both):
         lines.append(
             "The third party's epsilon is larger where it has to hold in advance, whoever is drawn, and counts every "

@@ -136,6 +136,7 @@ def _check_supported(config: Config, source: str) -> None:
         (config.private_statistics is not None, "private_statistics", "every candidate would release them"),
         (config.evaluation.reveal != "experimenter", "evaluation.reveal: server", "no epsilon covers it"),
         (config.runtime.kind not in ("auto", "in_process"), "runtime.kind", "candidates run in one process; use auto"),
+        (privacy.ledger_epsilon is not None, "privacy.ledger_epsilon", "its ledger is bounded by privacy.epsilon"),
         (bool(config.trackers), "trackers", "they would be told of every candidate; leave them out"),
     ):
         if wrong:

@@ -89,7 +89,6 @@ from dpfl_plugin.privacy.step_loss import Array, Direction, renyi_moment
 
 FIRST_DELTA: Final = 0.02  # of delta: what the first plans of a plan filter may disclose by
 THRESHOLDS: Final = 8
-SLACK: Final = 0.004  # of the cost of plans that are like the first
 ORDERS: Final = tuple(1 + 2 ** (n / 8) for n in range(-40, 81))  # 1.03 to 1,025
 _CELLS: Final = 4000
 _LEVELS: Final = 4  # tilts, each for a good bound on another part of a profile; more change nothing that shows
@@ -477,15 +476,14 @@ class Odometer:
 
 
 def odometer_for(first: Plan, delta: float) -> Odometer:
-    """Thresholds at what 1, 2, 4, ... copies of the first plan cost, or hardly more.
-
-    Later plans may disclose less, so that their cost is a little higher: `SLACK` allows for that.
+    """Thresholds at what 1, 2, 4, ... copies of the first plan cost.
 
     Raises:
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
     share = delta / THRESHOLDS
     filter = PlanFilter(0.0, share)
-    one = cost_of([first], filter) * (1 + _ROUNDING)
-    costs = [one, *(2**octave * one * (1 + SLACK) for octave in range(1, THRESHOLDS))]
+    # Copies at the places 2^n - 1 to 2^(n + 1) - 2 cost the same; of 2^n copies one is at the next of these.
+    each = [cost_of([first], filter, first=2**octave - 1) for octave in range(THRESHOLDS)]
+    costs = [sum(2**n * each[n] for n in range(octave)) + each[octave] for octave in range(THRESHOLDS)]
     return Odometer(tuple(filter.needed(cost) * (1 + 1e-6) for cost in costs), delta)

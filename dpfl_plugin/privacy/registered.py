@@ -248,7 +248,7 @@ def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
         why = "its limit was passed"
         if known:
             left = digits_down(epsilon_left(filter, plans), 3)
-            why = f"the limit with which the ledger was begun; about epsilon {left} of it is left"
+            why = f"the limit with which the ledger was begun; one more run of about epsilon {left} would fit"
         return {"epsilon": filter.epsilon if known else None, "delta": filter.delta, "why": why}
     if not plans:
         return {"epsilon": 0.0, "delta": delta, "why": "nothing was released"}

@@ -245,10 +245,9 @@ def _epsilons(said: dict[str, Any]) -> str:
     lines = [f"## What was spent{alone}\n", *_table(said["views"])]
     if budget["epsilon"] is not None:
         of = "what the server sees" if budget["view"] == "server" else "what third parties see"
-        with_others = ", other runs in the shared ledger included" if said["shared"] else ""
         own = any(silo.get("budget", budget["epsilon"]) != budget["epsilon"] for silo in said["silos"] or ())
         except_own = "; a silo with a budget of its own (table of silos below) keeps to that" * own
-        given = f"a budget of epsilon {number(budget['epsilon'])} for {of}{with_others}{except_own}"
+        given = f"a budget of epsilon {number(budget['epsilon'])} for {of}{except_own}"
         lines.append(f"\nThe run was given {given}.")
     lines += _in_advance(said)
     lines.append(f"\nAccountant: {accountant['name']}; {accountant['error']}.")
@@ -297,7 +296,7 @@ def _total(said: dict[str, Any]) -> list[str]:
     if shared is None:
         return []
     others = "1 other run" if shared["num_runs"] == 1 else f"{shared['num_runs']} other runs"
-    held = f"Besides this run it holds {others}." if shared["num_runs"] else "It holds no other run yet."
+    held = f"Besides this run it holds {others}." if shared["num_runs"] else "So far it holds this run alone."
     how = (
         " Runs on the same records at the same silos add up silo by silo. Of every other run the costliest silo "
         "counts, since any record may have been there."
@@ -307,9 +306,9 @@ def _total(said: dict[str, Any]) -> list[str]:
     adaptive, planned = shared["adaptive"], shared["planned"]
     lines = [
         "## Together with other runs on the same data\n",
-        f"This run shares a ledger with other runs. {held}{how} Each run counts with all that it registered before its "
-        "first release, also if it ended earlier. What is added to the ledger after this was written adds to these "
-        "numbers.\n",
+        f"This run was charged to a ledger that other runs may share. {held}{how} Each run counts with all that it "
+        "registered before its first release, also if it ended earlier. What is added to the ledger after this was "
+        "written adds to these numbers.\n",
         f"* All runs, also if some were chosen by looking at others: epsilon {_epsilon(adaptive['epsilon'])} at delta "
         f"{number(adaptive['delta'])}, {adaptive['why']}.",
     ]

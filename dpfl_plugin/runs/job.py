@@ -181,9 +181,9 @@ def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[Plan])
         raise BudgetError(
             Worded(
                 f"{{ledger}} {path}: with this plan all its runs would come to epsilon {together} at delta "
-                f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}, of which about epsilon "
-                f"{digits_down(epsilon_left(filter, plans), 3)} is left. Ask for more noise, or fewer rounds or local "
-                "steps."
+                f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}: a run of about epsilon "
+                f"{digits_down(epsilon_left(filter, plans), 3)} would still fit. Ask for more noise, or fewer rounds "
+                "or local steps."
             )
         )
 
@@ -243,7 +243,7 @@ def ledger_facts(job: Job) -> dict[str, Any]:
 
 def shared_facts(job: Job, shared: Ledger) -> dict[str, Any]:
     """What a shared ledger says of a run: all when it is registered, then that it goes on."""
-    facts = {"noise": job.run_name, "name": job.config.name}
+    facts = {"noise": job.run_name, "name": job.config.name, "id": run_id(job.config)}
     if any(run.name == job.run_name for run in runs_in(shared)):
         return facts
     return {

@@ -126,8 +126,11 @@ def read_shared(path: Path) -> Ledger:
         LedgerError: it is damaged.
     """
     ledger = Ledger.open(path, append=False)
-    if "shared" not in ledger.facts:
-        raise ConfigError(f"{path} is the ledger of one run. Give a file of its own, or a new name, for several runs.")
+    if isinstance(ledger.facts.get("shared"), Mapping | None):  # of one run, which may share another
+        raise ConfigError(
+            f"{path} is the ledger of one run: dpfl account and dpfl.account take its folder. For several runs give "
+            "--ledger a file of its own, or a new name."
+        )
     return ledger
 
 

@@ -74,14 +74,14 @@ def test_its_steps_are_registered_and_a_limit_of_the_ledger_is_kept(tmp_path):
                 oracle.backward()
     plans = plans_in(Ledger.open(path, append=False))
     assert [one.count for plan in plans for one in plan.silos[0]] == [5, 5]
-    with pytest.raises(BudgetError, match="the ledger's limit is 2,"):
+    with pytest.raises(BudgetError, match="the ledger's limit is 2:"):
         made(path, steps=1)
     with made(tmp_path / "one.jsonl", privacy=GIVEN | {"ledger_epsilon": 1.25}, steps=5) as oracle:
         for _ in range(5):
             oracle.backward()
         with pytest.raises(BudgetError, match="limit of the shared ledger"):
             oracle.backward()
-    with pytest.raises(BudgetError, match="the ledger's limit is 2,"):
+    with pytest.raises(BudgetError, match="the ledger's limit is 2:"):
         made(path, steps=5)
     with pytest.raises(ConfigError, match=r"steps is missing: in a ledger"):
         made(tmp_path / "other.jsonl", steps=None)

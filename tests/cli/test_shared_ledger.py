@@ -452,7 +452,7 @@ def test_a_limit_is_fixed_with_the_ledger_and_kept(tmp_path: Path) -> None:
     first = run(config, "--ledger", ledger, "--set", "privacy.ledger_epsilon=1.4")
     assert first["adaptive_total"] == {
         **{"epsilon": 1.4, "delta": 1e-5},
-        "why": "the limit with which the ledger was begun; about epsilon 0.981 of it is left",
+        "why": "the limit with which the ledger was begun; one more run of about epsilon 0.981 would fit",
     }
     one_message(dpfl("run", config, "--out", tmp_path / "r", "--set", "privacy.ledger_epsilon=2"), "give --ledger")
     other = dpfl("run", config, "--out", tmp_path / "r", "--ledger", ledger, "--set", "privacy.ledger_epsilon=2")
