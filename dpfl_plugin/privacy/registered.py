@@ -465,4 +465,8 @@ class Registration:
         return affords(self._filter, [*plans_in(self._ledger), Plan(self._run.records, beyond)])
 
     def _beyond(self, wanted: Mapping[int, Iterable[Planned]]) -> dict[int, list[Planned]]:
-        return {silo: listed(count_kinds(planned) - self._left[silo]) for silo, planned in wanted.items()}
+        beyond: dict[int, list[Planned]] = {}
+        for silo, planned in wanted.items():  # only the kinds that are wanted: under a schedule each round has its own
+            left = self._left[silo]
+            beyond[silo] = listed({kind: count - left[kind] for kind, count in count_kinds(planned).items()})
+        return beyond

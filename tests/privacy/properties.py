@@ -561,6 +561,21 @@ def a_run_that_ended_early_costs_what_it_registered() -> None:
     assert said is None or adaptive.delta_of_a_stop([said] * 20, 1 / 4.0) <= DELTA
 
 
+def slots_that_a_run_left_serve_once_and_for_no_more_than_they_cost() -> None:
+    """Of ten slots four were used: six releases of a later run need no plan of their own, and none of less noise."""
+    ledger, name = Ledger(facts={"shared": "a"}), {"name": "one", "data_sha256": "x", "started": "now"}
+    slots = registered.slots_to_plain({0: [Planned(event(4.0), 10)]})
+    ledger.begin_run({"noise": "one", **name, "slots": slots})
+    ledger.append([Charge(round=0, silo=0, release=event(4.0), count=4, noise_id="0")])
+    ledger.begin_run({"noise": "one", "ended": True})
+    for noise, left in ((3.0, 8), (4.0, 2), (4.0, 8)):
+        wanted = {0: [Planned(event(noise), 8)]}
+        reuses = registered.unused(ledger, "x", wanted)
+        assert registered.without_reused(wanted, reuses) == {0: [Planned(event(noise), left)]}
+        made = {"slots": registered.slots_to_plain(wanted), "reuses": registered.reuses_to_plain(reuses)}
+        ledger.begin_run({"noise": f"{left} {noise}", **name, **made})
+
+
 def a_run_that_stops_early_is_charged_for_all_its_rounds() -> None:
     """When it stops follows from noisy scores, which depend on records."""
     with folder() as where:

@@ -690,6 +690,16 @@ FAULTS = [
         holds.a_run_that_ended_early_costs_what_it_registered,
         (registered, "_beyond", to(lambda run, runs, ledger: {})),
     ),
+    fault(
+        "a slot that a run left serves every later run",
+        holds.slots_that_a_run_left_serve_once_and_for_no_more_than_they_cost,
+        (registered, "_left", lambda left: lambda run, runs, ledger: left(run, [], ledger)),
+    ),
+    fault(
+        "a slot serves a release of less noise",
+        holds.slots_that_a_run_left_serve_once_and_for_no_more_than_they_cost,
+        (registered, "_dominates", to(lambda slot, kind: True)),
+    ),
     # Ledger, slots, limits
     fault(
         "a slot is used twice",
