@@ -5,9 +5,10 @@
 A number: nanoseconds, and bytes that torch's operations read and write, of the words that a normal is made of, and of
 all of it; beside AES' words, which the host draws where the gradients are on it.
 
-A step of one silo: its gradients alone (no noise), with noise drawn in the step, and with noise drawn ahead by a thread
-of its own, in interleaved turns. On a CPU all times are of the processor: those of a step are of the thread that
-computes gradients, and where a second core is free, the slower of the two threads is what a step takes.
+A step of one silo: its gradients alone (no noise), rounded to the grid and added to noise that is there already, with
+noise drawn ahead by a thread of its own, and with noise drawn in the step, in interleaved turns. On a CPU all times are
+of the processor: those of a step are of the thread that computes gradients, and where a second core is free, the slower
+of the two threads is what a step takes.
 `--write` puts the tables into docs/engines.md.
 """
 
@@ -41,7 +42,7 @@ from dpfl_plugin.privacy import noise
 
 NUMBERS: Final = 2**20
 STD: Final = 2.0**21  # steps of the grid: sigma = 1 and d = 2^20
-STEPS: Final = 10
+STEPS: Final = 50  # a round of most workloads
 
 
 class Traffic(TorchDispatchMode):
@@ -116,8 +117,12 @@ def clock_of(device: str) -> Callable[[], float]:
     return time.thread_time if device == "cpu" else time.perf_counter
 
 
-def turn(contender: Ours, load: Workload, number: int, drawing: object) -> tuple[float, float]:
-    """Seconds of a round, and of the processor for its noise."""
+def turn(contender: Ours, load: Workload, number: int, drawing: object, *, free: bool) -> tuple[float, float]:
+    """Seconds of a round, and of the processor for its noise.
+
+    Args:
+        drawing: stands for the thread that draws. free: the noise is ones, which are there at once.
+    """
     of_noise: list[float] = []
     draw = device_noise.DeviceNoise._draw
 
@@ -127,10 +132,15 @@ def turn(contender: Ours, load: Workload, number: int, drawing: object) -> tuple
         of_noise.append(time.thread_time() - began)
         return drawn
 
+    def ones(made: device_noise.DeviceNoise, first: int, last: int, _: object) -> Any:
+        assert made._stds is not None
+        stds = [tuple(made._stds(step)) for step in range(first, last)]
+        return torch.ones(last - first, made._rows, made._count, dtype=torch.float64, device=made._device), stds, None
+
     with (
         mock.patch.object(noise, "drawn_on_device", return_value=True),
         mock.patch.object(device_noise, "_thread", drawing),
-        mock.patch.object(device_noise.DeviceNoise, "_draw", timed),
+        mock.patch.object(device_noise.DeviceNoise, "_draw", ones if free else timed),
     ):
         took = seconds(lambda: contender.round(load.plan(number), load.draw(number)), load.device)
         return took, sum(of_noise)
@@ -141,22 +151,27 @@ def steps(loads: dict[str, Workload], turns: int) -> str:
     for name, load in loads.items():
         load = one_silo(load, STEPS)
         silos, kind = load.silos(), next(iter(ours(load).values()))
-        alone = Ours("gradients", kind, replace(load, noise_multiplier=0.0), silos)
+        alone = Ours("gradients", kind, replace(load, noise_multiplier=0.0), silos, fresh=True)
         noisy = Ours("noise", kind, load, silos, fresh=True)
         thread = device_noise._thread
-        ways = {"alone": (alone, thread), "ahead": (noisy, thread), "in the step": (noisy, DrawnWhenAsked())}
+        ways = {
+            "alone": (alone, thread, False),
+            "rounded": (noisy, thread, True),
+            "ahead": (noisy, thread, False),
+            "in the step": (noisy, DrawnWhenAsked(), False),
+        }
         times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
         for number in range(turns + 1):
-            for way, (contender, drawing) in ways.items():
-                took = turn(contender, load, number, drawing)
+            for way, (contender, drawing, free) in ways.items():
+                took = turn(contender, load, number, drawing, free=free)
                 if number:  # the first one warms up
                     times[way].append(took)
         rounds = {way: [took for took, _ in turns] for way, turns in times.items()}
         row = [name, f"{noisy.model().numel():,}", f"{statistics.median(rounds['alone']) / STEPS * 1e6:,.0f}"]
-        ratios = [ratio(rounds[way], rounds["alone"]) for way in ("in the step", "ahead")]
+        ratios = [ratio(rounds[way], rounds["alone"]) for way in ("rounded", "ahead", "in the step")]
         rows.append([*row, *ratios, ratio([of_noise for _, of_noise in times["ahead"]], rounds["alone"])])
-    head = ["a step of", "numbers", "gradients alone, us", "noise drawn in the step, times"]
-    return table([*head, "noise drawn ahead, times", "meanwhile, the noise's thread"], rows)
+    head = ["a step of", "numbers", "gradients alone, us", "noise that is there, times", "noise drawn ahead, times"]
+    return table([*head, "noise drawn in the step, times", "the thread that draws ahead, times"], rows)
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> str:

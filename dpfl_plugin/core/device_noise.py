@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST: Final = 2 * MOST_PAIRS  # normals of a stream
-PAIRS: Final = {"cpu": 2**15}  # that are worked on at a time, in the processor's cache; changes no bit
+PAIRS: Final = {"cpu": 2**16}  # that are worked on at a time, in the processor's cache; changes no bit
 MOST_PAIRS_AT_ONCE: Final = 2**20  # elsewhere; bounds memory
 AHEAD_BYTES: Final = 2**25  # of noise that is drawn at a time: as many operations for fifty steps as for one
 FIRST: Final = 2**17  # numbers that the first step waits for: a device draws as many as soon as it draws one
@@ -171,7 +171,7 @@ class DeviceNoise:
         self._next_place = 0, 0
         self._first, self._values = 0, torch.empty(0, rows, count, dtype=torch.float64)
         self._cuda_stream = _cuda_stream(device) if device.type == "cuda" else None
-        self._grids: dict[tuple[float, ...], Tensor] = {}
+        self._grids: dict[tuple[float, ...], tuple[Tensor, ...]] = {}
         self._ahead = self._begin(0, first, None)
 
     def _begin(self, first: int, size: int, after: torch.cuda.Event | None) -> Future[Drawn] | None:
@@ -236,14 +236,15 @@ class DeviceNoise:
     ) -> None:
         """Write to ``out`` (m, d) the multiples of each row's grid nearest to ``totals`` (m, d), float64, plus noise of
         whole steps of it; as `draws.add_rounded`."""
-        grid = self._grid(tuple(grids))
-        nearest = (totals / grid).round_()
-        nearest = torch.where(nearest.abs() <= LARGEST, nearest, 0.0)  # also where it is NaN
-        nearest.add_(0.0)  # no -0.0: with noise that is -0.0, too, a release would have the sign of what was rounded
-        out.copy_(nearest.add_(self.integers(step, rows, stds)).mul_(grid))
+        grid, least, most, shift = self._grid(tuple(grids))
+        # Where float64 has a unit of one step, a sum is rounded to steps, halves to even, and is never -0.0.
+        nearest = totals.nan_to_num(0.0).clamp_(least, most).add_(shift).sub_(shift)
+        torch.addcmul(nearest, self.integers(step, rows, stds), grid, out=out)
 
-    def _grid(self, grids: tuple[float, ...]) -> Tensor:
-        """(m, 1), moved to the device once."""
+    def _grid(self, grids: tuple[float, ...]) -> tuple[Tensor, ...]:
+        """(m, 1) each, moved to the device once: the grids, and the multiples of them that `add_rounded` needs."""
         if grids not in self._grids:
-            self._grids[grids] = to_device(torch.tensor(grids, dtype=torch.float64), self._device).unsqueeze(1)
+            multiples = torch.tensor([1.0, -LARGEST, LARGEST, 1.5 * 2.0**52], dtype=torch.float64)
+            steps = torch.tensor(grids, dtype=torch.float64)
+            self._grids[grids] = to_device(torch.outer(multiples, steps), self._device).unsqueeze(2).unbind(0)
         return self._grids[grids]

@@ -73,8 +73,8 @@ def add_rounded(total: Tensor, grid: float, std: float, rng: np.random.Generator
     The sums are exact; those that ``out`` has too few digits for are rounded once, afterwards. See `rounded_normals`.
 
     Args:
-        total: float64; moved to the host where it is elsewhere. What is longer than `rounded_normals.LARGEST` steps, or
-            not a number, counts as 0.
+        total: float64; moved to the host where it is elsewhere. It is cut to `rounded_normals.LARGEST` steps, and NaN
+            counts as 0.
         grid: a power of two. std: in units of it.
         out: any float type; may be ``total``.
 

@@ -46,8 +46,7 @@ def has_room(records: int, dimension: int) -> bool:
     """Whether any sum over so many records, each clipped, is within the integers that noise is added to.
 
     A sum of b of them is at most b Delta long, and a step more than 2^-12 Delta / sqrt(d): so with b sqrt(d) <= 2^39 no
-    coordinate has more than 2^51 steps, `rounded_normals.LARGEST`. Beyond it a coordinate counts as 0, by which one
-    record could move it further than by the sensitivity.
+    coordinate has more than 2^51 steps, `rounded_normals.LARGEST`, so none is cut.
     """
     return records**2 * dimension <= 2**78
 

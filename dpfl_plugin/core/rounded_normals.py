@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 CHUNK: Final = 2**16
 LARGEST: Final = 2.0**51
-"""No sum has more steps of its grid: what has, or is not a number, is a broken engine's, and counts as 0."""
+"""No sum has more steps of its grid (`grid.has_room`): what has is a broken engine's, and is cut to it."""
 MOST_STD: Final = 2.0**45
 """Above, errors of floating point would be as long as a step. |round(s x)| stays below 2^50 with it: x < 19."""
 
@@ -105,12 +105,12 @@ def by_numpy(count: int, std: float, draw: Callable[[int], Words]) -> Integers:
 
 
 def nearest(total: Floats, grid: float) -> Floats:
-    """(n,) the integers nearest to ``total`` in units of ``grid``, a power of two; 0 for what is beyond `LARGEST`.
+    """(n,) the integers nearest to ``total`` in units of ``grid``, a power of two, cut to `LARGEST`; 0 for NaN.
 
     None is -0.0, whose sign would be that of what was rounded.
     """
-    scaled = total * (1.0 / grid)
-    return np.where(np.abs(scaled) <= LARGEST, np.rint(scaled) + 0.0, 0.0)
+    scaled = np.nan_to_num(total * (1.0 / grid), nan=0.0)
+    return np.rint(np.clip(scaled, -LARGEST, LARGEST)) + 0.0
 
 
 def undecided(word: np.uint64, u: np.uint64, v: np.uint64) -> Undecided:

@@ -233,7 +233,7 @@ def _decided(word: np.uint64, u: np.uint64, v: np.uint64, other: np.uint64, std:
 def _nearest(scaled: float) -> float:
     """The integer nearest to a sum in units of its grid. 0.0 is added because an integer has no -0.0: with noise that
     is -0.0, too, its sign would be that of the sum before it was rounded."""
-    return np.rint(scaled) + 0.0 if abs(scaled) <= LARGEST else 0.0
+    return np.rint(min(max(scaled, -LARGEST), LARGEST)) + 0.0 if scaled == scaled else 0.0
 
 
 @inlined

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from dpfl_plugin.core import counter_words, device_noise
+from dpfl_plugin.core import device_noise
 from dpfl_plugin.core.counter_words import CounterWords, FreshWords, SeededWords, chacha20, philox
 from dpfl_plugin.core.device_noise import DeviceNoise
 from dpfl_plugin.core.streams import stream_key
@@ -263,12 +263,12 @@ def test_sines_and_cosines_have_their_digits() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_sums_on_the_device_are_rounded_to_the_grid_first(device: str) -> None:
-    totals = torch.tensor([[0.26, math.nan, 1e300], [-0.26, math.inf, 7.0]], dtype=torch.float64, device=device)
+    totals = torch.tensor([[0.26, math.nan, 1e300], [-0.26, -math.inf, 7.0]], dtype=torch.float64, device=device)
     keys, stds = [stream_key(5, "noise", silo=silo) for silo in range(2)], [9.0, 99.0]
-    made, out = noise(seeded(keys), stds, count=3, steps=1, device=device), torch.empty(2, 3, device=device)
+    made, out = noise(seeded(keys), stds, count=3, steps=1, device=device), torch.empty_like(totals)
     made.add_rounded(totals, 0, slice(0, 2), [0.25, 0.5], stds, out)
     drawn = integers(keys, 3, stds)
-    assert (out.cpu() / torch.tensor([[0.25], [0.5]]) - drawn).tolist() == [[1, 0, 0], [-1, 0, 14]]
+    assert (out.cpu() / torch.tensor([[0.25], [0.5]]) - drawn).tolist() == [[1, 0, 2.0**51], [-1, -(2.0**51), 14]]
 
 
 @pytest.mark.parametrize("std", [0.0, math.nan, 2.0**41])
@@ -414,24 +414,32 @@ def test_no_block_of_a_key_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     """The bits that decide come from blocks that no words come from; and of 2 x 3 streams no two share one."""
     blocks: list[tuple[int, ...]] = []
 
-    def seen(key: bytes, counter: Tensor, nonce: list[Tensor]) -> Tensor:
-        rows = zip(*(word.tolist() for word in nonce), strict=True)
-        blocks.extend((number, *row) for row in rows for number in counter.tolist())
-        return chacha20(key, counter, nonce)
+    class Seen(FreshWords):
+        def _blocks(self, what: int, place: tuple[int, int], first: int, count: int) -> bytes:
+            blocks.extend((number, what, *place) for number in range(first, first + count))
+            return super()._blocks(what, place, first, count)
 
-    monkeypatch.setattr(counter_words, "chacha20", seen)
     monkeypatch.setitem(device_noise.PAIRS, "cpu", 8)
-    words, places = FreshWords(), [(row, step) for step in range(3) for row in range(2)]
+    words, places = Seen(), [(row, step) for step in range(3) for row in range(2)]
     device_noise.normals(words, places, 101, torch.device("cpu"))
     assert len(set(blocks)) == len(blocks) == 6 * 13
-    monkeypatch.setattr(
-        words, "_block", lambda what, place, counter: blocks.append((counter, what, *place)) or [0] * 16
-    )
+    # `uniforms` reads the words of a pair again, and one block more.
+    blocks.clear()
     for place in places:
         for pair in range(51):
             words.uniforms(place, pair)
     more = [block for block in blocks if block[1] == 1]
     assert len(set(more)) == len(more) == 6 * 51 and not {block[1] for block in blocks} - {0, 1}
+
+
+@given(first=st.integers(0, 2**30), count=st.integers(1, 9), place=st.tuples(*2 * [st.integers(0, 2**31 - 1)]))
+@settings(max_examples=30, deadline=None)
+def test_a_device_and_openssl_draw_the_same_words(first: int, count: int, place: tuple[int, int]) -> None:
+    words, places = FreshWords(), [place, (3, 70)]
+    by_tensors, by_openssl = (
+        draw(places, first, first + count, torch.device("cpu")) for draw in (words._by_tensors, words._by_openssl)
+    )
+    assert torch.equal(by_tensors, by_openssl)
 
 
 def test_fresh_words_are_nobodys_else() -> None:

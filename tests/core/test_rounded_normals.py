@@ -224,12 +224,12 @@ def test_standard_deviations_that_are_refused(std):
 
 
 def test_sums_are_rounded_to_the_grid_before_the_noise_is_added():
-    """out / grid is the nearest integer plus the noise, exactly; what is beyond all grids counts as 0."""
+    """out / grid is the nearest integer plus the noise, exactly; 2^51 at most before it; of NaN 0."""
     total = torch.tensor([0.0, 0.26, -0.26, 1e6 + 0.13, math.nan, math.inf, 1e300], dtype=torch.float64)
     out = torch.empty_like(total)
     key = stream_key(1, "noise")
     draws.add_rounded(total, 0.25, 1000.0, Stream().seek(key), out)
     noise = rounded.by_numpy(7, 1000.0, Stream().seek(key).bit_generator.random_raw)
-    assert (out / 0.25 - torch.from_numpy(noise)).tolist() == [0, 1, -1, 4000001, 0, 0, 0]
+    assert (out / 0.25 - torch.from_numpy(noise)).tolist() == [0, 1, -1, 4000001, 0, 2.0**51, 2.0**51]
     draws.add_rounded(total, 0.25, 1000.0, Stream().seek(key), total)  # in place
     assert torch.equal(out, total)
