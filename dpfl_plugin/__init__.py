@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.federation import Federation as Federation
     from dpfl_plugin.api.ledgers import Ledger as Ledger
     from dpfl_plugin.api.limits import limits as limits
-    from dpfl_plugin.api.numbers import calibrate as calibrate
-    from dpfl_plugin.api.numbers import epsilon as epsilon
-    from dpfl_plugin.api.numbers import max_steps as max_steps
     from dpfl_plugin.api.plans import plan as plan
     from dpfl_plugin.api.plugins import plugins as plugins
     from dpfl_plugin.api.predictions import predict as predict
@@ -66,6 +63,8 @@ if TYPE_CHECKING:
     from dpfl_plugin.models.fields import Field as Field
     from dpfl_plugin.models.fields import Fields as Fields
     from dpfl_plugin.models.fields import FieldsModel as FieldsModel
+    from dpfl_plugin.privacy.epsilon import calibrate as calibrate
+    from dpfl_plugin.privacy.epsilon import epsilon as epsilon
 
 __version__ = "0.1.0"
 
@@ -74,7 +73,7 @@ _PUBLIC: Final = {
     "account": "dpfl_plugin.api.accounts",
     "attack": "dpfl_plugin.api.attacks",
     "audit": "dpfl_plugin.api.audits",
-    "calibrate": "dpfl_plugin.api.numbers",
+    "calibrate": "dpfl_plugin.privacy.epsilon",
     "Callback": "dpfl_plugin.callbacks",
     "check": "dpfl_plugin.api.checks",
     "check_tables": "dpfl_plugin.api.tables",
@@ -82,7 +81,7 @@ _PUBLIC: Final = {
     "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
     "draft_schema": "dpfl_plugin.api.tables",
     "engines": "dpfl_plugin.api.engine_costs",
-    "epsilon": "dpfl_plugin.api.numbers",
+    "epsilon": "dpfl_plugin.privacy.epsilon",
     "Experiment": "dpfl_plugin.api.experiment",
     "FedAvg": "dpfl_plugin.algorithms.fedavg",
     "FedAvgSync": "dpfl_plugin.algorithms.fedavg_sync",
@@ -101,7 +100,6 @@ _PUBLIC: Final = {
     "LocalizedMBSGD": "dpfl_plugin.algorithms.localized",
     "LocalizedNesterov": "dpfl_plugin.algorithms.smoothed",
     "LocalizedSubgradient": "dpfl_plugin.algorithms.localized",
-    "max_steps": "dpfl_plugin.api.numbers",
     "MBSGD": "dpfl_plugin.algorithms.mb_sgd",
     "MLflow": "dpfl_plugin.callbacks",
     "MRMTL": "dpfl_plugin.algorithms.mr_mtl",

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from dpfl_plugin import __version__, registry
 from dpfl_plugin.api.accounts import rows_of
-from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.data.names import told_apart
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
+from dpfl_plugin.privacy.accountants import named_accountant
 from dpfl_plugin.privacy.signed_page import page
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.tuning.winner import winner_of

@@ -15,14 +15,13 @@ from typing import Any, Final
 
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Setting, in_sums
-from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.api.shared_ledgers import is_ledger, say_notes, shared_rows
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import DataError, UnsupportedError
 from dpfl_plugin.privacy.account import PrivacyAccount, fail
-from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.accountants import Accountant, named_accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, Paper, noble_third_party_epsilon

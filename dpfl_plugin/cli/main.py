@@ -223,6 +223,8 @@ def status(
 
 
 app.command(rich_help_panel=PRIVACY)(privacy_commands.account)
+app.command(rich_help_panel=PRIVACY)(privacy_commands.epsilon)
+app.command(rich_help_panel=PRIVACY)(privacy_commands.calibrate)
 app.command(rich_help_panel=PRIVACY)(privacy_commands.statement)
 app.command(rich_help_panel=PRIVACY)(privacy_commands.plan)
 

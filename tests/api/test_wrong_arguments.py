@@ -226,11 +226,6 @@ OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "compare others": (lambda: dpfl.compare([3]), ("is a int, not a Run",)),
     "open": (lambda: dpfl.Run.open(5), ("folder=5 must be",)),
     "ledger": (lambda: dpfl.Ledger.open(5), ("path=5 must be",)),
-    "an accountant": (
-        lambda: dpfl.epsilon(noise_multiplier=1, steps=1, delta=1e-5, accountant=3),
-        ("accountant=3 must be",),
-    ),
-    "no noise": (lambda: dpfl.max_steps(noise_multiplier=0, epsilon=1, delta=1e-5), ("noise_multiplier=0 must be",)),
 }
 
 

@@ -292,43 +292,6 @@ def test_a_table_for_people(tmp_path: Path) -> None:
     assert len(values) == 2 and float(values[0]) < float(values[1])
 
 
-NUMBERS = ["plan", "--mechanism", "gaussian-wor", "--q", "0.2", "--epsilon", "2", "--delta", "2.5e-6"]
-
-
-def test_by_numbers() -> None:
-    noise = dpfl(*NUMBERS, "--steps", 20000, "--json").json
-    assert noise["noise_multiplier"] == pytest.approx(60.8, abs=0.1) and 1.998 < noise["epsilon"] <= 2
-    steps = dpfl(*NUMBERS, "--sigma", 60, "--json").json
-    assert 19_000 < steps["steps"] < 20_000 and 1.998 < steps["epsilon"] <= 2
-    rdp = dpfl(*NUMBERS, "--steps", 20000, "--accountant", "rdp", "--json").json
-    assert rdp["noise_multiplier"] > 1.8 * noise["noise_multiplier"]
-    assert "releases: epsilon" in dpfl(*NUMBERS, "--sigma", 6, "--solve", "steps").out
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ([], "--steps is missing"),
-        (["--steps", "5", "--sigma", "3"], "--steps is what --solve steps finds"),
-        (["--steps", "5", "--sigma", "3", "--solve", "sigma"], "--sigma is what --solve sigma finds"),
-        (["--solve", "steps"], "--sigma is missing"),
-        (["--solve", "rounds", "--steps", "5"], "--solve='rounds'"),
-        (["--steps", "0"], "--steps=0"),
-        (["--sigma", "0"], "--sigma=0.0"),
-        (["--sigma", "nan"], "--sigma=nan"),
-        (["--steps", "5", "--delta", "1"], "delta=1.0"),
-        (["--steps", "5", "--epsilon", "0"], "--epsilon=0.0"),
-        (["--steps", "5", "--epsilon", "inf"], "--epsilon=inf"),
-        (["--steps", "20000", "--epsilon", "1e-7"], "epsilon=1e-07 is out of reach"),
-        (["--steps", "5", "--accountant", "pdl"], "did you mean 'pld'"),
-        (["--steps", "5", "--view", "server"], "--view belongs to CONFIG"),
-        (["--steps", "5", "--set", "seed=1"], "--set belongs to CONFIG"),
-    ],
-)
-def test_wrong_numbers(words: list[str], part: str) -> None:
-    one_message(dpfl(*NUMBERS, *words), part)
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -342,7 +305,6 @@ def test_wrong_numbers(words: list[str], part: str) -> None:
             ["--set", "privacy={epsilon: 1, noise_multiplier: null}", "--solve", "rounds"],
             "privacy.noise_multiplier is missing: --solve rounds needs it above 0. Add --set privacy.noise_multiplier=",
         ),
-        (["--epsilon", "1", "--q", "0.2"], "--q belongs to --mechanism"),
         (["--epsilon", "1", "--set", "privacy.noise_multiplier=0", "--solve", "rounds"], "without noise"),
         (
             ["--epsilon", "1", "--set", "rounds=null", "--set", "privacy.epsilon=1", "--solve", "cap"],
