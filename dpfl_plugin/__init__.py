@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.smoothed import ConvolutionMBSGD as ConvolutionMBSGD
     from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
     from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
-    from dpfl_plugin.api.accounts import account as account
+    from dpfl_plugin.api.account import account as account
     from dpfl_plugin.api.attacks import attack as attack
     from dpfl_plugin.api.audits import audit as audit
     from dpfl_plugin.api.checks import check as check
@@ -70,7 +70,7 @@ __version__ = "0.1.0"
 
 _PUBLIC: Final = {
     "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
-    "account": "dpfl_plugin.api.accounts",
+    "account": "dpfl_plugin.api.account",
     "attack": "dpfl_plugin.api.attacks",
     "audit": "dpfl_plugin.api.audits",
     "calibrate": "dpfl_plugin.privacy.epsilon",

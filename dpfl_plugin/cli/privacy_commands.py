@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 import dpfl_plugin
 from dpfl_plugin.cli.show import show
 from dpfl_plugin.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpfl_plugin.api.experiment import Experiment
 
 # Options, in the order of the help.
 Settings = Annotated[
@@ -84,15 +87,14 @@ def calibrate(
 def account(
     source: Source,
     settings: Settings = None,
-    of_papers: Annotated[
-        bool, typer.Option("--all", help="Bounds and recipes of papers, too: looser, or not proven (--json has all).")
+    papers: Annotated[
+        bool,
+        typer.Option("--papers", help="Bounds and recipes of papers, too; --json has them anyway."),
     ] = False,
     json: AsJson = False,
 ) -> None:
     """Epsilon of a configuration that has not run yet, of a run, or of all runs that share a ledger."""
-    from dpfl_plugin.cli.account import account_file
-
-    account_file(source, settings or [], of_papers=of_papers, as_json=json)
+    show(dpfl_plugin.account(_experiment(source, settings) if settings else source, papers=papers), json)
 
 
 def statement(
@@ -145,3 +147,10 @@ def plan(
         print_plan(config, settings or [], None, as_json=json)
         return
     plan_file(Question(path=config, settings=tuple(settings or ()), **asked), solve, as_json=json)
+
+
+def _experiment(config: Path, settings: Settings, variant: str | None = None) -> Experiment:
+    """A file's runs; its import takes torch's time, which a ledger does not need."""
+    from dpfl_plugin.api.experiment import Experiment
+
+    return Experiment(config, tuple(settings or ()), variant)

@@ -186,9 +186,8 @@ class Case:
             experiment = self.changed([*settings, f"privacy.noise_multiplier={noise:g}"])
         else:
             noise, rounds = privacy.noise_multiplier, experiment.config.rounds
-            rows: Any = dpfl.account(experiment)
-            own = [row for row in rows if row["accountant"].lower() == privacy.accountant.name]
-            by_view = {row["view"]: row["epsilon"] for row in own}
+            rows = dpfl.account(experiment).rows
+            by_view = {row.view: row.epsilon for row in rows if row.accountant.lower() == privacy.accountant.name}
             spent = {"server": by_view["server, worst case"], "third_party": by_view["third party"]}
         words = ["dpfl", "run", str(experiment.path)]
         words += [] if experiment.variant is None else ["--variant", experiment.variant]

@@ -17,16 +17,9 @@ from tests.cli.command import dpfl as command
 from tests.cli.command import write
 
 VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
-IN_WORDS_OF_PYTHON = {
-    "--all shows bounds and recipes of papers, too.": "Its rows have bounds and recipes of papers, too.",
-    "--json": "its key error",
-}
 RESULTS = {
     "check": ({}, dpfl.check, ["check"]),
     "check, of variants": ({"variants": VARIANTS}, dpfl.check, ["check"]),
-    "account": ({}, dpfl.account, ["account"]),
-    "account, of variants": ({"variants": VARIANTS}, dpfl.account, ["account"]),
-    "account, by a paper's bound": ({"privacy": {"accountant": "paper"}}, dpfl.account, ["account"]),
     "plan": ({}, lambda path: dpfl.plan(path, epsilon=2.0), ["plan", "--epsilon", "2.0"]),
     "plan, of rates": (
         {},
@@ -63,10 +56,7 @@ def words(text: str) -> list[str]:
 def test_it_prints_what_the_command_prints(tmp_path: Path, changes: dict[str, Any], call: Any, said: Any) -> None:
     path = write(tmp_path, changes)
     found, done = call(path), command(*said, *([path] if said[0] != "list" or "--for" in said else []))
-    text = done.out
-    for of_command, of_python in IN_WORDS_OF_PYTHON.items():
-        text = text.replace(of_command, of_python)
-    assert done.code == 0 and "--json" not in str(found) and " ".join(words(str(found))) == " ".join(words(text))
+    assert done.code == 0 and " ".join(words(str(found))) == " ".join(words(done.out))
     assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
     if isinstance(found, dict | list) and said[0] != "check":
         if said[0] != "list":

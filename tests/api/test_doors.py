@@ -178,7 +178,7 @@ def test_accounts_plans_predictions_and_reports_are_those_of_the_commands(tmp_pa
     path, shared = write(tmp_path, changes), tmp_path / "shared.jsonl"
     run = dpfl.load(path).run(ledger=shared)
     for what, given in ((path, dpfl.load(path)), (run.folder, run), (shared, str(shared))):
-        assert dpfl.account(given) == command("account", what, "--json").json
+        assert dpfl.account(given).to_dict() == command("account", what, "--json").json
     answer = dpfl.plan(dpfl.load(path), epsilon=2.0, delta=1e-4, view="third_party")
     words = ("--epsilon", 2.0, "--delta", 1e-4, "--view", "third_party", "--json")
     assert answer == command("plan", path, *words).json and answer["value"] > 0

@@ -116,7 +116,7 @@ def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a
     assert f"{answer['value']:g}" in str(dpfl.plan(mine, epsilon=3)) and "with privacy.epsilon=3" in str(
         dpfl.plan(mine, epsilon=3)
     )
-    rows = {(row["view"], row["accountant"]): row["epsilon"] for row in dpfl.account(mine)}
+    rows = {(row.view, row.accountant): row.epsilon for row in dpfl.account(mine).rows}
     assert rows["server, worst case", "PLD"] == pytest.approx(run.epsilon)
     assert dpfl.audit(mine, canaries=20, rounds=1).consistent
     again = mine.with_(seed=3).run(out="again", progress=False)

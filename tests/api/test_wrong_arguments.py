@@ -216,7 +216,7 @@ OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "plan": (lambda: dpfl.plan(5), ("experiment=5 must be",)),
     "plan for words": (lambda: dpfl.plan("x.yaml", epsilon="much"), ("epsilon='much' must be",)),
     "check": (lambda: dpfl.check(5), ("experiment=5 must be",)),
-    "account": (lambda: dpfl.account(5), ("account needs an experiment, a run, or a path",)),
+    "account": (lambda: dpfl.account(5), ("experiment=5 must be",)),
     "resume": (lambda: dpfl.resume(5), ("folder=5 must be",)),
     "predict": (lambda: dpfl.predict(5, "x.csv"), ("run=5 must be",)),
     "predict for a frame": (lambda: dpfl.predict("run", 5), ("data is of type int: give the path of",)),
