@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin import registry
+from dpfl_plugin import registry, terminal
 from dpfl_plugin.algorithms.base import Setting, in_sums
-from dpfl_plugin.api import fitting
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.load import load
@@ -132,7 +131,7 @@ class Account(Printed):
 
     def __str__(self) -> str:
         shown = [row for row in self.rows if self.papers or (row.view != RECIPE and row.accountant != Paper.name)]
-        text = fitting.printed(lambda console: _show(console, shown))
+        text = terminal.printed(lambda console: _show(console, shown))
         return text if len(shown) == len(self.rows) else f"{text}\n{PAPERS_HIDDEN}"
 
     __repr__ = __str__
@@ -497,7 +496,7 @@ def _show(console: Console, rows: Sequence[AccountRow]) -> None:
         cells = {row.accountant: row for row in proven if (row.run, row.view) == (run, view)}
         numbers = [_number(cells[name]) if name in cells else "-" for name in accountants]
         table.add_row(run, view, *numbers, digits(next(iter(cells.values())).delta, 6))
-    fitting.show(console, table)
+    terminal.show_table(console, table)
     recipes = {row.run: _number(row) for row in rows if row.view == RECIPE}
     for title, lines in (
         ("views", _bases(proven)),
