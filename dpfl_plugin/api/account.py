@@ -21,7 +21,7 @@ from dpfl_plugin import registry, terminal
 from dpfl_plugin.algorithms.base import Setting, in_sums
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.config.load import load
+from dpfl_plugin.config.load import in_file, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed, counted
@@ -157,7 +157,6 @@ def account(source: Experiment | Run | str | Path, *, papers: bool = False) -> A
     if path is not None and is_ledger(path):
         return Account(tuple(_of_shared(path)), papers)
     from dpfl_plugin.api.experiment import experiment_of
-    from dpfl_plugin.api.running import in_file
 
     experiment = experiment_of(source if path is None else path)
     if is_ledger(experiment.path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import dpfl_plugin
-from dpfl_plugin.cli.show import show
+from dpfl_plugin.cli.output import show
 from dpfl_plugin.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -133,20 +133,16 @@ def plan(
     json: AsJson = False,
 ) -> None:
     """The noise, rounds, local steps, cap or record rate that a privacy budget allows, before anything is trained."""
-    from dpfl_plugin.api.plans import Question
-    from dpfl_plugin.api.tuning import has_tune
-    from dpfl_plugin.cli.plan import plan_file
+    from dpfl_plugin.config.tune import has_tune
 
-    asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "view": view, "variant": variant}
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "view": view}
     if has_tune(config):
-        from dpfl_plugin.cli.tune import print_plan
-
-        for name, value in {"solve": solve, **asked}.items():
+        for name, value in {"solve": solve, "variant": variant, **budget}.items():
             if value is not None:
                 raise ConfigError(OF_TUNING.format(f"--{name}"))
-        print_plan(config, settings or [], None, as_json=json)
+        show(dpfl_plugin.plan_tuning(_experiment(config, settings)), json)
         return
-    plan_file(Question(path=config, settings=tuple(settings or ()), **asked), solve, as_json=json)
+    show(dpfl_plugin.plan(_experiment(config, settings, variant), solve=solve or "sigma", **budget), json)
 
 
 def _experiment(config: Path, settings: Settings, variant: str | None = None) -> Experiment:

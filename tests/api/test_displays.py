@@ -20,17 +20,6 @@ VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
 RESULTS = {
     "check": ({}, dpfl.check, ["check"]),
     "check, of variants": ({"variants": VARIANTS}, dpfl.check, ["check"]),
-    "plan": ({}, lambda path: dpfl.plan(path, epsilon=2.0), ["plan", "--epsilon", "2.0"]),
-    "plan, of rates": (
-        {},
-        lambda path: dpfl.plan(path, epsilon=2.0, solve="rate"),
-        ["plan", "--epsilon", "2.0", "--solve", "rate"],
-    ),
-    "plan, of variants": (
-        {"variants": VARIANTS},
-        lambda path: dpfl.plan(path, epsilon=2.0),
-        ["plan", "--epsilon", "2.0"],
-    ),
     "engines": ({}, dpfl.engines, ["list", "engines", "--for"]),
     "price of a tuning": (
         {

@@ -214,7 +214,6 @@ OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "plugins by number": (lambda: dpfl.plugins(5), ("there is no group 5", "Known: algorithms")),
     "engines": (lambda: dpfl.engines(5), ("experiment=5 must be",)),
     "plan": (lambda: dpfl.plan(5), ("experiment=5 must be",)),
-    "plan for words": (lambda: dpfl.plan("x.yaml", epsilon="much"), ("epsilon='much' must be",)),
     "check": (lambda: dpfl.check(5), ("experiment=5 must be",)),
     "account": (lambda: dpfl.account(5), ("experiment=5 must be",)),
     "resume": (lambda: dpfl.resume(5), ("folder=5 must be",)),

@@ -1,4 +1,4 @@
-"""How a command prints its result."""
+"""What commands print: a result as it displays itself, or as JSON."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dpfl_plugin.runs.folder import to_json
 
 
 class Result(Protocol):
-    """What a verb returns: it displays itself, and has a JSON document."""
+    """What a public function returns."""
 
     def to_dict(self) -> Any:
-        """What ``--json`` prints."""
+        """All of it as plain values."""
+        ...
 
 
 def show(result: Result, as_json: bool) -> None:
-    """Print a result, for people or as JSON."""
+    """Print a result."""
     print(to_json(result.to_dict()) if as_json else result)
