@@ -333,9 +333,7 @@ def list_plugins(
 ) -> None:
     """Installed plugins and their options."""
     if config is None:
-        from dpfl_plugin.cli.plugins import list_group
-
-        list_group(group, as_json=json)
+        show(dpfl_plugin.plugins(group), json)
         return
     if group != "engines":
         raise ConfigError("--for CONFIG is for engines: dpfl list engines --for CONFIG.")

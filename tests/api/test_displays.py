@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import html
-import json
 import pickle
 import re
 from pathlib import Path
@@ -30,8 +29,6 @@ RESULTS = {
         dpfl.plan_tuning,
         ["tune", "--plan"],
     ),
-    "plugins": ({}, lambda _: dpfl.plugins(), ["list"]),
-    "plugins of a group": ({}, lambda _: dpfl.plugins("engines"), ["list", "engines"]),
 }
 
 
@@ -44,14 +41,10 @@ def words(text: str) -> list[str]:
 @pytest.mark.parametrize(("changes", "call", "said"), RESULTS.values(), ids=RESULTS)
 def test_it_prints_what_the_command_prints(tmp_path: Path, changes: dict[str, Any], call: Any, said: Any) -> None:
     path = write(tmp_path, changes)
-    found, done = call(path), command(*said, *([path] if said[0] != "list" or "--for" in said else []))
+    found, done = call(path), command(*said, path)
     assert done.code == 0 and " ".join(words(str(found))) == " ".join(words(done.out))
     assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
-    if isinstance(found, dict | list) and said[0] != "check":
-        if said[0] != "list":
-            assert json.loads(json.dumps(found)) == found
-        assert found == type(found).__mro__[2](found)
-        assert str(copy.deepcopy(found)) == str(pickle.loads(pickle.dumps(found))) == str(found)
+    assert str(copy.deepcopy(found)) == str(pickle.loads(pickle.dumps(found))) == str(found)
 
 
 def test_a_project_is_printed_as_its_command_prints_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

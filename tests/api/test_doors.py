@@ -204,21 +204,16 @@ def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:
 
 
 def test_plugins_and_engines_are_those_of_the_command(tmp_path: Path) -> None:
-    said = command("list", "--json").json
-    for group, found in dpfl.plugins().items():
-        assert [(one.name, one.summary, list(one.options), one.origin) for one in found] == [
-            (one["name"], one["summary"], one["options"], one["from"]) for one in said[group]
-        ]
-    assert dpfl.plugins("engines") == dpfl.plugins()["engines"]
+    installed = dpfl.plugins()
+    assert installed.to_dict() == dpfl.plugins().to_dict() and command("list").out == f"{installed}\n"
+    assert dpfl.plugins("engines").groups == {"engines": installed.groups["engines"]}
     path = write(tmp_path, {"model": {"name": "mlp", "hidden": [3]}})
-    found, said = dpfl.engines(path), command("list", "engines", "--for", path, "--json").json
-    assert found.chosen == "dense" and found.refusal is None
-    assert (found.batch_size, found.dimension, found.participants) == tuple(
-        said[key] for key in ("batch_size", "dimension", "participants")
-    )
-    for one, line in zip(found.engines, said["engines"], strict=True):
-        mine = dataclasses.asdict(one)
-        assert (mine.pop("measured_us") is None) == (line.pop("measured_us") is None) and mine == line
+    costs, said = dpfl.engines(path), command("list", "engines", "--for", path, "--json").json
+    assert costs.chosen == "dense" and costs.refusal is None
+    in_python = costs.to_dict()
+    for item in (*in_python["engines"], *said["engines"]):
+        item["measured_us"] = item["measured_us"] is not None
+    assert in_python == said
 
 
 def test_an_engine_that_a_run_would_refuse_is_refused_in_the_same_words(tmp_path: Path) -> None:
