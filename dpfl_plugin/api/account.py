@@ -120,14 +120,15 @@ class Account(Printed):
     @property
     def runs(self) -> dict[str, list[AccountRow]]:
         """The rows of each run, by its label."""
-        return {
-            label: [row for row in self.rows if row.run == label] for label in dict.fromkeys(r.run for r in self.rows)
-        }
+        runs: dict[str, list[AccountRow]] = {}
+        for row in self.rows:
+            runs.setdefault(row.run, []).append(row)
+        return runs
 
     def to_dict(self) -> Any:
         """What ``--json`` prints: the rows; by label if there are several runs."""
         documents = {label: [row.to_dict() for row in rows] for label, rows in self.runs.items()}
-        return documents if len(documents) > 1 else next(iter(documents.values()))
+        return next(iter(documents.values())) if len(documents) == 1 else documents
 
     def __str__(self) -> str:
         shown = [row for row in self.rows if self.papers or (row.view != RECIPE and row.accountant != Paper.name)]
@@ -149,16 +150,18 @@ def account(source: Experiment | Run | str | Path, *, papers: bool = False) -> A
         ConfigError, DataError: the configuration or its records are wrong, or ``source`` is something else.
         LedgerError: the ledger is damaged; names the line, and what is still proven.
     """
-    path = source.folder if isinstance(source, Run) else Path(source) if isinstance(source, str | Path) else None
-    if path is not None and path.is_dir():
-        config = RunFolder(path).config
-        papers |= config.is_file() and _is_papers(load(config).variants[0].config)
-        return Account(tuple(_of_folder(path)), papers)
-    if path is not None and is_ledger(path):
-        return Account(tuple(_of_shared(path)), papers)
+    source = source.folder if isinstance(source, Run) else source
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if path.is_dir():
+            config = RunFolder(path).config
+            papers |= config.is_file() and _is_papers(load(config).variants[0].config)
+            return Account(tuple(_of_folder(path)), papers)
+        if is_ledger(path):
+            return Account(tuple(_of_shared(path)), papers)
     from dpfl_plugin.api.experiment import experiment_of
 
-    experiment = experiment_of(source if path is None else path)
+    experiment = experiment_of(source)
     if is_ledger(experiment.path):
         raise ConfigError(f"{experiment.path} is a ledger: no setting changes what was released.")
     rows: list[AccountRow] = []

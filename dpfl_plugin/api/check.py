@@ -22,8 +22,7 @@ from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import callbacks_of
 from dpfl_plugin.runs.job import make_job
 from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.silo_settings import told as silo_lines
-from dpfl_plugin.runs.silo_settings import unequal
+from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
 LEFT_OUT: Final = (
     "tune was left out: this is one run of the file's own values, with the whole budget. dpfl plan {0} says what the "
@@ -153,7 +152,7 @@ def _checked(variant: Variant, base: Path, warnings: tuple[str, ...]) -> RunChec
         num_records=parts.num_records,
         unit="persons" if config.privacy.unit == "person" else "records",
         noise_multiplier=parts.noise_multiplier,
-        silos=tuple(silo_lines(parts.own, parts.rules, config)),
+        silos=tuple(describe_silos(parts.own, parts.rules, config)),
         engine=f"{parts.engine.name}: {parts.engine_reason}",
         memory=parts.memory.summary(),
         warnings=(
