@@ -28,20 +28,16 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.smoothed import ConvolutionMBSGD as ConvolutionMBSGD
     from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
     from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
-    from dpfl_plugin.api.accounts import account as account
+    from dpfl_plugin.api.account import account as account
     from dpfl_plugin.api.attacks import attack as attack
     from dpfl_plugin.api.audits import audit as audit
-    from dpfl_plugin.api.checks import check as check
-    from dpfl_plugin.api.engine_costs import engines as engines
+    from dpfl_plugin.api.check import check as check
+    from dpfl_plugin.api.engines import engines as engines
     from dpfl_plugin.api.experiment import Experiment as Experiment
     from dpfl_plugin.api.experiment import load as load
     from dpfl_plugin.api.federation import Federation as Federation
     from dpfl_plugin.api.ledgers import Ledger as Ledger
-    from dpfl_plugin.api.limits import limits as limits
-    from dpfl_plugin.api.numbers import calibrate as calibrate
-    from dpfl_plugin.api.numbers import epsilon as epsilon
-    from dpfl_plugin.api.numbers import max_steps as max_steps
-    from dpfl_plugin.api.plans import plan as plan
+    from dpfl_plugin.api.plan import plan as plan
     from dpfl_plugin.api.plugins import plugins as plugins
     from dpfl_plugin.api.predictions import predict as predict
     from dpfl_plugin.api.privacy import Privacy as Privacy
@@ -66,23 +62,26 @@ if TYPE_CHECKING:
     from dpfl_plugin.models.fields import Field as Field
     from dpfl_plugin.models.fields import Fields as Fields
     from dpfl_plugin.models.fields import FieldsModel as FieldsModel
+    from dpfl_plugin.owners.lifetime import limits as limits
+    from dpfl_plugin.privacy.epsilon import calibrate as calibrate
+    from dpfl_plugin.privacy.epsilon import epsilon as epsilon
 
 __version__ = "0.1.0"
 
 _PUBLIC: Final = {
     "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
-    "account": "dpfl_plugin.api.accounts",
+    "account": "dpfl_plugin.api.account",
     "attack": "dpfl_plugin.api.attacks",
     "audit": "dpfl_plugin.api.audits",
-    "calibrate": "dpfl_plugin.api.numbers",
+    "calibrate": "dpfl_plugin.privacy.epsilon",
     "Callback": "dpfl_plugin.callbacks",
-    "check": "dpfl_plugin.api.checks",
+    "check": "dpfl_plugin.api.check",
     "check_tables": "dpfl_plugin.api.tables",
     "compare": "dpfl_plugin.api.runs",
     "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
     "draft_schema": "dpfl_plugin.api.tables",
-    "engines": "dpfl_plugin.api.engine_costs",
-    "epsilon": "dpfl_plugin.api.numbers",
+    "engines": "dpfl_plugin.api.engines",
+    "epsilon": "dpfl_plugin.privacy.epsilon",
     "Experiment": "dpfl_plugin.api.experiment",
     "FedAvg": "dpfl_plugin.algorithms.fedavg",
     "FedAvgSync": "dpfl_plugin.algorithms.fedavg_sync",
@@ -94,20 +93,19 @@ _PUBLIC: Final = {
     "FieldsModel": "dpfl_plugin.models.fields",
     "init_project": "dpfl_plugin.api.projects",
     "Ledger": "dpfl_plugin.api.ledgers",
-    "limits": "dpfl_plugin.api.limits",
+    "limits": "dpfl_plugin.owners.lifetime",
     "load": "dpfl_plugin.api.experiment",
     "Local": "dpfl_plugin.algorithms.mr_mtl",
     "LocalizedConvolution": "dpfl_plugin.algorithms.smoothed",
     "LocalizedMBSGD": "dpfl_plugin.algorithms.localized",
     "LocalizedNesterov": "dpfl_plugin.algorithms.smoothed",
     "LocalizedSubgradient": "dpfl_plugin.algorithms.localized",
-    "max_steps": "dpfl_plugin.api.numbers",
     "MBSGD": "dpfl_plugin.algorithms.mb_sgd",
     "MLflow": "dpfl_plugin.callbacks",
     "MRMTL": "dpfl_plugin.algorithms.mr_mtl",
     "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
     "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
-    "plan": "dpfl_plugin.api.plans",
+    "plan": "dpfl_plugin.api.plan",
     "plan_tuning": "dpfl_plugin.api.tuning",
     "plugins": "dpfl_plugin.api.plugins",
     "predict": "dpfl_plugin.api.predictions",

@@ -59,8 +59,8 @@ COMMANDS: dict[str, frozenset[str]] = {
     "import dpfl_plugin.privacy.account": LIGHT,
     "account {run} --json": LIGHT | ACCOUNTANTS,
     "account {shared} --json": LIGHT | ACCOUNTANTS,
-    "account --mechanism gaussian --sigma 2 --steps 3 --delta 1e-5": LIGHT | ACCOUNTANTS,
-    "plan --mechanism gaussian --sigma 2 --epsilon 3 --delta 1e-5": LIGHT | ACCOUNTANTS,
+    "epsilon --noise-multiplier 2 --steps 3 --delta 1e-5": LIGHT | ACCOUNTANTS,
+    "calibrate --noise-multiplier 2 --epsilon 3 --delta 1e-5": LIGHT | ACCOUNTANTS,
 }
 
 

@@ -26,6 +26,13 @@ PLUGINS = [
 ]
 
 
+def test_every_public_name_can_be_loaded() -> None:
+    for name in dpfl_plugin.__all__:
+        assert name in dir(dpfl_plugin) and getattr(dpfl_plugin, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'epsylon'"):
+        _ = dpfl_plugin.epsylon
+
+
 def test_the_help_is_in_groups_and_begins_where_a_newcomer_does() -> None:
     """A command without a group would stand before all of them."""
     shown = [command for command in main_module.app.registered_commands if not command.hidden]

@@ -1,22 +1,22 @@
-"""Which plugins are installed."""
+"""`dpfl.plugins`: which plugins are installed."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfl_plugin import registry
-from dpfl_plugin.api import fitting
+from dpfl_plugin import registry, terminal
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, PluginError, nearest
 
-__all__ = ["Plugin", "plugins"]
+__all__ = ["Plugin", "Plugins", "plugins"]
 
 WIDTH: Final = 160
 
@@ -37,66 +37,60 @@ class Plugin:
     origin: str
 
 
-class OfGroup(Printed, list[Plugin]):
-    """The plugins of a group; ``print`` shows what `dpfl list GROUP` does.
+@dataclass(frozen=True, slots=True)
+class Plugins(Printed):
+    """The plugins that are installed.
 
     Attributes:
-        group: "algorithms", "engines", ...
+        groups: those of "algorithms", "engines", ..., by the group's name.
     """
 
-    def __init__(self, group: str, found: Sequence[Plugin]) -> None:
-        super().__init__(found)
-        self.group = group
+    groups: Mapping[str, tuple[Plugin, ...]]
+
+    def __iter__(self) -> Iterator[Plugin]:
+        return itertools.chain.from_iterable(self.groups.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            group: [
+                {"name": item.name, "summary": item.summary, "options": item.options, "from": item.origin}
+                for item in plugins
+            ]
+            for group, plugins in self.groups.items()
+        }
 
     def __str__(self) -> str:
-        return fitting.printed(lambda console: show(console, {self.group: self}), WIDTH)
+        return terminal.printed(self._show, WIDTH)
+
+    __repr__ = __str__
+
+    def _show(self, console: Console) -> None:
+        for group, plugins in self.groups.items():
+            table = Table(title=group, title_justify="left", box=None, pad_edge=False, title_style="bold")
+            for column in ("name", "what it is", "options"):
+                table.add_column(column, overflow="fold")
+            for item in plugins:
+                table.add_row(item.name, escape(item.summary), escape(", ".join(item.options)))
+            console.print(table)
+            console.print()
 
 
-class OfAllGroups(Printed, dict[str, OfGroup]):
-    """All plugins, by group; ``print`` shows what `dpfl list` does."""
-
-    def __str__(self) -> str:
-        return fitting.printed(lambda console: show(console, self), WIDTH)
-
-
-def show(console: Console, found: Mapping[str, Sequence[Plugin]]) -> None:
-    """Print a table for each group."""
-    for name, group in found.items():
-        table = Table(title=name, title_justify="left", box=None, pad_edge=False, title_style="bold")
-        for column in ("name", "what it is", "options"):
-            table.add_column(column, overflow="fold")
-        for plugin in group:
-            table.add_row(plugin.name, escape(plugin.summary), escape(", ".join(plugin.options)))
-        console.print(table)
-        console.print()
-
-
-def plugins(group: str | None = None) -> OfGroup | OfAllGroups:
-    """The plugins that are installed, of this package and of others; as `dpfl list`.
+def plugins(group: str | None = None) -> Plugins:
+    """The plugins that are installed, of this package and of others.
 
     Args:
         group: "algorithms", "engines", "datasets", ...; None: all.
 
-    Returns:
-        those of the group, as a list; all by group, as a dict of lists.
-
     Raises:
         ConfigError: there is no such group.
     """
-    found = plugins_of(group)
-    return found if group is None else found[group]
-
-
-def plugins_of(group: str | None) -> OfAllGroups:
-    """As `plugins`, always by group."""
     if group is not None and group not in registry.GROUPS:
         known = ", ".join(registry.GROUPS)
         close = nearest(group, registry.GROUPS) if isinstance(group, str) else ""
         raise ConfigError(f"there is no group {group!r}{close}. Known: {known}.")
     groups = registry.GROUPS if group is None else [group]
-    return OfAllGroups(
-        (name, OfGroup(name, [_described(name, one) for one in registry.names(name)])) for name in groups
-    )
+    return Plugins({name: tuple(_described(name, item) for item in registry.names(name)) for name in groups})
 
 
 def _described(group: str, name: str) -> Plugin:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin import __version__, registry
-from dpfl_plugin.api.accounts import rows_of
-from dpfl_plugin.api.numbers import named_accountant
+from dpfl_plugin.api.account import account
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.data.names import told_apart
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
+from dpfl_plugin.privacy.accountants import named_accountant
 from dpfl_plugin.privacy.signed_page import page
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.tuning.winner import winner_of
@@ -95,14 +95,14 @@ def _check_epsilons(said: dict[str, Any], files: RunFolder) -> None:
     Raises:
         LedgerError: the ledger holds more. ConfigError: nothing is guaranteed. DataError: the accountant is missing.
     """
-    (rows,) = rows_of(files.path).values()
+    rows = account(files.path).rows
     by = said["accountant"]["name"]
     accountant = next((item for item in map(named_accountant, registry.names("accountants")) if item.name == by), None)
     if accountant is None:
         raise DataError(f"{files.path}: the accountant {by!r} of its statement is not installed.")
     if not accountant.sound:
         raise ConfigError(f"{files.path}: accountant {by} gives no bound ({accountant.caveat}): nobody should sign it.")
-    proven = {row["view"]: row["epsilon"] for row in rows if row["accountant"] == by}
+    proven = {row.view: row.epsilon for row in rows if row.accountant == by}
     if proven["server"] is None:
         raise ConfigError(
             f"{files.path}: by its ledger and its configuration nothing is guaranteed, so there is nothing to sign."

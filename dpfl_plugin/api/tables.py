@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import check_installed
-from dpfl_plugin.errors import ConfigError, Worded, in_python, require
+from dpfl_plugin.errors import ConfigError, Worded, require
 
 if TYPE_CHECKING:
     import pandas
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.data.reading import Read
 
 
+NOTHING_DONE: Final = "Nothing was trained, released or written."
 NOT_PRIVATE: Final = (
     "drafted by looking at the values, which is not private: put the categories and ranges that are known without "
     "looking in their place"
@@ -49,17 +50,18 @@ class CheckedTables(Printed):
     features: tuple[str, ...]
     notes: tuple[str, ...]
 
-    @property
-    def lines(self) -> list[str]:
-        """All of it in words."""
-        return [
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
             *(f"{path}: {count} records, all right" for path, count in self.num_records.items()),
             f"{len(self.features)} features: {', '.join(self.features)}",
             *(f"records: {note}" for note in self.notes),
+            NOTHING_DONE,
         ]
-
-    def __str__(self) -> str:
-        return in_python("\n".join(self.lines))
+        return "\n".join(lines)
 
     __repr__ = __str__
 

@@ -226,6 +226,10 @@ def _tuned(file: TuneFile, base: Path, held: object, out: str | Path | None, pro
 class Price(Printed, dict[str, Any]):
     """What a tuning costs, by its keys; ``print`` shows what `dpfl tune --plan` does."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """What `dpfl tune --plan --json` prints."""
+        return {key: value for key, value in self.items() if key != "lines"}
+
     def __str__(self) -> str:
         return "\n".join(self["lines"])
 

@@ -16,6 +16,7 @@ import typer
 import dpfl_plugin
 from dpfl_plugin import own_folders
 from dpfl_plugin.cli import folder_commands, privacy_commands, project_commands, starting, tool_commands
+from dpfl_plugin.cli.output import show
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
 from dpfl_plugin.errors import ConfigError, DpflError, EarlierNameWarning, system_says
 
@@ -160,9 +161,7 @@ def limits(
     json: AsJson = False,
 ) -> None:
     """Check what the owner of the data on this machine has set (docs/limits.md), and show what is left of it."""
-    from dpfl_plugin.cli.limits import show_limits
-
-    show_limits(file, as_json=json)
+    show(dpfl_plugin.limits(file), json)
 
 
 @app.command("sweep-task", hidden=True)
@@ -223,6 +222,8 @@ def status(
 
 
 app.command(rich_help_panel=PRIVACY)(privacy_commands.account)
+app.command(rich_help_panel=PRIVACY)(privacy_commands.epsilon)
+app.command(rich_help_panel=PRIVACY)(privacy_commands.calibrate)
 app.command(rich_help_panel=PRIVACY)(privacy_commands.statement)
 app.command(rich_help_panel=PRIVACY)(privacy_commands.plan)
 
@@ -331,12 +332,17 @@ def list_plugins(
     json: AsJson = False,
 ) -> None:
     """Installed plugins and their options."""
-    from dpfl_plugin.cli.plugins import list_engines, list_group
-
     if config is None:
-        list_group(group, as_json=json)
-    else:
-        list_engines(group, config, settings or [], as_json=json)
+        show(dpfl_plugin.plugins(group), json)
+        return
+    if group != "engines":
+        raise ConfigError("--for CONFIG is for engines: dpfl list engines --for CONFIG.")
+    from dpfl_plugin.api.experiment import Experiment
+
+    costs = dpfl_plugin.engines(Experiment(config, tuple(settings or ())))
+    show(costs, json)
+    if costs.refusal is not None:
+        raise costs.refusal
 
 
 @app.command(rich_help_panel=TOOLS)

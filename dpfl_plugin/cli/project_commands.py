@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+import dpfl_plugin
+from dpfl_plugin.cli.output import show
 from dpfl_plugin.errors import ConfigError
 
 START = "Start here"
@@ -101,7 +103,7 @@ def init(
     Overwrites nothing, and writes nothing if anything is wrong.
     """
     from dpfl_plugin.api.projects import init_project
-    from dpfl_plugin.cli.init import show
+    from dpfl_plugin.cli import init as command
 
     if data is not None and source is not None:
         raise ConfigError(
@@ -116,7 +118,7 @@ def init(
         raise ConfigError("--guess-label has no meaning without --data.")
     columns = {"label": label, "silo": silo, **of_schema}
     project = init_project(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
-    show(project, schema=drafted)
+    command.show(project, schema=drafted)
 
 
 def check(
@@ -141,9 +143,11 @@ def check(
     Everything wrong with tables is reported together, by file, line, column and value. Exit codes: 0 a run could begin,
     2 it could not.
     """
-    from dpfl_plugin.cli.check import check_file
+    from dpfl_plugin.api.experiment import Experiment
+    from dpfl_plugin.api.tables import check_tables_of
 
-    check_file(config, settings or [], files or [], variant, as_json=json)
+    experiment = Experiment(config, tuple(settings or ()), variant)
+    show(check_tables_of(experiment, files) if files else dpfl_plugin.check(experiment), json)
 
 
 def predict(

@@ -40,8 +40,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, digits_down
-from dpfl_plugin.errors import DataError, LedgerError
-from dpfl_plugin.owners.limits import Limits, own_folder
+from dpfl_plugin.core.text import Printed
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, require
+from dpfl_plugin.owners.limits import NONE_SET, Limits, find_limits, own_folder, read_limits
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import (
@@ -136,6 +137,87 @@ class Total:
             other.filter = chosen_filter(*self._rest, plan)
         other._plans, other._first = [*self._plans, plan], False
         return other
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLimits(Printed):
+    """An owner's limits that are in order, and what agreements have reserved of them.
+
+    Attributes:
+        limits: what the file says: ``folder``, ``epsilon``, ``delta``, ``unit``, ``data``, ``send``; ``source`` is the
+            file.
+        agreements: in the lifetime ledger of these data, each with its ``name``, ``epsilon`` and ``delta``.
+        epsilon_total: the smallest limit on epsilon that affords all of these, at the limits' delta.
+        epsilon_left, delta_left: about what further agreements may come to, 0 or more.
+        exceeded: whether more is agreed than the file allows by now: agreements that are under way stop.
+    """
+
+    limits: Limits
+    agreements: tuple[Reservation, ...]
+    epsilon_total: float
+    epsilon_left: float
+    delta_left: float
+    exceeded: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        owner = self.limits
+        return {
+            "file": owner.source,
+            "folder": str(owner.folder),
+            "data": owner.data,
+            "unit": owner.unit,
+            "epsilon": owner.epsilon,
+            "delta": owner.delta,
+            "send": sorted(owner.send),
+            "agreements": [
+                {"name": item.name, "epsilon": item.epsilon, "delta": item.delta} for item in self.agreements
+            ],
+            "total": self.epsilon_total,
+            "left": {"epsilon": self.epsilon_left, "delta": self.delta_left},
+        }
+
+    def __str__(self) -> str:
+        owner = self.limits
+        lines = [
+            f"{owner.source}: in order",
+            f"  folder {owner.folder}, data {owner.data!r}, each {owner.unit} is protected",
+            f"  besides private releases may be sent: {', '.join(sorted(owner.send)) or 'nothing'}",
+        ]
+        lines += [
+            f"  agreed: epsilon {digits(item.epsilon, 6)} at delta {digits(item.delta, 6)}: {item.name}"
+            for item in self.agreements
+        ]
+        if self.agreements:
+            total = f"epsilon {digits(self.epsilon_total, 6)} at delta {owner.delta:g}"
+            lines.append(f"  together: {total}, whatever decided on later ones: the least limit that affords them all")
+        left = f"about {digits_down(self.epsilon_left, 3)} at {digits_down(self.delta_left, 6)}"
+        lines.append(f"  of epsilon {owner.epsilon:g} at delta {owner.delta:g} there is left: {left}")
+        if self.exceeded:
+            lines.append("  more is agreed than these limits now allow: agreements that are under way stop")
+        return "\n".join(lines)
+
+
+def limits(file: str | Path | None = None) -> OwnerLimits:
+    """Check a limits file (docs/limits.md), and read what is left of its lifetime budget.
+
+    Nothing is made or written, and a silo may be at work meanwhile.
+
+    Args:
+        file: None: the one that counts on this machine.
+
+    Raises:
+        ConfigError: there is no such file, it is wrong, or others can write to it or to the owner's folder.
+        LimitError: the lifetime ledger of the data counts for another unit.
+        LedgerError: that ledger is damaged, or it is missing or was set back: what was released is not known.
+    """
+    require(file is None or isinstance(file, str | Path), "file", file, "be the path of a limits file")
+    owner = find_limits() if file is None else read_limits(Path(file).expanduser().absolute())
+    if owner is None:
+        raise ConfigError(f"{NONE_SET}.")
+    agreements = tuple(read_lifetime(owner))
+    total = Total(owner, agreements)
+    return OwnerLimits(owner, agreements, total.epsilon, *total.left, total.exceeded)
 
 
 class Lifetime:

@@ -13,6 +13,7 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfl_plugin import registry
 from dpfl_plugin.errors import UnsupportedError, require
 from dpfl_plugin.privacy import pld
 from dpfl_plugin.privacy.events import SampledGaussian, Term
@@ -144,6 +145,13 @@ def in_passes(composition: Iterable[Term]) -> tuple[Term, ...]:
 
 
 LEAST_NOISE: Final = 0.01  # one release costs thousands: infinity is an upper bound, and numbers that large overflow
+
+
+def named_accountant(name: str) -> Accountant:
+    """The registered accountant of this name, with its defaults."""
+    require(isinstance(name, str), "accountant", name, "be the name of a registered accountant")
+    accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
+    return accountant
 
 
 def why_infinite(noise_multiplier: float) -> str:

@@ -64,7 +64,7 @@ from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.result import Ended, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded, weak_claims
-from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_cycles, refuse_silos, told, unequal
+from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, describe_silos, in_facts, refuse_cycles, refuse_silos, unequal
 from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.runs.void_statement import void_statement
 
@@ -304,7 +304,7 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
 
 def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
     """What silos with settings of their own have, and what that may cost the others."""
-    for said in told(parts.own, parts.rules, config):
+    for said in describe_silos(parts.own, parts.rules, config):
         hooks.note(said)
     noises = {silo: own.noise_multiplier for silo, own in parts.rules.silos.items()}
     for silo, noise in noises.items():

@@ -167,7 +167,7 @@ def noise_of(
     return found
 
 
-def told(own: OwnSettings, rules: PrivacyRules, config: Config) -> list[str]:
+def describe_silos(own: OwnSettings, rules: PrivacyRules, config: Config) -> list[str]:
     """A line on each silo with settings of its own, for who begins the run."""
     lines = []
     for silo, name in sorted(own.names.items()):

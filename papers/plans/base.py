@@ -180,15 +180,17 @@ class Case:
         """
         experiment = self.changed(settings)
         privacy = experiment.config.privacy
+
+        spent: Mapping[str, float | None]
         if privacy.noise_multiplier is None:
-            answer: dict[str, Any] = dpfl.plan(experiment)
-            noise, rounds, spent = answer["value"], answer["rounds"], answer["epsilon"]
+            planned = dpfl.plan(experiment).run
+            assert planned.value is not None
+            noise, rounds, spent = planned.value, planned.rounds, planned.epsilon
             experiment = self.changed([*settings, f"privacy.noise_multiplier={noise:g}"])
         else:
-            noise, rounds = privacy.noise_multiplier, experiment.config.rounds
-            rows: Any = dpfl.account(experiment)
-            own = [row for row in rows if row["accountant"].lower() == privacy.accountant.name]
-            by_view = {row["view"]: row["epsilon"] for row in own}
+            noise, rounds = privacy.noise_multiplier, experiment.config.rounds or 0
+            rows = dpfl.account(experiment).rows
+            by_view = {row.view: row.epsilon for row in rows if row.accountant.lower() == privacy.accountant.name}
             spent = {"server": by_view["server, worst case"], "third_party": by_view["third party"]}
         words = ["dpfl", "run", str(experiment.path)]
         words += [] if experiment.variant is None else ["--variant", experiment.variant]

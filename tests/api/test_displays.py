@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import html
-import json
 import pickle
 import re
 from pathlib import Path
@@ -17,27 +16,9 @@ from tests.cli.command import dpfl as command
 from tests.cli.command import write
 
 VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
-IN_WORDS_OF_PYTHON = {
-    "--all shows bounds and recipes of papers, too.": "Its rows have bounds and recipes of papers, too.",
-    "--json": "its key error",
-}
 RESULTS = {
     "check": ({}, dpfl.check, ["check"]),
     "check, of variants": ({"variants": VARIANTS}, dpfl.check, ["check"]),
-    "account": ({}, dpfl.account, ["account"]),
-    "account, of variants": ({"variants": VARIANTS}, dpfl.account, ["account"]),
-    "account, by a paper's bound": ({"privacy": {"accountant": "paper"}}, dpfl.account, ["account"]),
-    "plan": ({}, lambda path: dpfl.plan(path, epsilon=2.0), ["plan", "--epsilon", "2.0"]),
-    "plan, of rates": (
-        {},
-        lambda path: dpfl.plan(path, epsilon=2.0, solve="rate"),
-        ["plan", "--epsilon", "2.0", "--solve", "rate"],
-    ),
-    "plan, of variants": (
-        {"variants": VARIANTS},
-        lambda path: dpfl.plan(path, epsilon=2.0),
-        ["plan", "--epsilon", "2.0"],
-    ),
     "engines": ({}, dpfl.engines, ["list", "engines", "--for"]),
     "price of a tuning": (
         {
@@ -48,8 +29,6 @@ RESULTS = {
         dpfl.plan_tuning,
         ["tune", "--plan"],
     ),
-    "plugins": ({}, lambda _: dpfl.plugins(), ["list"]),
-    "plugins of a group": ({}, lambda _: dpfl.plugins("engines"), ["list", "engines"]),
 }
 
 
@@ -62,17 +41,10 @@ def words(text: str) -> list[str]:
 @pytest.mark.parametrize(("changes", "call", "said"), RESULTS.values(), ids=RESULTS)
 def test_it_prints_what_the_command_prints(tmp_path: Path, changes: dict[str, Any], call: Any, said: Any) -> None:
     path = write(tmp_path, changes)
-    found, done = call(path), command(*said, *([path] if said[0] != "list" or "--for" in said else []))
-    text = done.out
-    for of_command, of_python in IN_WORDS_OF_PYTHON.items():
-        text = text.replace(of_command, of_python)
-    assert done.code == 0 and "--json" not in str(found) and " ".join(words(str(found))) == " ".join(words(text))
+    found, done = call(path), command(*said, path)
+    assert done.code == 0 and " ".join(words(str(found))) == " ".join(words(done.out))
     assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
-    if isinstance(found, dict | list) and said[0] != "check":
-        if said[0] != "list":
-            assert json.loads(json.dumps(found)) == found
-        assert found == type(found).__mro__[2](found)
-        assert str(copy.deepcopy(found)) == str(pickle.loads(pickle.dumps(found))) == str(found)
+    assert str(copy.deepcopy(found)) == str(pickle.loads(pickle.dumps(found))) == str(found)
 
 
 def test_a_project_is_printed_as_its_command_prints_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,12 +178,10 @@ def test_accounts_plans_predictions_and_reports_are_those_of_the_commands(tmp_pa
     path, shared = write(tmp_path, changes), tmp_path / "shared.jsonl"
     run = dpfl.load(path).run(ledger=shared)
     for what, given in ((path, dpfl.load(path)), (run.folder, run), (shared, str(shared))):
-        assert dpfl.account(given) == command("account", what, "--json").json
+        assert dpfl.account(given).to_dict() == command("account", what, "--json").json
     answer = dpfl.plan(dpfl.load(path), epsilon=2.0, delta=1e-4, view="third_party")
     words = ("--epsilon", 2.0, "--delta", 1e-4, "--view", "third_party", "--json")
-    assert answer == command("plan", path, *words).json and answer["value"] > 0
-    two = write(tmp_path, {"variants": VARIANTS}, "two.yaml")
-    assert dpfl.plan(two, epsilon=2.0) == command("plan", two, "--epsilon", 2.0, "--json").json
+    assert answer.to_dict() == command("plan", path, *words).json
     made = [dpfl.write_report(tmp_path / "runs", tmp_path / "one", html=False, where={"seed": 3})]
     said = command("report", tmp_path / "runs", "--out", tmp_path / "other", "--no-html", "--where", "seed=3")
     assert said.code == 0 and made[0].table.rows[0][0] in said.out
@@ -206,21 +204,16 @@ def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:
 
 
 def test_plugins_and_engines_are_those_of_the_command(tmp_path: Path) -> None:
-    said = command("list", "--json").json
-    for group, found in dpfl.plugins().items():
-        assert [(one.name, one.summary, list(one.options), one.origin) for one in found] == [
-            (one["name"], one["summary"], one["options"], one["from"]) for one in said[group]
-        ]
-    assert dpfl.plugins("engines") == dpfl.plugins()["engines"]
+    installed = dpfl.plugins()
+    assert installed.to_dict() == dpfl.plugins().to_dict() and command("list").out == f"{installed}\n"
+    assert dpfl.plugins("engines").groups == {"engines": installed.groups["engines"]}
     path = write(tmp_path, {"model": {"name": "mlp", "hidden": [3]}})
-    found, said = dpfl.engines(path), command("list", "engines", "--for", path, "--json").json
-    assert found.chosen == "dense" and found.refusal is None
-    assert (found.batch_size, found.dimension, found.participants) == tuple(
-        said[key] for key in ("batch_size", "dimension", "participants")
-    )
-    for one, line in zip(found.engines, said["engines"], strict=True):
-        mine = dataclasses.asdict(one)
-        assert (mine.pop("measured_us") is None) == (line.pop("measured_us") is None) and mine == line
+    costs, said = dpfl.engines(path), command("list", "engines", "--for", path, "--json").json
+    assert costs.chosen == "dense" and costs.refusal is None
+    in_python = costs.to_dict()
+    for item in (*in_python["engines"], *said["engines"]):
+        item["measured_us"] = item["measured_us"] is not None
+    assert in_python == said
 
 
 def test_an_engine_that_a_run_would_refuse_is_refused_in_the_same_words(tmp_path: Path) -> None:
@@ -273,16 +266,16 @@ def test_a_check_says_what_a_run_would_be_and_writes_nothing(tmp_path: Path, mon
     budget = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}
     path = write(tmp_path, {"privacy": budget, "out": "runs"})
     before = sorted(tmp_path.rglob("*"))
-    found = dpfl.check(path)
+    found = dpfl.check(path).run
     assert sorted(tmp_path.rglob("*")) == before
     run = dpfl.load(path).run()
     ledger = dpfl.Ledger.open(run.folder)
     assert found.folder == run.folder and found.rounds == run.result["rounds"] == 6
     assert found.noise_multiplier == ledger.facts["noise_multiplier"]
     assert list(found.num_records) == ledger.facts["num_records"] and found.engine and found.memory
-    again = dpfl.check(path)  # also where the run is there by now
+    again = dpfl.check(path).run  # also where the run is there by now
     assert dataclasses.replace(again, memory=found.memory) == found
     both = dpfl.check(write(tmp_path, {"variants": VARIANTS}, "two.yaml"))
-    assert list(both) == list(VARIANTS)
+    assert [item.run for item in both.runs] == list(both.to_dict()) == list(VARIANTS)
     with pytest.raises(ConfigError, match=r"two\.yaml \(variant fedavg\): .*silo_rate"):
         dpfl.check(write(tmp_path, {"variants": VARIANTS, "silo_rate": 0.01}, "two.yaml"))

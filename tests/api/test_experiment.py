@@ -109,14 +109,12 @@ def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a
     run = dpfl.train(federation, **given, rounds=3, seed=3, out="trained", progress=False)
     assert "data: Federation(120 records" in str(mine) and "algorithm: {name: fedavg, local_steps: 2" in str(mine)
     assert mine.config.out == "runs"  # and not above the temporary folder of its file
-    checked = dpfl.check(mine)
+    checked = dpfl.check(mine).run
     assert checked.num_records == (45, 45) and checked.noise_multiplier == run.result["noise_multiplier"]
-    answer = dpfl.plan(mine)
-    assert answer["value"] == run.result["noise_multiplier"] and "command" not in answer
-    assert f"{answer['value']:g}" in str(dpfl.plan(mine, epsilon=3)) and "with privacy.epsilon=3" in str(
-        dpfl.plan(mine, epsilon=3)
-    )
-    rows = {(row["view"], row["accountant"]): row["epsilon"] for row in dpfl.account(mine)}
+    planned = dpfl.plan(mine)
+    assert planned.run.value == run.result["noise_multiplier"] and "command" not in planned.to_dict()
+    assert "with privacy.epsilon=3" in str(dpfl.plan(mine, epsilon=3))
+    rows = {(row.view, row.accountant): row.epsilon for row in dpfl.account(mine).rows}
     assert rows["server, worst case", "PLD"] == pytest.approx(run.epsilon)
     assert dpfl.audit(mine, canaries=20, rounds=1).consistent
     again = mine.with_(seed=3).run(out="again", progress=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import math
 import signal
 import subprocess
@@ -19,7 +18,6 @@ from torch.utils.data import TensorDataset
 import dpfl_plugin as dpfl
 from dpfl_plugin.algorithms.fedavg import FedSGD
 from dpfl_plugin.api import private_oracle
-from dpfl_plugin.cli.account import account_file
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.errors import (
     BudgetError,
@@ -54,12 +52,9 @@ def made(path, model=None, data=(X, Y), privacy=GIVEN, **more):
     return dpfl.PrivateOracle.of(net() if model is None else model, data, privacy=privacy, ledger=path, **more)
 
 
-def accounted(path, capsys):
-    """The server's epsilon of all that a ledger holds, as the command says."""
-    capsys.readouterr()
-    account_file(path, [], of_papers=False, as_json=True)
-    rows = next(rows for label, rows in json.loads(capsys.readouterr().out).items() if label.startswith("total"))
-    return next(row["epsilon"] for row in rows if row["accountant"] == "filter")
+def accounted(path):
+    """The server's epsilon of all that a ledger holds."""
+    return next(row.epsilon for row in dpfl.account(path).rows if row.accountant == "filter")
 
 
 def test_its_steps_are_registered_and_a_limit_of_the_ledger_is_kept(tmp_path):
@@ -107,7 +102,7 @@ def test_its_epsilon_is_that_of_the_ledger_through_several_oracles(tmp_path, cap
                 oracle.backward()
         said.append(oracle.epsilon)
         total.append(oracle.ledger_epsilon)
-        assert total[-1] == accounted(path, capsys) == dpfl.Ledger.open(path).epsilon(1e-5)
+        assert total[-1] == accounted(path) == dpfl.Ledger.open(path).epsilon(1e-5)
     assert said[0] > said[1] > 0 and total[1] > total[0] > said[0]  # what was registered, and not only what was made
     assert sum(charge.count for charge in dpfl.Ledger.open(path).charges) == 5
     assert len({(charge.round, charge.noise_id) for charge in dpfl.Ledger.open(path).charges}) == 5

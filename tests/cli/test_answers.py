@@ -21,18 +21,6 @@ privacy: {clip_norm: 1, noise_multiplier: 4, record_rate: 0.5}
 """
 
 
-@pytest.mark.parametrize("option", [("--delta", 1e-6), ("--sigma", 3), ("--q", 0.5), ("--accountant", "rdp")])
-def test_account_does_not_ignore_an_option_that_a_configuration_has_no_use_for(tmp_path: Path, option: Any) -> None:
-    done = dpfl("account", write(tmp_path, {}), *option)
-    assert done.code == 2
-    assert f"{option[0]} belongs to --mechanism" in done.err
-
-
-def test_account_says_how_many_of_the_rounds_fit(tmp_path: Path) -> None:
-    done = dpfl("account", write(tmp_path, {"rounds": 500, "privacy": {"epsilon": 2.0}}))
-    assert "of the 500 asked for fit epsilon 2" in done.out
-
-
 def silos(folder: Path, shift: float = 0.0) -> None:
     for place, site in enumerate(("a", "b")):
         rows = [f"{i + shift + place / 2},{(i * 7) % 5},{('no', 'yes')[i % 2]}" for i in range(20)]

@@ -137,9 +137,9 @@ def test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_g
     text = (out / "tuning.md").read_text()
     assert f"e^{EPSILON:g}" in text and f"{alone:.3g}" not in text
     # Nor do account and report.
-    first, *rest = dpfl_python.account(winner)
-    assert first["view"] == "guarantee, of the tuning" and first["epsilon"] == EPSILON
-    assert all("guarantee nothing" in row["note"] for row in rest) and rest[0]["epsilon"] == pytest.approx(alone)
+    first, *rest = dpfl_python.account(winner).rows
+    assert first.view == "guarantee, of the tuning" and first.epsilon == EPSILON
+    assert all("guarantee nothing" in row.note for row in rest) and rest[0].epsilon == pytest.approx(alone)
     assert "guarantee nothing" in re.sub(r"\s+", " ", dpfl("account", winner.folder).out)
     reported = read_run(winner.folder)
     assert reported.guarantee is not None and reported.guarantee.server == EPSILON == reported.guarantee.third_party

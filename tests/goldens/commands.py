@@ -95,7 +95,7 @@ class Stage:
         return path
 
 
-NUMBERS: Final[Words] = ("--mechanism", "gaussian-wor", "--q", "0.1", "--delta", "1e-5")
+NUMBERS: Final[Words] = ("--record-rate", "0.1", "--steps", "100", "--delta", "1e-5")
 COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "run": lambda stage: ("run", "plain.yaml", "--out", "run"),
     "run, finished before": lambda stage: ("run", "plain.yaml", "--out", stage.finished.parents[1]),
@@ -112,11 +112,11 @@ COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "account": lambda stage: ("account", "solved.yaml"),
     "account, variants": lambda stage: ("account", "variants.yaml"),
     "account of a run": lambda stage: ("account", stage.finished),
-    "account of a mechanism": lambda stage: ("account", *NUMBERS, "--sigma", "1.1", "--steps", "100"),
+    "epsilon": lambda stage: ("epsilon", *NUMBERS, "--noise-multiplier", "1.1"),
+    "calibrate": lambda stage: ("calibrate", *NUMBERS, "--epsilon", "2"),
     "plan": lambda stage: ("plan", "solved.yaml"),
     "plan, rounds": lambda stage: ("plan", "plain.yaml", "--solve", "rounds", "--epsilon", "5"),
     "plan, third party": lambda stage: ("plan", "third party.yaml", "--view", "third_party"),
-    "plan of a mechanism": lambda stage: ("plan", *NUMBERS, "--steps", "100", "--epsilon", "2"),
     "audit": lambda stage: ("audit", "large.yaml", "--canaries", "20", "--rounds", "2"),
     "audit, wrong": lambda stage: ("audit", "plain.yaml", "--canaries", "0"),
     "attack": lambda stage: ("attack", "plain.yaml", "--repeats", "1", "--rounds", "2", "--out", "attack"),

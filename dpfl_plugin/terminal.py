@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -14,7 +16,7 @@ WIDTH: Final = 100  # where there is no terminal to fit into
 _FRAMES = str.maketrans(dict.fromkeys("│┃║|", " "))
 
 
-def show(console: Console, table: Table) -> None:
+def show_table(console: Console, table: Table) -> None:
     """Print a table of strings; where columns would be so narrow that words are cut, row by row instead."""
     if _is_whole(console, table):
         console.print(table)
@@ -32,8 +34,13 @@ def show(console: Console, table: Table) -> None:
 
 
 def printed(say: Callable[[Console], None], width: int = WIDTH) -> str:
-    """What ``say`` prints, as text: without colours, and without spaces at the ends of lines."""
+    """What ``say`` prints, as text: without colours, and without spaces at the ends of lines.
+
+    Args:
+        width: where stdout is no terminal to fit into.
+    """
     text = io.StringIO()
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else width
     # In Jupyter a console shows what it is given, whatever its file, unless it is told that this is not Jupyter.
     say(Console(file=text, width=width, color_system=None, highlight=False, force_jupyter=False))
     return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").split("\n"))
