@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 from dpfl_plugin.api.reports import Problem, Table, flat, write_report
 from dpfl_plugin.config.load import parse_setting
 
@@ -60,7 +60,7 @@ def _show(table: Table, problems: Sequence[Problem], files: Sequence[str]) -> No
         shown.add_column(escape(column), justify="right" if numeric else "left")
     for row in table.rows[:MOST_ROWS]:
         shown.add_row(*map(escape, row))
-    fitting.show(console, shown)
+    terminal.show_table(console, shown)
     lines = [f"{len(table.rows) - MOST_ROWS} more rows in the files."] if len(table.rows) > MOST_ROWS else []
     lines.append(table.caption)
     lines += [f"left out: {problem.folder}: {problem.reason}" for problem in problems[:MOST_ROWS]]
