@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -29,6 +30,11 @@ def show_table(console: Console, table: Table) -> None:
         for header, cell in zip(headers[1:], others, strict=True):
             if cell:
                 console.print(f"  {header}: {cell}" if header else f"  {cell}", markup=False, soft_wrap=True)
+
+
+def stdout_width() -> int:
+    """As wide as the terminal; without one to fit into, lines are as long as they are."""
+    return Console().width if sys.stdout.isatty() else 200
 
 
 def printed(say: Callable[[Console], None], width: int = WIDTH) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from dpfl_plugin.api.account_text import Accounts, Rows
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.progress import say
-from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.spent import (
     PAPER,
@@ -20,6 +19,7 @@ from dpfl_plugin.api.spent import (
     row,
     spent,
 )
+from dpfl_plugin.config.load import in_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError, DataError

@@ -9,8 +9,8 @@ from typing import Final
 
 from dpfl_plugin import given
 from dpfl_plugin.api.experiment import Experiment, experiment_of
-from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.config.load import in_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, counted

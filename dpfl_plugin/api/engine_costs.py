@@ -15,8 +15,8 @@ from rich.table import Table
 
 from dpfl_plugin import terminal
 from dpfl_plugin.api.experiment import Experiment, experiment_of
-from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.config.load import in_file
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.core.threads import threads
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError

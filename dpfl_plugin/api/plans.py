@@ -14,10 +14,9 @@ from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.plan_text import KEYS, Answer, Planned, PlannedVariants
 from dpfl_plugin.api.rates import enough, rates
-from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
-from dpfl_plugin.config.load import Variant, load
+from dpfl_plugin.config.load import Variant, in_file, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require_argument

@@ -133,8 +133,8 @@ def plan(
 def _plan_file(path: Path, settings: Settings, solve: str | None, asked: Mapping[str, Any], *, as_json: bool) -> None:
     """The plan of a configuration."""
     from dpfl_plugin.api.plans import Question
-    from dpfl_plugin.api.tuning import has_tune
     from dpfl_plugin.cli.plan import plan_file
+    from dpfl_plugin.config.tune import has_tune
 
     if has_tune(path):
         return _of_tuning(path, settings, {"solve": solve, **asked}, as_json=as_json)

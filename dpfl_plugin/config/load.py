@@ -19,7 +19,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
 from dpfl_plugin.config.tune_keys import TuneConfig
 from dpfl_plugin.config.yaml_text import dump, parse, what_is_wrong
-from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
+from dpfl_plugin.errors import ArgumentError, ConfigError, Error, nearest, require_argument, said_of
 from dpfl_plugin.registry import describe
 from dpfl_plugin.synonyms import meant
 
@@ -30,6 +30,11 @@ class Variant:
 
     label: str | None
     config: Config
+
+
+def in_file(error: Error, path: Path, variant: Variant) -> Error:
+    """An error of the same type, which names the file and the variant that it is of."""
+    return said_of(error, f"{path}{f' (variant {variant.label})' if variant.label else ''}: ")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.api import signals
+from dpfl_plugin import interrupts
 from dpfl_plugin.api.federation import KEYS
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, DpflError
 from tests.cli.command import BASE, merged, metrics, one_message, write
@@ -129,7 +129,7 @@ def test_a_run_that_is_there_is_named_in_the_words_of_each_door(
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, {"out": "runs"})
     with monkeypatch.context() as patched:
-        patched.setattr(signals.Stop, "__call__", _after(2))
+        patched.setattr(interrupts.Stop, "__call__", _after(2))
         with pytest.raises(KeyboardInterrupt):
             dpfl.load(path).run()
     with pytest.raises(ConfigError, match=r"Use resume=True to continue it, or another out to start over"):
@@ -142,7 +142,7 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.M
     path = write(tmp_path)
     whole = dpfl.load(path).with_(out=str(tmp_path / "whole")).run()
     with monkeypatch.context() as patched:
-        patched.setattr(signals.Stop, "__call__", _after(3))
+        patched.setattr(interrupts.Stop, "__call__", _after(3))
         with pytest.raises(KeyboardInterrupt):
             dpfl.load(path).with_(out=str(tmp_path / "runs")).run()
     (folder,) = tmp_path.glob("runs/*/*")
@@ -242,7 +242,7 @@ def test_a_profile_is_that_of_the_command(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     plain = dpfl.load(path).with_(seed=9)
     assert plain.run().profile is None and plain.run(profile=True).profile is None
-    assert "finished before, without profile=True: no times were taken" in capsys.readouterr().err
+    assert "finished before, without a profile: no times were taken" in capsys.readouterr().err
     (found.folder / "profile.json").write_text("{")
     with pytest.raises(DataError, match=r"profile\.json cannot be read"):
         _ = found.profile
