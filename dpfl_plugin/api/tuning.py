@@ -26,8 +26,9 @@ from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runtimes.choice import place_here
-from dpfl_plugin.tuning import course, told
 from dpfl_plugin.tuning import price as prices
+from dpfl_plugin.tuning import successive_halving
+from dpfl_plugin.tuning.statement import failed_winner, price_lines, statement
 from dpfl_plugin.tuning.winner import RESULT
 
 if TYPE_CHECKING:
@@ -82,12 +83,12 @@ class Tuning(Mapping[str, Run]):
     @property
     def statement(self) -> str:
         """The guarantee, what the tuning cost and the candidates' scores, in words: `tuning.md`."""
-        return told.statement(self.result, self.folder.name)
+        return statement(self.result, self.folder.name)
 
     @property
     def failure(self) -> str:
         """What to do where the winner failed; "" where it did not."""
-        return told.failed_winner(self.result, why=True)
+        return failed_winner(self.result, why=True)
 
     def to_dict(self) -> dict[str, Any]:
         """What `dpfl tune --json` prints: `result`."""
@@ -232,20 +233,20 @@ def _tuned(
     """
     folder, threads = _folder(file, out), torch.get_num_threads()
     reporter.note(f"folder: {folder}")
-    tuning = course.begin(file, base, folder)
+    tuning = successive_halving.begin(file, base, folder)
     for line in _priced(file, tuning.price)["lines"]:
         reporter.note(line)
     try:
         with stopping(exits=exits) as stop:
             wait = Wait(LEDGER_WAIT, reporter.note, stop)
-            ranked = course.carry_out(tuning, place=place_here, reporter=reporter, stop=stop, wait=wait)
+            ranked = successive_halving.carry_out(tuning, place=place_here, reporter=reporter, stop=stop, wait=wait)
     finally:
         torch.set_num_threads(threads)
     if ranked is None:
         reporter.note(f"interrupted: what is done is saved in {folder}. The same call or command continues.")
         raise KeyboardInterrupt
-    result = course.outcome(tuning, ranked)
-    RunFolder(folder).write_together({RESULT: to_json(result), REPORT: told.statement(result, folder.name)})
+    result = successive_halving.outcome(tuning, ranked)
+    RunFolder(folder).write_together({RESULT: to_json(result), REPORT: statement(result, folder.name)})
     return Tuning(folder, result, held=held)
 
 
@@ -276,13 +277,13 @@ def plan_tuning(experiment: Experiment | str | Path, *, out: str | Path | None =
 
 
 def _price(file: TuneFile, base: Path, out: str | Path | None) -> Price:
-    return _priced(file, course.begin(file, base, _folder(file, out)).price)
+    return _priced(file, successive_halving.begin(file, base, _folder(file, out)).price)
 
 
 def _priced(file: TuneFile, price: prices.Price) -> Price:
-    values, epsilon = course.priced(price), file.config.privacy.epsilon
+    values, epsilon = successive_halving.priced(price), file.config.privacy.epsilon
     assert epsilon is not None
-    return Price(**values, budget=epsilon, lines=told.price_lines(values, epsilon))
+    return Price(**values, budget=epsilon, lines=price_lines(values, epsilon))
 
 
 def _file_of(experiment: Experiment, spec: Mapping[str, Any]) -> tuple[TuneFile, Path, None]:

@@ -1,4 +1,4 @@
-"""What may be asked of a federation besides to train on it: an experiment, a tuning, what a tuning costs."""
+"""What a federation offers besides `dpfl.train`: an experiment, a tuning, what a tuning costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.tuning import Price, Tuning
 
 
-class Asked:
+class Trainable:
     """The part of a `Federation` that needs an algorithm and privacy."""
 
     def experiment(
