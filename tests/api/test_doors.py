@@ -15,6 +15,7 @@ from dpfl_plugin.api.federation import KEYS
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, DpflError
 from tests.cli.command import BASE, merged, metrics, one_message, write
 from tests.cli.command import dpfl as command
+from tests.cli.sweeping import write as write_sweep
 
 VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
 RUNS = {
@@ -155,12 +156,32 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.M
     assert found.result["model_sha256"] == whole.result["model_sha256"]
     assert (moved / "ledger.jsonl").read_bytes() == (whole.folder / "ledger.jsonl").read_bytes()
     assert dpfl.resume(moved).result == found.result  # finished: shown
+    assert command("resume", moved, "--json").json == found.result
     monkeypatch.chdir(tmp_path)
     renamed = moved.rename(moved.with_name("another"))
     with pytest.raises(ConfigError, match="give it its own name again"):
         dpfl.resume(renamed)
     with pytest.raises(DataError, match="no run began there"):
         dpfl.resume(tmp_path)  # where there is a configuration, and no run
+
+
+@pytest.mark.parametrize("changes", [{}, {"variants": VARIANTS, "compare": [["fedavg", "scaffold"]]}])
+def test_a_command_prints_what_python_returns(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = write(tmp_path, {"rounds": 2, "out": str(tmp_path / "runs"), **changes})
+    shown = dpfl.load(path).run()
+    assert command("run", path).out == f"{shown}\n" and command("run", path, "--json").json == shown.to_dict()
+
+
+def test_a_sweep_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_sweep(tmp_path, {"list": [{"l2": 0.1}, {"l2": 0.2}], "seeds": 2}, {"rounds": 1})
+    plan = dpfl.sweep(path, out=tmp_path / "out", dry_run=True)
+    assert str(plan).count("l2=0.1") == 2 and not (tmp_path / "out").exists()
+    result = dpfl.sweep(path, out=tmp_path / "out", jobs=2)
+    assert result.status.counts["done"] == 4 and result.exit_code == 0 and "l2=0.2" in str(result)
+    assert command("sweep", path, "--out", tmp_path / "out").out == f"{result}\n"
+    assert command("status", tmp_path / "out", "--json").json == json.loads(json.dumps(result.to_dict()))
+    with pytest.raises(ConfigError, match="on='here' must be one of local, slurm, submitit"):
+        dpfl.sweep(path, on="here")
 
 
 def _after(times: int) -> Any:
