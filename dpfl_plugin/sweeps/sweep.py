@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -19,7 +19,7 @@ from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.status import SweepStatus
 from dpfl_plugin.sweeps.submission import Backend, Options
-from dpfl_plugin.sweeps.supervisor import INTERRUPTED
+from dpfl_plugin.sweeps.supervisor import FAILED, INTERRUPTED
 from dpfl_plugin.sweeps.tasks import run_rows, say, try_again
 
 COMPOSES: Final = (
@@ -33,19 +33,22 @@ class SweepResult(Printed):
     """What a call of `sweep` came to.
 
     Attributes:
-        folder: of the sweep. status: of all its runs. submitted: the jobs that Slurm has now.
+        folder: of the sweep. status: of all its runs. submitted: the jobs that Slurm has now. failed: whether a run of
+            this call failed, also where no file of it could say so.
         dry_run: what would be run, and by which batch scripts, where nothing was.
     """
 
     folder: Path
     status: SweepStatus
     submitted: tuple[str, ...] = ()
+    failed: bool = False
     dry_run: str = ""
 
     @property
     def exit_code(self) -> int:
         """Of the command: 1 where runs failed, unless others were submitted."""
-        return int(self.status.counts["failed"] > 0 and not self.submitted and not self.dry_run)
+        failed = self.failed or self.status.counts["failed"] > 0
+        return int(failed and not self.submitted and not self.dry_run)
 
     def to_dict(self) -> dict[str, Any]:
         """What `dpfl status --json` prints of the sweep."""
@@ -124,17 +127,16 @@ def _run_or_submit(
         say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
         return SweepResult(folder, status)
     _register(planned, rows)
-    submitted: Iterable[str] = ()
-    if lock is not None:
-        submitted = submission.submit(planned, rows, options, lock, say)
-    elif run_rows(planned, rows, options.jobs) == INTERRUPTED:
+    submitted = [] if lock is None else submission.submit(planned, rows, options, lock, say)
+    code = run_rows(planned, rows, options.jobs) if lock is None else 0
+    if code == INTERRUPTED:
         say("interrupted; everything that began is saved. The same command continues.")
         raise KeyboardInterrupt
     if planned.ledger is not None:
         say(f"epsilon of all runs together: dpfl account {shlex.quote(str(planned.ledger))}")
     elif _is_private(planned):
         say(COMPOSES)
-    return SweepResult(folder, _status(planned), tuple(submitted))
+    return SweepResult(folder, _status(planned), tuple(submitted), failed=code == FAILED)
 
 
 def _status(planned: Sweep) -> SweepStatus:
