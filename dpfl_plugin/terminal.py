@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Final
@@ -32,14 +33,14 @@ def show_table(console: Console, table: Table) -> None:
                 console.print(f"  {header}: {cell}" if header else f"  {cell}", markup=False, soft_wrap=True)
 
 
-def stdout_width() -> int:
-    """As wide as the terminal; without one to fit into, lines are as long as they are."""
-    return Console().width if sys.stdout.isatty() else 200
-
-
 def printed(say: Callable[[Console], None], width: int = WIDTH) -> str:
-    """What ``say`` prints, as text: without colours, and without spaces at the ends of lines."""
+    """What ``say`` prints, as text: without colours, and without spaces at the ends of lines.
+
+    Args:
+        width: where stdout is no terminal to fit into.
+    """
     text = io.StringIO()
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else width
     # In Jupyter a console shows what it is given, whatever its file, unless it is told that this is not Jupyter.
     say(Console(file=text, width=width, color_system=None, highlight=False, force_jupyter=False))
     return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").split("\n"))

@@ -17,8 +17,8 @@ import torch
 from dpfl_plugin import given, registry
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import all_records
+from dpfl_plugin.api.federation_verbs import FederationVerbs
 from dpfl_plugin.api.objects import backbone_factory, digest, plain
-from dpfl_plugin.api.trainable import Trainable
 from dpfl_plugin.config.load import refusal
 from dpfl_plugin.config.schema import DataConfig
 from dpfl_plugin.core.text import counted
@@ -127,7 +127,7 @@ class _Names(DataSource):
 
 
 @dataclass(frozen=True)
-class Federation(Trainable):
+class Federation(FederationVerbs):
     """Which records, at which silos: what `data` is in a file. Made by one of the functions below.
 
     All of them take the other keys of `data`, too: ``partition``, ``num_silos``, ``test``, ``test_fraction``,

@@ -21,9 +21,10 @@ from dpfl_plugin.errors import ConfigError, DpflError, printable
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.run_status import RunStatus, runs_in
 from dpfl_plugin.sweeps.status import SweepStatus, sweep_status
-from dpfl_plugin.terminal import printed, show_table, stdout_width
+from dpfl_plugin.terminal import printed, show_table
 
 ORDER: Final = ("running", "failed", "interrupted", "done")
+WIDTH: Final = 200  # without a terminal to fit into
 MOST_ROWS: Final = 30  # unless all are asked for
 MOST_SETTINGS, MOST_SIGNS = 3, 40  # of what tells runs of one name apart, in a row; of each value
 MOST_OF_A_REASON: Final = 40  # characters, in a row
@@ -103,7 +104,7 @@ class RunsStatus(Printed):
         """The summary, a table, and how to go on; ``every``: of all runs, not of the first ones only."""
         shown = self.runs if every else self.runs[:MOST_ROWS]
         table = self._table(shown)
-        lines = [*self.summary, printed(lambda console: show_table(console, table), stdout_width())]
+        lines = [*self.summary, printed(lambda console: show_table(console, table), WIDTH)]
         if len(self.runs) > len(shown):
             lines.append(f"and {len(self.runs) - len(shown)} more (--all)")
         for run in shown:

@@ -21,9 +21,10 @@ from dpfl_plugin.core.text import Printed, duration
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.sweeps import manifest, slurm, state, submission
 from dpfl_plugin.sweeps.state import State
-from dpfl_plugin.terminal import printed, show_table, stdout_width
+from dpfl_plugin.terminal import printed, show_table
 
 ORDER: Final[tuple[state.Status, ...]] = ("running", "failed", "lost", "pending", "done")
+WIDTH: Final = 200  # without a terminal to fit into
 MOST_LINES: Final = 12  # of each status, unless all are asked for
 MOST_CONFIGURATIONS: Final = 20  # in the table of scores
 
@@ -89,7 +90,7 @@ class SweepStatus(Printed):
                 table.add_row(str(row.index), row.id, status, Text(_detail(row, known)), Text(row.label))
             if len(shown) < len(chosen):
                 table.add_row("", "", status, f"and {len(chosen) - len(shown)} more (--all)", "")
-        return "\n".join([*self.summary, printed(lambda console: show_table(console, table), stdout_width())])
+        return "\n".join([*self.summary, printed(lambda console: show_table(console, table), WIDTH)])
 
     def __str__(self) -> str:
         return self.text(every=False)
@@ -108,7 +109,7 @@ class SweepStatus(Printed):
             epsilon = "none" if None in spent else places(max(value for value in spent if value is not None), 3)
             table.add_row(Text(name), str(len(runs)), score, epsilon)
         more = len(groups) - MOST_CONFIGURATIONS
-        text = printed(lambda console: show_table(console, table), stdout_width()) if groups else ""
+        text = printed(lambda console: show_table(console, table), WIDTH) if groups else ""
         return f"{text}\nand {more} more configurations" if more > 0 else text
 
     def _by_configuration(self) -> list[tuple[str, list[State]]]:

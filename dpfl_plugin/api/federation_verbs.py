@@ -1,4 +1,4 @@
-"""What a federation offers besides `dpfl.train`: an experiment, a tuning, what a tuning costs."""
+"""What a federation does besides training: an experiment, a tuning, the price of a tuning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.tuning import Price, Tuning
 
 
-class Trainable:
+class FederationVerbs:
     """The part of a `Federation` that needs an algorithm and privacy."""
 
     def experiment(
