@@ -29,26 +29,26 @@ LABEL: Final = {"algorithm": "{}", "seed": "seed {}", "id": "{}"}
 LABELLED_BY: Final = ((), ("algorithm",), ("seed",), ("algorithm", "seed"), ("algorithm", "seed", "id"))
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Mapping[str, Run]):
     """Runs by label, as a table and a plot.
 
-    Args:
+    Attributes:
         by: a measure of the final models that has a column of its own. pairs: of labels, whose difference is stated.
     """
 
-    def __init__(
-        self, runs: Mapping[str, Run], by: str | None = None, *, pairs: Iterable[tuple[str, str]] = ()
-    ) -> None:
-        self._runs, self._by, self._pairs = dict(runs), by, tuple(pairs)
+    runs: Mapping[str, Run]
+    by: str | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
 
     def __getitem__(self, label: str) -> Run:
-        return self._runs[label]
+        return self.runs[label]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._runs)
+        return iter(self.runs)
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self.runs)
 
     def to_dict(self) -> dict[str, Any]:
         """What `dpfl run --json` prints of a file with variants: each run's `result`, by label."""
@@ -59,7 +59,7 @@ class Comparison(Mapping[str, Run]):
         """One for each run: what `table` shows, with "auc" where there are two classes. What a run lacks is None."""
         scores = dict.fromkeys(run.score_name for run in self.values())
         of_two = any(run.positive_class is not None and _pooled(run, AUC) is not None for run in self.values())
-        more = dict.fromkeys([*([] if self._by is None else [self._by]), *([AUC] if of_two else [])])
+        more = dict.fromkeys([*([] if self.by is None else [self.by]), *([AUC] if of_two else [])])
         return [
             {
                 "run": label,
@@ -76,7 +76,7 @@ class Comparison(Mapping[str, Run]):
                 "status": run.status,
                 "seconds": run.result["seconds"],
             }
-            for label, run in self._runs.items()
+            for label, run in self.runs.items()
         ]
 
     @property
@@ -110,7 +110,7 @@ class Comparison(Mapping[str, Run]):
             value = pair[1].score if name in scores else _pooled(pair[1], name)
             return math.inf if value is None or not math.isfinite(value) else sign * value
 
-        return Comparison(dict(sorted(self.items(), key=order)), None if name in scores else name, pairs=self._pairs)
+        return Comparison(dict(sorted(self.items(), key=order)), None if name in scores else name, pairs=self.pairs)
 
     def difference(self, first: str, second: str) -> str:
         """How the accuracies of two runs differ, in words, and whether by more than chance would make them.
@@ -120,8 +120,8 @@ class Comparison(Mapping[str, Run]):
         """
         scores: list[Scored] = []
         for label in (first, second):
-            require(label in self._runs, "label", label, f"be one of {', '.join(self._runs)}")
-            run = self._runs[label]
+            require(label in self.runs, "label", label, f"be one of {', '.join(self.runs)}")
+            run = self.runs[label]
             if (score := Scored.of(run.result, run.config)) is None:
                 name = run.score_name
                 why = "" if name == "accuracy" else f", but {name}: chance is known of shares of right answers only"
@@ -133,7 +133,7 @@ class Comparison(Mapping[str, Run]):
         """Accuracy and epsilon against rounds, a line for each run."""
         private = {run.delta for run in self.values() if not math.isinf(run.epsilon)}
         delta = private.pop() if len(private) == 1 else None
-        return shown(detailed({label: run.lines for label, run in self._runs.items()}, "", delta))
+        return shown(detailed({label: run.lines for label, run in self.runs.items()}, "", delta))
 
     def _cells(self) -> list[list[str]]:
         return [
@@ -145,7 +145,7 @@ class Comparison(Mapping[str, Run]):
         """What columns of measures are averages of, where it is not the same."""
         several = any(run.result["num_silos"] > 1 for run in self.values())
         scores = dict.fromkeys(run.score_name for run in self.values() if run.score is not None)
-        pooled = [key for key in self.rows[0] if key in (self._by, AUC) and key not in scores]
+        pooled = [key for key in self.rows[0] if key in (self.by, AUC) and key not in scores]
         if not several or not scores:
             return ""
         mean = f"{', '.join(scores)}: mean over silos, each counts alike"
@@ -153,7 +153,7 @@ class Comparison(Mapping[str, Run]):
 
     def _differences(self) -> list[str]:
         lines = []
-        for first, second in self._pairs:
+        for first, second in self.pairs:
             if first in self and second in self:
                 scores = [Scored.of(self[label].result, self[label].config) for label in (first, second)]
                 if scores[0] is not None and scores[1] is not None:

@@ -6,6 +6,7 @@ import html
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,21 +38,28 @@ MOST_COLUMNS: Final = 8  # whose private statistics are printed
 UNSPENT: Final = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """The result of a run, read from its folder; `dpfl.train` returns one, and `Run.open` reads it again.
 
     Attributes:
         folder: the run's folder, with all its files.
         result: what `result.json` holds.
+        held: objects of this program that its configuration names. shape: of its records, where that is known.
     """
 
-    def __init__(self, folder: Path, result: Mapping[str, Any], *, held: object = None, shape: Shape | None = None):
-        self.folder, self.result = Path(folder), dict(result)
-        self._files, self._held, self._shape = RunFolder(self.folder), held, shape
+    folder: Path
+    result: dict[str, Any]
+    held: object = None
+    shape: Shape | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the records and other objects that the program gave: who is sent a result is not sent these."""
-        return {**self.__dict__, "_held": None}
+        return {**self.__dict__, "held": None}
+
+    @property
+    def _files(self) -> RunFolder:
+        return RunFolder(self.folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -191,12 +199,11 @@ class Run:
         from dpfl_plugin.runs.predictions import shape_of
 
         config, base = self.config, base_of(self._files.config)
-        told = self._shape is not None or self.result.get("inputs") is not None
-        given.check_all(config.model_dump(), records=not told)
+        known = self.shape is not None or self.result.get("inputs") is not None
+        given.check_all(config.model_dump(), records=not known)
         own_folders.look_in(base)
-        if self._shape is None:
-            self._shape = shape_of(config, base, self.result)
-        return trained_model(self._files, config, *self._shape, Outcome.of_result(self.result))
+        shape = shape_of(config, base, self.result) if self.shape is None else self.shape
+        return trained_model(self._files, config, *shape, Outcome.of_result(self.result))
 
     def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
         """Write the model for other programs into a new folder; see `dpfl_plugin.api.exports.export`."""

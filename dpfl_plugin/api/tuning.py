@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,20 +42,25 @@ REPORT = "tuning.md"
 SOURCE = "Federation.tune"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Tuning(Mapping[str, Run]):
     """A tuning that is done: the winner's run, and the runs of all candidates by what they changed.
 
     Attributes:
-        folder: of the tuning; result: what its `result.json` holds.
+        folder: of the tuning; result: what its `result.json` holds; held: as of a `Run`.
     """
 
-    def __init__(self, folder: Path, result: Mapping[str, Any], *, held: object = None) -> None:
-        self.folder, self.result, self._held = Path(folder), dict(result), held
-        self._folders = {one["label"]: one["folder"] for one in self.result["ranking"]}
+    folder: Path
+    result: dict[str, Any]
+    held: object = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the records and other objects that the program gave, as a `Run`."""
-        return {**self.__dict__, "_held": None}
+        return {**self.__dict__, "held": None}
+
+    @property
+    def _folders(self) -> dict[str, str]:
+        return {candidate["label"]: candidate["folder"] for candidate in self.result["ranking"]}
 
     def __getitem__(self, label: str) -> Run:
         return self._run(self._folders[label])
@@ -153,8 +159,7 @@ class Tuning(Mapping[str, Run]):
         )
 
     def _run(self, folder: str) -> Run:
-        found = Run.open(folder)
-        return Run(found.folder, found.result, held=self._held)
+        return replace(Run.open(folder), held=self.held)
 
 
 def _cell(value: Any) -> str:

@@ -15,10 +15,9 @@ from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.runs.checkpoint import saved_rounds
-from dpfl_plugin.runs.folder import RunFolder, run_folders
+from dpfl_plugin.runs.folder import TAIL, RunFolder, last_object, read_object, run_folders
 
 SILENT_SECONDS: Final = 600.0  # after which a process of another machine is taken for ended
-TAIL: Final = 1 << 16  # bytes that are read of a ledger's end at once
 WRITTEN: Final = ("ledger.jsonl", "metrics.jsonl", "log.txt", "checkpoint")  # while a run goes on
 
 Status = Literal["running", "interrupted", "failed", "done"]
@@ -83,7 +82,7 @@ def runs_in(folder: Path) -> list[RunStatus]:
 
 def run_of(folder: RunFolder, now: float) -> RunStatus:
     """How far one run is."""
-    result, config, line = _json(folder.result), _config(folder), _last_line(folder.metrics)
+    result, config, line = read_object(folder.result) or {}, _config(folder), last_object(folder.metrics)
     heard = _heard(folder, now)
     at_work = folder.at_work() or _elsewhere(folder, heard, ended=bool(result))
     said = str(result.get("status", "interrupted"))
@@ -185,28 +184,6 @@ def _config(folder: RunFolder) -> dict[str, Any]:
         return read_yaml(folder.config)
     except (DpflError, OSError):
         return {}
-
-
-def _last_line(path: Path) -> dict[str, Any]:
-    """The last evaluation; a line that is being written is left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found
-    return {}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _number(value: Any) -> float | None:

@@ -186,7 +186,8 @@ def test_an_interrupted_run_goes_on_and_without_its_objects_says_which_are_missi
     with pytest.raises(ConfigError, match="unfinished run"):
         train(tmp_path, records, model=model, rounds=6, seed=3)
     data, of_model = (line.split(":")[-1] for line in config.read_text().splitlines() if "dpfl_plugin.given" in line)
-    del records, model, whole._held
+    whole = dpfl.Run.open(whole.folder)
+    del records, model
     gc.collect()
     one_message(command("run", config, "--resume", "--out", tmp_path / "python"), f"the records ({data})", of_model)
     with pytest.raises(MissingError, match=of_model):
