@@ -25,7 +25,9 @@ import dpfl_plugin as dpfl
 from benchmarks import machine
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
-from dpfl_plugin.api.running import carried_out, place_here
+from dpfl_plugin.api.training import carried_out
+from dpfl_plugin.config.load import Variant
+from dpfl_plugin.runtimes.choice import place_here
 
 PAGE: Final = "docs/hospitals.md"
 RUNS: Final = ROOT / "runs" / "hospitals"
@@ -112,14 +114,14 @@ class Bench:
         table = dpfl.load(ROOT / "configs" / "tables" / f"{name}.yaml")
         changed = table.with_(**method(how, rate), privacy=privacy, seed=seed, out=str(self.out))
         found = carried_out(
-            changed.config,
+            Variant(None, changed.config),
             changed.base,
             place=place_here(changed.config),
             reporter=_Quiet(),
             stop=lambda: False,
             resume=True,
             picture=False,
-        )
+        ).result
         spent = found["epsilon"]["server"]["epsilon"]
         assert epsilon is None or spent <= epsilon, (name, how, epsilon, spent)
         return dict(found)

@@ -26,8 +26,8 @@ import yaml
 
 from benchmarks.pages import put
 from benchmarks.table import table
-from dpfl_plugin.api.running import import_for_runs
 from dpfl_plugin.cli.main import main as main_of_dpfl
+from dpfl_plugin.sweeps.tasks import import_for_runs
 
 ROUNDS: Final = 60
 EPSILON: Final = 4.0

@@ -15,7 +15,7 @@ from typing import Final
 from typer.testing import CliRunner
 
 from benchmarks.pages import ROOT, put
-from dpfl_plugin.api import quickstart, quickstart_picture
+from dpfl_plugin.api import quickstart
 from dpfl_plugin.cli.main import app
 from dpfl_plugin.config.load import load
 
@@ -95,14 +95,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--picture", action="store_true", help="draw the picture of the tables as they are")
     if parser.parse_args().picture:
-        return quickstart_picture.draw(PICTURE, [kept(name) for name in SEEDS])
+        return quickstart.draw(PICTURE, [kept(name) for name in SEEDS])
     parts = []
     with tempfile.TemporaryDirectory() as folder:
         for name, seeds in SEEDS.items():
             config = ROOT / "configs" / f"{name}.yaml"
             parts.append(quickstart.measured(config, seeds, [f"out={folder}"], tell=print))
             put(PAGE, f"{name} table", shown(parts[-1]))
-    return quickstart_picture.draw(PICTURE, parts)
+    return quickstart.draw(PICTURE, parts)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.attacks import attack as attack
     from dpfl_plugin.api.audits import audit as audit
     from dpfl_plugin.api.check import check as check
+    from dpfl_plugin.api.comparison import compare as compare
     from dpfl_plugin.api.engines import engines as engines
     from dpfl_plugin.api.experiment import Experiment as Experiment
     from dpfl_plugin.api.experiment import load as load
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.projects import init_project as init_project
     from dpfl_plugin.api.reports import write_report as write_report
     from dpfl_plugin.api.runs import Run as Run
-    from dpfl_plugin.api.runs import compare as compare
     from dpfl_plugin.api.signing import statement_to_sign as statement_to_sign
     from dpfl_plugin.api.tables import check_tables as check_tables
     from dpfl_plugin.api.tables import draft_schema as draft_schema
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.owners.lifetime import limits as limits
     from dpfl_plugin.privacy.epsilon import calibrate as calibrate
     from dpfl_plugin.privacy.epsilon import epsilon as epsilon
+    from dpfl_plugin.sweeps.sweep import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -77,7 +78,7 @@ _PUBLIC: Final = {
     "Callback": "dpfl_plugin.callbacks",
     "check": "dpfl_plugin.api.check",
     "check_tables": "dpfl_plugin.api.tables",
-    "compare": "dpfl_plugin.api.runs",
+    "compare": "dpfl_plugin.api.comparison",
     "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
     "draft_schema": "dpfl_plugin.api.tables",
     "engines": "dpfl_plugin.api.engines",
@@ -118,6 +119,7 @@ _PUBLIC: Final = {
     "Scaffold": "dpfl_plugin.algorithms.scaffold",
     "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
     "statement_to_sign": "dpfl_plugin.api.signing",
+    "sweep": "dpfl_plugin.sweeps.sweep",
     "TensorBoard": "dpfl_plugin.callbacks",
     "train": "dpfl_plugin.api.training",
     "tune": "dpfl_plugin.api.tuning",

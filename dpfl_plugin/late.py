@@ -1,4 +1,4 @@
-"""torch, and what writes its tensors, imported when something of them is first used.
+"""torch, what writes its tensors, and pandas, imported when something of them is first used.
 
 Torch takes a second of the processor and 180 MiB, and much of this package only hands its tensors on. So modules that
 commands without any tensor need, such as `dpfl account` of a ledger, import it from here.
@@ -10,7 +10,9 @@ import importlib
 import types
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["tensor_files", "torch"]
+from dpfl_plugin.errors import ConfigError
+
+__all__ = ["pandas_for", "tensor_files", "torch"]
 
 
 class _Late(types.ModuleType):
@@ -30,3 +32,17 @@ if TYPE_CHECKING:
 else:
     torch = _Late("torch")
     tensor_files = _Late("safetensors.torch")
+
+
+def pandas_for(name: str, plain: str) -> types.ModuleType:
+    """pandas, for the attribute ``name``; ``plain`` has the same without it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError(f"{name} needs pandas: pip install pandas. The same as plain values: {plain}.") from error
+    found: types.ModuleType = pandas
+    return found

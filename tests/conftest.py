@@ -15,12 +15,11 @@ import torch
 import typer.main
 
 from dpfl_plugin import own_folders
-from dpfl_plugin.api import pictures as pictures_of_runs
-from dpfl_plugin.api import reports
+from dpfl_plugin.api import plots, reports
 from dpfl_plugin.federation import silo_group
 
 # What draws, by module: the curves of runs, and the plots of reports.
-DRAW = {pictures_of_runs: ("curves",), reports: ("plot", "plot_tradeoff")}
+DRAW = {plots: ("curves",), reports: ("plot", "plot_tradeoff")}
 BESIDE = Path(__file__).resolve().parents[2] / "shared"
 
 

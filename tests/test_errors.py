@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dpfl_plugin
-from dpfl_plugin.api.progress import Teller
+from dpfl_plugin.api.progress import Warnings
 from dpfl_plugin.errors import (
     ArgumentError,
     ConfigError,
@@ -88,7 +88,7 @@ def test_a_setting_is_advised_in_the_words_of_each_door(
 ) -> None:
     for error in (ConfigError(told), ArgumentError(told)):
         assert str(error) == shown and error.as_options == told
-    Teller(bar=False).note(f"warning: {told}")
+    Warnings().note(f"warning: {told}")
     assert capsys.readouterr().err == f"dpfl: warning: {shown}\n"
 
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from dpfl_plugin.api import attack_plots
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.plots import png
-from dpfl_plugin.api.progress import Teller, duration
-from dpfl_plugin.api.running import in_file
+from dpfl_plugin.api.progress import python_reporter
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.attacks import demonstration
 from dpfl_plugin.attacks.demonstration import BOUND_OF_ONE_NOISE, FPR, Inversion, Membership, Note
 from dpfl_plugin.attacks.roc import Measured
-from dpfl_plugin.config.load import Variant
+from dpfl_plugin.config.load import Variant, in_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.core.text import Printed, aligned
+from dpfl_plugin.core.text import Printed, aligned, duration
 from dpfl_plugin.core.threads import threads
 from dpfl_plugin.data.names import called, listed, number_of
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require, require_argument
@@ -174,7 +173,9 @@ def attack(
     require(progress is None or isinstance(progress, bool), "progress", progress, "be True, False or None")
     require(out is None or (isinstance(out, str | Path) and str(out).strip() != ""), "out", out, "be a path")
     options = Options(silo=silo, rounds=rounds, repeats=repeats)
-    return attacked(experiment_of(experiment), options, Teller(progress).note, None if out is None else Path(out))
+    return attacked(
+        experiment_of(experiment), options, python_reporter(progress).note, None if out is None else Path(out)
+    )
 
 
 def attacked(experiment: Experiment, options: Options, note: Note, out: Path | None) -> AttackReport:

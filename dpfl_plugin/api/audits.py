@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.progress import say
-from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.config.load import in_file
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.evidence.audit import Options

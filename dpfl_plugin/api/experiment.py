@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_plugin import own_folders
-from dpfl_plugin.api import pictures
-from dpfl_plugin.api.experiment_text import keys_text
+from dpfl_plugin.api.comparison import Comparison
 from dpfl_plugin.api.objects import plain
-from dpfl_plugin.api.progress import Teller
-from dpfl_plugin.api.running import LEDGER_WAIT, Wait, in_file, of_one_seed, register
-from dpfl_plugin.api.runs import Comparison, Run
-from dpfl_plugin.api.training import check_path, run_config
-from dpfl_plugin.config.load import NO_RUN, Plan, base_of
+from dpfl_plugin.api.runs import Run
+from dpfl_plugin.api.training import check_path, of_one_seed, run_here
+from dpfl_plugin.config.load import NO_RUN, Plan, Variant, base_of
 from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import has_tune
-from dpfl_plugin.config.yaml_text import dump
+from dpfl_plugin.config.yaml_text import dump, flow
 from dpfl_plugin.core.text import Printed
-from dpfl_plugin.errors import ConfigError, DataError, DpflError, require
+from dpfl_plugin.errors import ConfigError, DpflError, require
 from dpfl_plugin.runs.folder import RunFolder
 
 
@@ -96,28 +93,19 @@ class Experiment(Printed):
         Arguments and errors are those of `dpfl.train`; ``out`` is by default the file's key.
         """
         check_path("out", out)
-        check_path("ledger", ledger)
-        plan, done = of_one_seed((self if out is None else self.with_(out=str(out))).loaded()), {}
-        shared = None if ledger is None else Path(ledger)
-        register([one.config for one in plan.variants], self.base, shared, Wait(LEDGER_WAIT), Teller(progress).note)
-        for one in plan.variants:
-            try:
-                done[one.label or one.config.name] = run_config(
-                    one.config,
-                    self.base,
-                    resume=resume,
-                    ledger=ledger,
-                    callbacks=callbacks,
-                    progress=progress,
-                    profile=profile,
-                    label=one.label,
-                    held=self.held,
-                )
-            except (ConfigError, DataError) as error:
-                raise in_file(error, self.path, one) from error
-        if len(plan.variants) > 1:
-            pictures.of_variants(plan.variants[0].config, {label: run.lines for label, run in done.items()})
-        return Comparison(done) if len(done) > 1 else next(iter(done.values()))
+        plan = of_one_seed((self if out is None else self.with_(out=str(out))).loaded())
+        runs = run_here(
+            plan,
+            self.base,
+            resume=resume,
+            ledger=ledger,
+            callbacks=callbacks,
+            progress=progress,
+            profile=profile,
+            held=self.held,
+            source=self.path,
+        )
+        return Comparison(runs, pairs=plan.compare) if len(plan.variants) > 1 else next(iter(runs.values()))
 
     def __str__(self) -> str:
         given, told = self.held.held if isinstance(self.held, _Kept) else None, []
@@ -126,7 +114,7 @@ class Experiment(Printed):
         told += [f"changed: {', '.join(self.settings)}"] if self.settings else []
         federation = given[0] if isinstance(given, tuple) else None
         try:
-            return "\n".join([*told, keys_text(self.loaded().variants, federation)])
+            return "\n".join([*told, _keys_text(self.loaded().variants, federation)])
         except (DpflError, OSError) as error:  # it is not read before it is used
             return "\n".join([*told, str(error)])
 
@@ -201,3 +189,38 @@ def experiment_of(what: Experiment | Run | str | Path) -> Experiment:
     )
     files = RunFolder(Path(path))
     return Experiment(files.config if files.config.is_file() else Path(path))
+
+
+def _keys_text(variants: Sequence[Variant], records: object | None) -> str:
+    """A line for each key; of several variants those that all have alike, then a line for each variant.
+
+    Args:
+        records: what is shown in place of `data`, where a program gave them; None: the keys.
+    """
+    found = {one.label or one.config.name: _keys(one) for one in variants}
+    if records is not None:
+        found = {label: {**keys, "data": records} for label, keys in found.items()}
+    first = next(iter(found.values()))
+    alike = {key: value for key, value in first.items() if all(keys.get(key) == value for keys in found.values())}
+    lines = _lines(alike)
+    for label, keys in found.items() if len(found) > 1 else ():
+        lines.append(f"variant {label}: {', '.join(_lines({k: v for k, v in keys.items() if k not in alike}))}")
+    return "\n".join(lines)
+
+
+def _keys(one: Variant) -> dict[str, Any]:
+    changed = one.config.model_dump(mode="json", exclude_defaults=True)
+    whole = one.config.model_dump(mode="json", exclude_none=True)
+    data = {"dataset": whole["data"]["dataset"], **changed.pop("data", {})}
+    changed.pop("description", None)
+    return {"name": whole["name"], "data": data, "model": whole["model"], **changed}
+
+
+def _lines(keys: dict[str, Any]) -> list[str]:
+    return [f"{key}: {_said(value)}" for key, value in keys.items()]
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict) and set(value) == {"name"}:
+        return str(value["name"])
+    return flow(value) if isinstance(value, dict | list | str | int | float) else str(value)

@@ -20,27 +20,14 @@ from dpfl_plugin.adapters.folder.server import FolderServer, utc
 from dpfl_plugin.adapters.folder.server import Waits as ServerWaits
 from dpfl_plugin.adapters.folder.silo import FolderSilo, Over
 from dpfl_plugin.adapters.folder.silo import Waits as SiloWaits
-from dpfl_plugin.adapters.folder.status import begun_before_the_server, is_shared_folder, read_status
 from dpfl_plugin.adapters.owner import silo_limits
 from dpfl_plugin.adapters.platforms import is_over, over_before
 from dpfl_plugin.api.experiment import Experiment
-from dpfl_plugin.api.progress import duration
 from dpfl_plugin.config.load import mapping_in
+from dpfl_plugin.core.text import duration
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError, LimitError, system_says
 from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.runs.folder import write_atomic
-
-__all__ = [
-    "Outcome",
-    "Waiting",
-    "begun_before_the_server",
-    "is_shared_folder",
-    "new_key_file",
-    "public_keys",
-    "read_status",
-    "serve",
-    "work",
-]
 
 MODEL: Final = "model.safetensors"
 LEAST_POLL, MOST_POLL, GROWS = 0.1, 30.0, 1.3  # seconds between two looks at the folder, while nothing comes

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dpfl_plugin.api.pandas_frames import pandas_for
 from dpfl_plugin.api.prediction_text import measures_lines
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.outcomes import score_key
@@ -18,6 +17,7 @@ from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, in_python, require
+from dpfl_plugin.late import pandas_for
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.runs.asked import ids_of, read, read_array, read_frame, written_otherwise
 from dpfl_plugin.runs.carried import doubts

@@ -1,17 +1,22 @@
-"""How a run that a program began tells how it goes: a bar in a terminal and in Jupyter, elsewhere warnings alone."""
+"""How a run tells a person how it goes: a bar in a terminal and in Jupyter, plain lines in a batch log."""
 
 from __future__ import annotations
 
+import html
+import importlib
+import io
+import secrets
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TextColumn
 
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.text import duration
 from dpfl_plugin.errors import in_python
-from dpfl_plugin.runs.progress_bars import bar_on
 
 if TYPE_CHECKING:
     from dpfl_plugin.federation.progress import Progress as RunProgress
@@ -22,6 +27,11 @@ SEEDED: Final = "randomness seeded"
 # How notes begin that are shown without a terminal, too.
 ALWAYS: Final = (WARNING, SEEDED, "folder: ", FINISHED, "interrupted", "records: ", "silos have ")
 LONGEST: Final = 800  # letters of a note that are shown
+SECONDS_BETWEEN_LINES: Final = 10.0
+ROUNDS_TO_TIME, SECONDS_TO_TIME = 5, 5.0  # either is enough to estimate the time that is left
+HUGE_LOSS: Final = 1e6  # decimal places of it say nothing
+REDRAW_SECONDS: Final = 0.2  # at least, between two pictures in a notebook
+NOTEBOOK_WIDTH: Final = 110  # letters of a line there
 
 
 def say(text: str) -> None:
@@ -29,82 +39,192 @@ def say(text: str) -> None:
     print(f"dpfl: {text}", file=sys.stderr, flush=True)
 
 
-def duration(seconds: float) -> str:
-    """ "42 s", "3 min 5 s" or "2 h 14 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+class Lines:
+    """The reporter of a command in a batch log: every note, and a line at most every ten seconds, besides the last.
+
+    Args:
+        label: of the run, where a file has several. verbose: whether details are shown, too.
+    """
+
+    def __init__(self, label: str = "", *, verbose: bool = False) -> None:
+        self._label, self._verbose, self._pace = label, verbose, _Pace()
+        self._printed_at = 0.0
+        self._line: dict[str, Any] = {}
+        self._shown: dict[str, Any] = {}
+
+    def note(self, text: str) -> None:
+        prefix = f"[{self._label}] " if self._label else ""
+        print(prefix + text.rstrip(), file=sys.stderr, flush=True)
+
+    def detail(self, text: str) -> None:
+        if self._verbose:
+            self.note(text)
+
+    def start(self, rounds: int, done: int) -> None:
+        self._pace.start(rounds, done)
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        self._line = line
+        self._pace.reached(line["round"])
+        if time.monotonic() - self._printed_at >= SECONDS_BETWEEN_LINES:
+            self._show()
+
+    def ticked(self, progress: RunProgress) -> None:
+        self._pace.reached(progress.rounds)
+
+    def end(self) -> None:
+        if self._line and self._line is not self._shown:
+            self._show()
+
+    def _show(self) -> None:
+        self._printed_at, self._shown = time.monotonic(), self._line
+        self.note(f"round {self._line['round']}/{self._pace.rounds}  {numbers(self._line)}  {self._pace.left()}")
 
 
-class Silent:
-    """What a run has to say is in its log.txt."""
+class Warnings:
+    """The reporter of a program that nobody watches: warnings, and where the run's folder is.
 
-    def note(self, text: str) -> None: ...
+    Args:
+        each: whether to tell of each run that it is seeded, or finished before.
+    """
+
+    def __init__(self, *, each: bool = True) -> None:
+        self._always = tuple(word for word in ALWAYS if each or word not in (SEEDED, FINISHED))
+
+    def note(self, text: str) -> None:
+        if text.startswith(self._always):
+            say(_shortened(in_python(text)))
 
     def detail(self, text: str) -> None: ...
 
     def start(self, rounds: int, done: int) -> None: ...
 
-    def evaluated(self, line: object) -> None: ...
+    def evaluated(self, line: dict[str, Any]) -> None: ...
 
-    def ticked(self, progress: object) -> None: ...
+    def ticked(self, progress: RunProgress) -> None: ...
 
     def end(self) -> None: ...
 
 
-class Teller:
-    """A `Reporter` (`training.session`).
+class Bar:
+    """The reporter where a person looks on: every note, and a bar with round, loss, score, epsilon and time left.
 
     Args:
-        bar: whether to show a bar and all notes; None: where a person looks on, in a terminal or in Jupyter.
-        each: whether to tell of each run that it is seeded, or finished before.
-
-    Attributes:
-        notes: what was said, in order.
+        label, verbose: as of `Lines`. python: whether notes name settings as Python does.
     """
 
-    def __init__(self, bar: bool | None = None, *, each: bool = True) -> None:
-        self._always = tuple(word for word in ALWAYS if each or word not in (SEEDED, FINISHED))
-        self._console = Console(stderr=True)
-        self._shown = (self._console.is_terminal or self._console.is_jupyter) if bar is None else bar
+    def __init__(self, console: Console, label: str = "", *, verbose: bool = False, python: bool = False) -> None:
+        self._console, self._label, self._verbose, self._python = console, label, verbose, python
+        self._pace, self._text = _Pace(), ""
         self._bar: Progress | None = None
-        self._text = ""
-        self.notes: list[str] = []
 
     def note(self, text: str) -> None:
-        text = in_python(text)
-        self.notes.append(text)
-        text = text.rstrip() if len(text) <= LONGEST else f"{text[:LONGEST].rstrip()} ... (all of it: log.txt)"
-        if self._shown:
-            self._console.print(text, style="dim", markup=False, highlight=False)
-        elif text.startswith(self._always):
-            say(text)
+        prefix = f"[{self._label}] " if self._label else ""
+        text = _shortened(in_python(text)) if self._python else text
+        self._console.print(prefix + text, style="dim", markup=False, highlight=False)
 
     def detail(self, text: str) -> None:
-        self.notes.append(text)
+        if self._verbose:
+            self.note(text)
 
     def start(self, rounds: int, done: int) -> None:
-        if not self._shown:
-            return
-        self._bar = bar_on(self._console)
-        self._task = self._bar.add_task("training", total=rounds, completed=done, text="")
-        self._rounds = rounds
+        self._pace.start(rounds, done)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+        self._bar = (NotebookBar if self._console.is_jupyter else Progress)(*columns, console=self._console)
+        self._task = self._bar.add_task(self._label or "training", total=rounds, completed=done, text="")
         self._bar.start()
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        key, epsilon = score_key(line), line["epsilon"]["server"]
-        words = [] if line[key] is None else [f"{key.removeprefix('test_')} {line[key]:.4f}"]
-        self._text = "  ".join(words + ([] if epsilon is None else [f"epsilon {places(epsilon, 3)}"]))
+        self._text = numbers(line)
 
     def ticked(self, progress: RunProgress) -> None:
+        self._pace.reached(progress.rounds)
+        text = f"{progress.rounds}/{self._pace.rounds}  {self._text}  {self._pace.left()}"
         if self._bar is not None:
-            text = f"{progress.rounds}/{self._rounds}  {self._text}"
             self._bar.update(self._task, completed=progress.rounds, text=text)
 
     def end(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def python_reporter(progress: bool | None) -> Bar | Warnings:
+    """The reporter of a Python program; ``progress``: whether to show a bar; None: in a terminal and in Jupyter."""
+    console = Console(stderr=True)
+    shown = (console.is_terminal or console.is_jupyter) if progress is None else progress
+    return Bar(console, python=True) if shown else Warnings()
+
+
+def command_reporter(label: str = "", *, verbose: bool = False) -> Bar | Lines:
+    """The reporter of a command: a bar where a person looks on, lines elsewhere."""
+    console = Console(stderr=True)
+    return Bar(console, label, verbose=verbose) if console.is_terminal else Lines(label, verbose=verbose)
+
+
+class NotebookBar(Progress):
+    """Shows itself as one output that is replaced. Rich would need ipywidgets for that, and show nothing without."""
+
+    def start(self) -> None:
+        self._id, self._at = f"dpfl-{secrets.token_hex(8)}", 0.0
+        self._show()
+
+    def update(self, *args: Any, **changes: Any) -> None:
+        super().update(*args, **changes)
+        if time.monotonic() - self._at >= REDRAW_SECONDS:
+            self._show()
+
+    def stop(self) -> None:
+        if self._at:
+            self._show()
+
+    def _show(self) -> None:
+        again, self._at = bool(self._at), time.monotonic()
+        page = Console(file=io.StringIO(), width=NOTEBOOK_WIDTH, force_jupyter=False, force_terminal=False)
+        page.print(self.get_renderable())
+        text = page.file.getvalue().rstrip()  # type: ignore[attr-defined]
+        content = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        importlib.import_module("IPython.display").display(content, raw=True, display_id=self._id, update=again)
+
+
+class _Pace:
+    """The time that is left, by the rounds of this process without its first, which loads and compiles things."""
+
+    def __init__(self) -> None:
+        self.rounds = self.done = self._first = 0
+        self._began: float | None = None
+
+    def start(self, rounds: int, done: int) -> None:
+        self.rounds, self.done, self._first, self._began = rounds, done, done, None
+
+    def reached(self, round: int) -> None:
+        self.done = round
+        if self._began is None and round > self._first:
+            self._first, self._began = round, time.monotonic()
+
+    def left(self) -> str:
+        """In words; empty where nothing is left, or where too few rounds were timed to tell."""
+        finished, left = self.done - self._first, self.rounds - self.done
+        if self._began is None or finished <= 0 or left <= 0:
+            return ""
+        took = time.monotonic() - self._began
+        timed = finished >= ROUNDS_TO_TIME or took >= SECONDS_TO_TIME
+        return f"{duration(took / finished * left)} left" if timed else ""
+
+
+def numbers(line: dict[str, Any]) -> str:
+    """An evaluation in few words."""
+    key = score_key(line)
+    loss, score = line["train_loss"], line[key]
+    epsilon = line["epsilon"]["server"]
+    words = [] if loss is None or score is None else [f"loss {short(loss)}  {key.removeprefix('test_')} {score:.4f}"]
+    return "  ".join(words + ([f"epsilon {places(epsilon, 3)}"] if epsilon is not None else []))
+
+
+def short(loss: float) -> str:
+    """Four places, or as many digits of a number that is so large that training has diverged."""
+    return f"{loss:.4f}" if abs(loss) < HUGE_LOSS else f"{loss:.4g}"
+
+
+def _shortened(text: str) -> str:
+    return text.rstrip() if len(text) <= LONGEST else f"{text[:LONGEST].rstrip()} ... (all of it: log.txt)"

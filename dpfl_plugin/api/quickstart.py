@@ -1,31 +1,49 @@
-"""What `dpfl quickstart` shows: the runs of a file over seeds, measured on the same test records, side by side."""
+"""`dpfl quickstart`: two configurations that ship with the package over seeds, measured on the same test records."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich import box
+from rich.table import Table
 
+from dpfl_plugin import terminal
 from dpfl_plugin.api.experiment import Experiment
-from dpfl_plugin.api.progress import Teller
-from dpfl_plugin.api.running import carried_out, place_here
-from dpfl_plugin.api.runs import Run, Shape
+from dpfl_plugin.api.progress import Warnings
+from dpfl_plugin.api.runs import Run
+from dpfl_plugin.api.training import carried_out
 from dpfl_plugin.config.load import Variant
-from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.base import Federation
-from dpfl_plugin.errors import TrainingError
+from dpfl_plugin.errors import ArgumentError, TrainingError
+from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runtimes.choice import place_here
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HOSPITALS: Final = "hospitals"
 TWO_LABELS: Final = "two_labels"
 """Names of the two files."""
+SEEDS: Final = {HOSPITALS: 5, TWO_LABELS: 3}
+"""Of each file: together they take less than a minute."""
+PICTURE: Final = "quickstart.png"
+WIDTH: Final = 100  # of the remarks
 CONFIDENCE: Final = 0.95
 BETTER, WORSE, SAME = "better", "worse", "not told apart"
 PUBLISHED: Final = {
@@ -140,6 +158,82 @@ class Part:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Quickstart(Printed):
+    """What the quickstart measured.
+
+    Attributes:
+        folder: of the runs' folders, and of the picture.
+    """
+
+    parts: tuple[Part, ...]
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers."""
+        return {part.name: part.plain() for part in self.parts}
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                *map(_shown, self.parts),
+                f"Picture: {self.folder / PICTURE}",
+                f"Each run's folder, with its privacy statement: {self.folder}/*/*/privacy.md",
+                "Next: `dpfl quickstart --copy .` gives you both configurations to change; `dpfl init my-project` "
+                "makes a project with made-up data.",
+            ]
+        )
+
+
+def quickstart(
+    settings: Sequence[str] = (),
+    *,
+    out: Path = Path("runs"),
+    seeds: int | None = None,
+    tell: Callable[[str], None],
+    stop: Callable[[], bool] = lambda: False,
+) -> Quickstart:
+    """Run the two configurations, for each seed, and draw a picture. An interrupted run goes on.
+
+    Args:
+        settings: changes of both files. out: folder of run folders. seeds: of both files, see `SEEDS`.
+        tell, stop: as of `measured`.
+
+    Raises:
+        As `measured`.
+    """
+    given = [*settings, f"out={json.dumps(str(out))}"]
+    with _configurations() as paths:
+        parts = [measured(path, range(seeds or SEEDS[path.stem]), given, tell=tell, stop=stop) for path in paths]
+    draw(out / PICTURE, parts)
+    return Quickstart(tuple(parts), out)
+
+
+def copy_configurations(folder: Path) -> list[Path]:
+    """Copy the two configurations, to be changed; returns the files.
+
+    Raises:
+        ConfigError: one of them is there.
+    """
+    with _configurations() as paths:
+        targets = [folder / path.name for path in paths]
+        for target in targets:
+            if target.exists():
+                raise ArgumentError(f"{{copy}} {target}: the file exists, and was left as it is. Use another folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, target in zip(paths, targets, strict=True):
+            with target.open("xb") as file, path.open("rb") as source:
+                shutil.copyfileobj(source, file)
+    return targets
+
+
+@contextlib.contextmanager
+def _configurations() -> Iterator[list[Path]]:
+    folder = resources.files("dpfl_plugin") / "templates" / "quickstart"
+    with contextlib.ExitStack() as files:
+        yield [files.enter_context(resources.as_file(folder / f"{name}.yaml")) for name in SEEDS]
+
+
 def measured(
     path: Path,
     seeds: Sequence[int],
@@ -170,7 +264,7 @@ def measured(
         tell(f"{first.name}: seed {place + 1} of {len(seeds)}, {len(plan.variants)} runs")
         scores: dict[str, Scores] = {}
         for one in plan.variants:
-            run = _run(one, experiment.base, stop, (all_silos.feature_shape, all_silos.num_classes))
+            run = _run(one, experiment.base, stop)
             scores[one.label or one.config.name] = _scores(run, all_silos)
             _add(found.rows[one.label or one.config.name], run)
         _rate(found.rows, scores, plan.variants, all_silos)
@@ -178,25 +272,23 @@ def measured(
     return found
 
 
-def _run(one: Variant, base: Path, stop: Callable[[], bool], shape: Shape) -> Run:
-    teller = Teller(False, each=False)
-    config = one.config
+def _run(variant: Variant, base: Path, stop: Callable[[], bool]) -> Run:
     # Without a picture of its own, which takes longer than the run.
-    result = carried_out(
-        config,
+    run = carried_out(
+        variant,
         base,
-        place=place_here(config),
-        reporter=teller,
+        place=place_here(variant.config),
+        reporter=Warnings(each=False),
         stop=stop,
         resume=True,
-        label=one.label,
         picture=False,
     )
-    if result["status"] == "interrupted":
+    if run.status == "interrupted":
         raise KeyboardInterrupt
-    if result["status"] == "failed":
-        raise TrainingError(f"{one.label or config.name}, seed {config.public_seed}: {result['reason']}.")
-    return Run(Path(result["folder"]), result, shape=shape)
+    if run.status == "failed":
+        label = variant.label or variant.config.name
+        raise TrainingError(f"{label}, seed {variant.config.public_seed}: {run.result['reason']}.")
+    return run
 
 
 def _add(row: Row, run: Run) -> None:
@@ -324,6 +416,81 @@ def spread(numbers: Sequence[float]) -> str:
     return f"{mean} ± {statistics.stdev(numbers):.3f}" if len(numbers) > 1 else mean
 
 
-def to_json(parts: Sequence[Part]) -> str:
-    """All numbers."""
-    return json.dumps({part.name: part.plain() for part in parts}, indent=2)
+def _shown(part: Part) -> str:
+    header, *cells = rows(part)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(header):
+        table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
+    return "\n".join(
+        [
+            f"\n{heading(part)}\n",
+            terminal.printed(lambda console: console.print(table), WIDTH),
+            *(f"{_wrapped(line)}" for line in remarks(part)),
+        ]
+    )
+
+
+def _wrapped(line: str) -> str:
+    # A line that begins with "%" is hard to read: the number before it goes along.
+    whole = line.replace(" %", "\N{NO-BREAK SPACE}%")
+    filled = textwrap.fill(whole, WIDTH, initial_indent="* ", subsequent_indent="  ")
+    return filled.replace("\N{NO-BREAK SPACE}", " ")
+
+
+PRIVATE_COLOUR, OPEN_COLOUR, ALONE_COLOUR = "#0b6e4f", "#9a9a9a", "#c9772b"
+MEASURES: Final = {
+    "AUC": "AUC: how often an ill patient is ranked above a healthy one (guessing: 0.5)",
+    "accuracy": "accuracy: share of test digits recognised (guessing: 0.1)",
+}
+FLOORS: Final = {"AUC": 0.5, "accuracy": 0.1}
+
+
+def draw(path: Path, parts: Sequence[Part]) -> None:
+    """Write the picture, in place of one that is there."""
+    picture = io.BytesIO()
+    figure(parts).savefig(picture, dpi=150, format="png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, picture.getvalue())
+
+
+def figure(parts: Sequence[Part]) -> Figure:
+    """Bars from guessing upwards, with standard deviations over seeds, a panel for each part."""
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(8, 0.5 + sum(1.05 + 0.33 * len(part.rows) for part in parts)), layout="constrained")
+    heights = [1.6 + 0.6 * len(part.rows) for part in parts]
+    axes = picture.subplots(len(parts), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    for axis, part in zip(axes, parts, strict=True):
+        _panel(axis, part)
+    return picture
+
+
+def _panel(axis: Any, part: Part) -> None:
+    floor = FLOORS[part.measure]
+    for place, row in enumerate(part.rows.values()):
+        mean = statistics.mean(row.shown)
+        deviation = statistics.stdev(row.shown) if len(row.shown) > 1 else 0.0
+        axis.barh(place, mean - floor, left=floor, color=_colour(row), height=0.7)
+        axis.errorbar(mean, place, xerr=deviation, color="black", capsize=3, linewidth=1)
+        epsilon = "no privacy" if row.epsilon is None else f"epsilon {digits(row.epsilon, 3)}"
+        axis.text(1.01, place, f"{mean:.3f}   {epsilon}", va="center", fontsize=8, color=_colour(row))
+    axis.set_yticks(range(len(part.rows)), list(part.rows), fontsize=9)
+    axis.invert_yaxis()
+    axis.set_xlim(floor, 1.0)
+    axis.set_xlabel(f"{MEASURES[part.measure]}\n{_bars(part)}", fontsize=8)
+    axis.set_title(part.title, fontsize=10, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="x", alpha=0.3)
+    axis.set_axisbelow(True)
+
+
+def _bars(part: Part) -> str:
+    seeds = max(len(row.shown) for row in part.rows.values())
+    spread = f"bar and number: mean over {seeds} seeds; line: ± one standard deviation over seeds"
+    return spread if seeds > 1 else "one seed"
+
+
+def _colour(row: Row) -> str:
+    return OPEN_COLOUR if row.epsilon is None else ALONE_COLOUR if row.own else PRIVATE_COLOUR

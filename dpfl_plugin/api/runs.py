@@ -1,29 +1,29 @@
-"""A run's result as an object: its numbers, its model, its statement; and several runs beside each other."""
+"""A run's result as an object: its numbers, its model, its statement, and all of it in words."""
 
 from __future__ import annotations
 
-import base64
 import html
-import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin import given, own_folders
-from dpfl_plugin.api.pandas_frames import pandas_for
-from dpfl_plugin.api.pictures import detailed
-from dpfl_plugin.api.plots import png, shown
-from dpfl_plugin.api.run_text import run_lines, two_classes
+from dpfl_plugin.api.plots import detailed, embedded, shown
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import Outcome, higher_is_better, score_key
-from dpfl_plugin.core.rounding import places
-from dpfl_plugin.core.text import aligned, counted
-from dpfl_plugin.errors import ConfigError, DataError, in_python, require
+from dpfl_plugin.core.outcomes import ACCURACY, Outcome, score_key
+from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.core.stopwatch import PARTS
+from dpfl_plugin.core.text import Printed, aligned, counted
+from dpfl_plugin.data.names import called
+from dpfl_plugin.errors import DataError, in_python, require
+from dpfl_plugin.federation.outcome import EXIT_CODES, Cause, cause_of
+from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -32,23 +32,34 @@ if TYPE_CHECKING:
 
 Shape = tuple[tuple[int, ...], int]
 """(shape of a record's features, number of classes)."""
+MEAN: Final = " (mean over silos)"
+SILOS_FOR_A_TENTH: Final = 10  # with fewer, the 10th percentile is but a mixture of the worst two
+MOST_COLUMNS: Final = 8  # whose private statistics are printed
+UNSPENT: Final = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """The result of a run, read from its folder; `dpfl.train` returns one, and `Run.open` reads it again.
 
     Attributes:
         folder: the run's folder, with all its files.
         result: what `result.json` holds.
+        held: objects of this program that its configuration names. shape: of its records, where that is known.
     """
 
-    def __init__(self, folder: Path, result: Mapping[str, Any], *, held: object = None, shape: Shape | None = None):
-        self.folder, self.result = Path(folder), dict(result)
-        self._files, self._held, self._shape = RunFolder(self.folder), held, shape
+    folder: Path
+    result: dict[str, Any]
+    held: object = None
+    shape: Shape | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the records and other objects that the program gave: who is sent a result is not sent these."""
-        return {**self.__dict__, "_held": None}
+        return {**self.__dict__, "held": None}
+
+    @property
+    def _files(self) -> RunFolder:
+        return RunFolder(self.folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -73,6 +84,11 @@ class Run:
     def status(self) -> str:
         """ "done", "budget_exhausted", "interrupted" or "failed"; ``result["reason"]`` says why."""
         return str(self.result["status"])
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command that ran it."""
+        return EXIT_CODES[self.result["status"]]
 
     @property
     def epsilon(self) -> float:
@@ -138,7 +154,7 @@ class Run:
         return pandas_for("metrics", "lines").json_normalize(self.lines, sep="_")
 
     @property
-    def profile(self) -> dict[str, Any] | None:
+    def profile(self) -> Profile | None:
         """Where the time went, as `profile.json` has it: ``rounds``, and seconds by part; None where none was taken.
 
         The parts are those of ``process``, or with MPI of ``server`` and of each of ``silo_ranks``.
@@ -148,12 +164,11 @@ class Run:
         """
         path = self._files.profile
         try:
-            found: dict[str, Any] = json.loads(path.read_text())
+            return Profile(json.loads(path.read_text()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}.") from error
-        return found
 
     @property
     def config(self) -> Config:
@@ -184,12 +199,11 @@ class Run:
         from dpfl_plugin.runs.predictions import shape_of
 
         config, base = self.config, base_of(self._files.config)
-        told = self._shape is not None or self.result.get("inputs") is not None
-        given.check_all(config.model_dump(), records=not told)
+        known = self.shape is not None or self.result.get("inputs") is not None
+        given.check_all(config.model_dump(), records=not known)
         own_folders.look_in(base)
-        if self._shape is None:
-            self._shape = shape_of(config, base, self.result)
-        return trained_model(self._files, config, *self._shape, Outcome.of_result(self.result))
+        shape = shape_of(config, base, self.result) if self.shape is None else self.shape
+        return trained_model(self._files, config, *shape, Outcome.of_result(self.result))
 
     def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
         """Write the model for other programs into a new folder; see `dpfl_plugin.api.exports.export`."""
@@ -202,242 +216,294 @@ class Run:
         name = str(self.result["name"])
         return shown(detailed({name: self.lines}, f"{name}: {self.result['algorithm']}", self.delta))
 
+    def to_dict(self) -> dict[str, Any]:
+        """What `dpfl run --json` prints: `result`."""
+        return self.result
+
+    def ending(self, again: str) -> str:
+        """Why the run is not done, and how to go on: ``again``, a command or the arguments of a call."""
+        rounds, reason = counted(self.result["rounds"], "round"), self.result["reason"]
+        match self.status:
+            case "interrupted":
+                return f"interrupted; {rounds} done and saved. Go on with: {again}"
+            case "budget_exhausted":
+                capped = cause_of(self.result) == Cause.MAX_PARTICIPATIONS
+                return f"stopped by {'max_participations' if capped else 'the budget'} after {rounds}: {reason}."
+            case _:
+                return (
+                    f"failed: {reason}. The last good state is in {self._files.checkpoint}. To try again from there: "
+                    f"{again}"
+                )
+
     def __repr__(self) -> str:
         return f"Run({self._summary()}, folder={str(self.folder)!r})"
 
     def _summary(self) -> str:
         score = "not measured" if self.score is None else f"{self.score:.4f}{MEAN * (self.result['num_silos'] > 1)}"
         epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:.15g}"
-        more = f", {said}" if (said := two_classes(self.result)) else ""
         done = counted(self.result["rounds"], "round")
-        return f"{self.status} after {done}, {self.score_name} {score}{more}, epsilon {epsilon}"
-
-    def _lines(self) -> list[str]:
-        return [in_python(line) for line in run_lines(self.result, self.config.algorithm.options, self.folder)]
+        return f"{self.status} after {done}, {self.score_name} {score}{_of_two_classes(self.result)}, epsilon {epsilon}"
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.result['name']}: {self._summary()}", str(self.folder), *self._lines()])
+        said = [_more(self.result), *lines_of_run(self), *lines_of_any(self), *files_of(self)]
+        warnings = [f"warning: {text}" for text in self.result.get("warnings", ())]
+        return "\n".join([*warnings, f"{self.result['name']}: {self._summary()}", *map(in_python, said)])
 
     def _repr_html_(self) -> str:
-        name, summary, folder = (html.escape(str(one)) for one in (self.result["name"], self._summary(), self.folder))
-        lines = html.escape("\n".join(self._lines()))
-        told = f'<pre style="white-space: pre-wrap">{lines}</pre>' if lines else ""
-        return f"<p><b>{name}</b>: {summary}<br><code>{folder}</code></p>{told}" + (
-            _picture(self.plot()) if self.lines else ""
-        )
+        text, picture = html.escape(str(self)), embedded(self.plot()) if self.lines else ""
+        return f'<pre style="white-space: pre-wrap">{text}</pre>{picture}'
 
 
-class Comparison(Mapping[str, Run]):
-    """Runs by label, as a table and a plot; ``by``: a measure of the final models that has a column of its own."""
+class Profile(Printed, dict[str, Any]):
+    """Where the time of a run went, by the keys of `profile.json`; ``print`` shows a table."""
 
-    def __init__(self, runs: Mapping[str, Run], by: str | None = None) -> None:
-        self._runs, self._by = dict(runs), by
-
-    def __getitem__(self, label: str) -> Run:
-        return self._runs[label]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._runs)
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One for each run: what `table` shows, with "auc" where there are two classes. What a run lacks is None."""
-        scores = dict.fromkeys(run.score_name for run in self.values())
-        of_two = any(run.positive_class is not None and _pooled(run, AUC) is not None for run in self.values())
-        more = dict.fromkeys([*([] if self._by is None else [self._by]), *([AUC] if of_two else [])])
-        return [
-            {
-                "run": label,
-                "algorithm": run.result["algorithm"],
-                "seed": run.result["seed"],
-                "rounds": run.result["rounds"],
-                **{name: run.score if run.score_name == name else None for name in scores},
-                **{name: _pooled(run, name) for name in more},
-                "epsilon": run.epsilon,
-                "delta": run.delta,
-                "status": run.status,
+    def __str__(self) -> str:
+        ranks = list(self.get("silo_ranks", {}).values())
+        columns = {"this process": self["process"]} if "process" in self else {"server": self["server"]}
+        if ranks:
+            columns[f"mean of {len(ranks)} silo ranks"] = {
+                part: sum(rank.get(part, 0.0) for rank in ranks) / len(ranks) for part in PARTS
             }
-            for label, run in self._runs.items()
-        ]
-
-    @property
-    def table(self) -> pandas.DataFrame:
-        """One row for each run.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return pandas_for("table", "rows").DataFrame(self.rows).set_index("run")
-
-    def ranked(self, by: str | None = None) -> Comparison:
-        """The same runs, the best first; those without a finite number last.
-
-        Args:
-            by: a measure of the final models on all test records (`Run.measures`), such as "auc", which gets a column;
-                None, or its name: what the outcome is ranked by (`Run.score`).
-
-        Raises:
-            ConfigError: no run has such a measure, or outcomes are ranked by different ones.
-        """
-        scores = list(dict.fromkeys(run.score_name for run in self.values()))
-        if by is None and len(scores) > 1:
-            raise ConfigError(f"ranked: these runs are ranked by {' and '.join(scores)}, which do not compare.")
-        known = dict.fromkeys([*scores, *(name for run in self.values() for name in _measured(run))])
-        name = scores[0] if by is None else by
-        require(name in known, "by", by, f"be a measure of these runs, one of {', '.join(known)}")
-        sign = -1 if higher_is_better(name) else 1
-
-        def order(pair: tuple[str, Run]) -> float:
-            value = pair[1].score if name in scores else _pooled(pair[1], name)
-            return math.inf if value is None or not math.isfinite(value) else sign * value
-
-        return Comparison(dict(sorted(self.items(), key=order)), None if name in scores else name)
-
-    def difference(self, first: str, second: str) -> str:
-        """How the accuracies of two runs differ, in words, and whether by more than chance would make them.
-
-        Raises:
-            ConfigError: there is no such run, or it measured nothing.
-        """
-        found: list[Scored] = []
-        for label in (first, second):
-            require(label in self._runs, "label", label, f"be one of {', '.join(self._runs)}")
-            run = self._runs[label]
-            if (scored := Scored.of(run.result, run.config)) is None:
-                score = run.score_name
-                why = "" if score == "accuracy" else f", but {score}: chance is known of shares of right answers only"
-                raise ConfigError(f"{label} measured no accuracy{why}: there is nothing to compare.")
-            found.append(scored)
-        return difference(*found)
-
-    def plot(self) -> Figure:
-        """Accuracy and epsilon against rounds, a line for each run."""
-        private = {run.delta for run in self.values() if not math.isinf(run.epsilon)}
-        delta = private.pop() if len(private) == 1 else None
-        return shown(detailed({label: run.lines for label, run in self._runs.items()}, "", delta))
-
-    def _cells(self) -> list[list[str]]:
-        return [
-            [_cell(key, None if key == "delta" and math.isinf(row["epsilon"]) else value) for key, value in row.items()]
-            for row in self.rows
-        ]
-
-    def _averages(self) -> str:
-        """What columns of measures are averages of, where it is not the same."""
-        several = any(run.result["num_silos"] > 1 for run in self.values())
-        scores = dict.fromkeys(run.score_name for run in self.values() if run.score is not None)
-        pooled = [key for key in self.rows[0] if key in (self._by, AUC) and key not in scores]
-        if not several or not scores:
-            return ""
-        said = f"{', '.join(scores)}: mean over silos, each counts alike"
-        return said + (f"; {', '.join(pooled)}: of all test records (Run.measures)." if pooled else ".")
-
-    def __repr__(self) -> str:
-        return "\n".join(filter(None, [aligned([list(self.rows[0]), *self._cells()]), self._averages()]))
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(key)}</th>" for key in self.rows[0])
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._cells())
-        return f"<table><tr>{head}</tr>{body}</table><p>{html.escape(self._averages())}</p>{_picture(self.plot())}"
-
-
-def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
-    """Runs side by side: labelled as in a mapping, or, for a sequence, by their names and by what differs.
-
-    Raises:
-        ConfigError: there are no runs, or one of them is not a `Run`.
-    """
-    require(isinstance(runs, Iterable), "runs", runs, "be a list of runs, or a mapping of labels to runs")
-    labelled = runs if isinstance(runs, Mapping) else _labelled(runs)
-    if not labelled:
-        raise ConfigError("compare needs at least one run: dpfl.compare([run, other]).")
-    for label, run in labelled.items():
-        if not isinstance(run, Run):
-            raise ConfigError(f"compare: {label} is a {type(run).__name__}, not a Run. Use dpfl.Run.open(folder).")
-    return Comparison({str(label): run for label, run in labelled.items()})
-
-
-AUC: Final = "auc"
-MEAN: Final = " (mean over silos)"
-LABEL: Final = {"algorithm": "{}", "seed": "seed {}", "id": "{}"}
-LABELLED_BY: Final = ((), ("algorithm",), ("seed",), ("algorithm", "seed"), ("algorithm", "seed", "id"))
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """An accuracy, and on what: the number of test records, and where they are from."""
-
-    accuracy: float
-    count: int
-    source: object
-
-    @classmethod
-    def of(cls, result: Mapping[str, Any], config: Config) -> Scored | None:
-        """Of a run's result; None if it measured nothing."""
-        accuracy, data = result["test_accuracy"]["mean_last_10_percent"], config.data
-        if accuracy is None:
-            return None
-        return cls(float(accuracy), int(result["num_test_records"]), (data.dataset, data.test, data.test_fraction))
-
-
-def difference(first: Scored, second: Scored) -> str:
-    """Two accuracies in words, with the normal approximation's standard error.
-
-    It is that of independent test records; where the same ones test both, the error of the difference is at most that.
-    Records of other data (say one hospital's, and all hospitals') are another task: no difference is stated.
-    """
-    a, b = first.accuracy, second.accuracy
-    if first.source != second.source:
+        rows = [["part", *(f"{name}, seconds" for name in columns)]]
+        for part, what in PARTS.items():
+            cells = []
+            for seconds in columns.values():
+                total = math.fsum(seconds.values()) or 1.0
+                cells.append(f"{seconds[part]:.3f} ({seconds[part] / total:.1%})" if seconds.get(part) else "-")
+            rows.append([f"{part}: {what}", *cells])
+        rows.append(["all", *(f"{math.fsum(seconds.values()):.3f}" for seconds in columns.values())])
         return (
-            f"{a:.3f} and {b:.3f}, on other test records ({first.count} and {second.count}): these accuracies do not "
-            "compare."
+            f"where the time of {self['rounds']} rounds went\n{aligned(rows)}\n"
+            'The "seconds" of a run are those from its first round to its last: without the start, and without the '
+            "evaluation and the files that follow. Loading Python's libraries comes before all of it."
         )
-    error = math.sqrt(a * (1 - a) / first.count + b * (1 - b) / second.count)
-    points = f"{100 * (a - b):+.1f} points ({a:.3f}, {b:.3f})"
-    if abs(a - b) > 2 * error:
-        return f"{points}, more than two standard errors ({200 * error:.1f}): a difference, for this seed."
-    return f"{points}, within two standard errors ({200 * error:.1f}): one run does not show a difference."
 
 
-def _measured(run: Run) -> dict[str, float | None]:
-    """Measures that are single numbers, of the final model on the test records of all silos."""
-    found: Mapping[str, Any] = ((run.measures or {}).get("pooled") or {}).get("model") or {}
-    return {name: value for name, value in found.items() if value is None or isinstance(value, int | float)}
+def lines_of_run(run: Run, *, label: str = "") -> list[str]:
+    """What is to be known of this run alone; ``label``: its name where it is one of several."""
+    result, of = run.result, f"{label}: " if label else ""
+    lines = [*_statistics(result), *_stopping(result), *_private_scores(result)]
+    names = _names(result)
+    if names and result.get("dearest_silo") is not None:
+        lines.append(f"the epsilon is that of {called(result['dearest_silo'], names)}, which spent most.")
+    if not label and result.get("measures"):
+        lines += measures_lines(result["measures"], run.positive_class)
+    return [
+        f"{of}{line}" for line in [*lines, *_silos(result), *(": ".join(pair) for pair in doubts(run)), *_unspent(run)]
+    ]
 
 
-def _pooled(run: Run, name: str) -> float | None:
-    return _measured(run).get(name)
+def lines_of_any(run: Run) -> list[str]:
+    """What its epsilons mean, and what else a reader should know: sentences that other runs may share."""
+    result, views = run.result, run.result["epsilon"]
+    server, third_party = views["server"], views["third_party"]
+    lines = []
+    if server["neighbouring"] is None:
+        lines.append("epsilon 0: no round began, and nothing was released.")
+    elif server["epsilon"] is not None:
+        lines.append(
+            f"epsilon: {server['unit']} level, {_neighbours(server['neighbouring'])}, the worst silo, accountant "
+            f"{server['accountant']}. Server: sees every message. Third party: sees the global models."
+        )
+    lines += [" ".join(result.get("not_covered", ()))] if server["epsilon"] and result.get("not_covered") else []
+    if server["epsilon"] is None:
+        lines.append("epsilon none: nothing is guaranteed, or so little that epsilon is too large to compute.")
+    if (third_party["epsilon"] or 0) > (server["epsilon"] or 0):
+        lines.append(
+            "The third party's epsilon is larger where it has to hold in advance, whoever is drawn, and counts every "
+            "round that was begun as if all its silos had sent; the server's counts what silos sent. What a third "
+            "party has seen is never more than the server has."
+        )
+    lines += [f"note: {note}" for note in result["notes"]]
+    if server["epsilon"] and result.get("randomness") == "seeded":
+        lines.append(
+            "This is a simulation: its noise follows from the seed, and whoever has the folder can compute it. Before "
+            "anything of a run leaves your hands: --set privacy.randomness=fresh."
+        )
+    return [*lines, *_of_shared_ledger(result)]
 
 
-def _labelled(runs: Sequence[Run]) -> dict[str, Run]:
-    """By their names, and by as little more as tells all of them apart."""
-    results = [run.result if isinstance(run, Run) else {"name": str(place)} for place, run in enumerate(runs)]
-    labels: list[str] = []
-    for keys in LABELLED_BY:
-        labels = [", ".join([str(one["name"]), *(LABEL[key].format(one.get(key)) for key in keys)]) for one in results]
-        if len(set(labels)) == len(labels):
-            break
-    found: dict[str, Run] = {}
-    for label, run in zip(labels, runs, strict=True):  # the same run may be there twice
-        number = next(number for number in itertools.count(1) if _numbered(label, number) not in found)
-        found[_numbered(label, number)] = run
-    return found
+def files_of(run: Run, *, label: str = "") -> list[str]:
+    """Where the run's files are; ``label`` as in `lines_of_run`."""
+    files = RunFolder(run.folder)
+    lines = [f"{label}: folder {run.folder}" if label else f"folder: {run.folder}"]
+    if not label and files.privacy.exists():
+        lines.append("who is protected, against whom, and what is not covered: privacy.md there.")
+    return [*lines, f"picture: {files.curves}"] if not label and files.curves.exists() else lines
 
 
-def _numbered(label: str, number: int) -> str:
-    return label if number == 1 else f"{label} ({number})"
+def doubts(run: Run) -> list[tuple[str, str]]:
+    """("warning" or "note", text) of a model whose probabilities, or expected values, are worse than a baseline's,
+    which accuracy hides, and of one that was hardly trained."""
+    scores, options = [line[score_key(line)] for line in run.lines], run.config.algorithm.options
+    found = (
+        ("warning", worse_than_baseline(run.result, options, scores)),
+        ("note", too_small_a_step(run.result, scores, options)),
+    )
+    return [(kind, text) for kind, text in found if text is not None]
 
 
-def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if key == "epsilon":
-        return "none" if math.isinf(value) else places(value, 3)
-    return f"{value:.4f}" if key in ("accuracy", AUC) else f"{value:g}" if isinstance(value, float) else str(value)
+def worst_score(result: Mapping[str, Any]) -> float | None:
+    """The final model's score at the silo where it is worst; None where nothing was measured."""
+    silos, key = result.get("silos"), score_key(result)
+    return float(silos[key]["min" if key == ACCURACY else "max"]) if silos else None
 
 
-def _picture(figure: Figure) -> str:
-    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(png(figure)).decode()}">'
+def _more(result: Mapping[str, Any]) -> str:
+    mean, third_party = result[score_key(result)]["mean_last_10_percent"], result["epsilon"]["third_party"]["epsilon"]
+    words = [] if mean is None else [f"{score_key(result).replace('_', ' ')} over the last 10 % of rounds: {mean:.4f}"]
+    words.append(f"epsilon of a third party: {'none' if third_party is None else places(third_party, 3)}")
+    return f"{'; '.join(words)}; {result['seconds']:.1f} seconds."
+
+
+def _of_two_classes(result: Mapping[str, Any]) -> str:
+    """AUC, that of the baseline and the positive class; "" of other outcomes, or without measures."""
+    measures, positive = result.get("measures"), result.get("positive_class")
+    found = (measures or {}).get("pooled") or (measures or {}).get("mean_of_silos") or {}
+    auc = found.get("own_models", found.get("model", {})).get("auc")
+    if positive is None or auc is None:
+        return ""
+    baseline = found["baseline"].get("auc")
+    beside = "" if baseline is None else f"baseline {baseline:.4f}, "
+    return f", AUC {auc:.4f} ({beside}positive class {positive})"
+
+
+def _statistics(result: Mapping[str, Any]) -> list[str]:
+    """The private statistics of columns, as they were released."""
+    columns = result.get("private_statistics", {}).get("columns", {})
+    texts = [
+        f"{name} " + ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in of_column.items())
+        for name, of_column in columns.items()
+    ]
+    more = f"; and {len(texts) - MOST_COLUMNS} more in result.json" if len(texts) > MOST_COLUMNS else ""
+    return [f"private statistics, noise included: {'; '.join(texts[:MOST_COLUMNS])}{more}."] if texts else []
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _stopping(result: Mapping[str, Any]) -> list[str]:
+    early = result.get("early_stopping")
+    if early is None:
+        return []
+    lines = [f"{result['reason']}."] if early["stopped"] else []
+    kept = f"the model that is kept is that after round {early['kept_round']}."
+    return lines if early["kept_round"] == result["rounds"] else [*lines, kept]
+
+
+def _private_scores(result: Mapping[str, Any]) -> list[str]:
+    private = result.get("private_evaluation")
+    if private is None or not private["scores"]:
+        return []
+    after, score = private["scores"][-1]
+    noise = f"with noise of standard deviation {private['noise_std']:.4f}."
+    lines = [f"private accuracy after round {after}: {score:.4f}, {noise}"]
+    for auc in private.get("auc", ())[-1:]:
+        text = "the noise leaves nothing of it: a class has too few records for so much"
+        if auc["value"] is not None:
+            text = f"{auc['value']:.4f}, with noise of standard deviation {auc['noise_std']:.4f} (to first order)"
+        lines.append(f"private AUC after round {auc['round']}: {text}.")
+    return lines
+
+
+def _names(result: Mapping[str, Any]) -> dict[int, str]:
+    return {int(silo): name for silo, name in result.get("silo_names", {}).items()}
+
+
+def _silos(result: Mapping[str, Any]) -> list[str]:
+    """How the final model, and silos' own, do at single silos, which a mean hides."""
+    silos, count = result.get("silos"), result["num_silos"]
+    if not silos or count < 2:
+        return []
+    key = score_key(silos)
+    worst = f" at {called(silos['worst'], _names(result))}" if "worst" in silos else ""
+    lines = [f"{key.replace('_', ' ')} of the final model at silos: {_spread(silos[key], key, count, worst)}."]
+    own = silos.get(f"personalised_{key.removeprefix('test_')}")
+    if own is not None:
+        lines.append(
+            f"of silos' own models: {_spread(own, key, count)}; better than the final model at "
+            f"{silos['better_personalised']} of {count} silos, worse at {silos['worse_personalised']}."
+        )
+    return lines
+
+
+def _spread(of: dict[str, float], key: str, num_silos: int, worst: str = "") -> str:
+    """The worst, the middle and the best of silos' scores; ``worst``: where the worst is."""
+    if key != ACCURACY:  # an error: the largest is the worst
+        middle = f"median {of['median']:.3f}, best {of['min']:.3f}, mean {of['mean']:.3f}"
+        return f"worst {of['max']:.3f}{worst}, {middle}"
+    tenth = f", 10th percentile {of['p10']:.3f}" if num_silos >= SILOS_FOR_A_TENTH else ""
+    middle = f"median {of['median']:.3f}, best {of['max']:.3f}, mean {of['mean']:.3f}"
+    return f"worst {of['min']:.3f}{worst}{tenth}, {middle}"
+
+
+def _unspent(run: Run) -> list[str]:
+    """Why less was spent than noise was solved for, where no silo was drawn as often as it might have been."""
+    config, view = run.config, run.result["epsilon"]["server"]
+    spent, worst, cap = view["epsilon"], view.get("worst_case_epsilon"), config.max_participations
+    if config.privacy.noise_multiplier is not None or config.privacy.budget_view != "server":
+        return []
+    if run.status != "done" or not spent or not worst or spent >= UNSPENT * worst:
+        return []
+    often = "every round" if cap is None else f"{cap} rounds, the cap"
+    return [
+        f"the noise is solved for the worst case, a silo in {often}, at epsilon {places(worst, 3)}. No silo was drawn "
+        f"as often: {places(spent, 3)} was spent. A {'' if cap is None else 'lower '}cap, max_participations, would "
+        "allow less noise."
+    ]
+
+
+def _neighbours(relation: str) -> str:
+    """The relation in words; where something is added or removed, its number stays public."""
+    words = relation.replace("_", "-") + " neighbours"
+    return words + " (added or removed: counted as zero or not; the numbers are public)" * (relation == "add_or_remove")
+
+
+def _of_shared_ledger(result: Mapping[str, Any]) -> list[str]:
+    """What the runs of a shared ledger came to when this one ended; nothing where it was the only one."""
+    adaptive, planned = result.get("adaptive_total"), result.get("planned_total")
+    if not (adaptive and result["earlier_runs"]):
+        return []
+    lines = [
+        f"shared ledger: {_total(adaptive)} for all its runs together, also if later ones were chosen by looking at "
+        f"earlier ones: {adaptive['why']}."
+    ]
+    if planned:
+        lines.insert(
+            0,
+            f"shared ledger: {_total(planned)} for the {planned['num_runs']} runs that were registered before the "
+            "first of them released anything.",
+        )
+    return lines
+
+
+def _total(total: Mapping[str, Any]) -> str:
+    epsilon = "none" if total["epsilon"] is None else places(total["epsilon"], 3)
+    return f"epsilon {epsilon} at delta {digits(total['delta'], 6)}"
+
+
+def measures_lines(measures: Mapping[str, Any], positive_class: str | None) -> list[str]:
+    """A line for each measure: of the model, of silos' own where they have some, and of a baseline."""
+    measured = measures["pooled"] or measures["mean_of_silos"]
+    model, baseline = measured.get("own_models", measured["model"]), measured["baseline"]
+    where = "all test records together" if measures["pooled"] else "mean of silos, weighted by their test records"
+    whose = "; each silo's by its own model" if "own_models" in measured else ""
+    rows = [(f"{where}{whose}", "model", "baseline")] + [
+        (f"  {key.replace('_', ' ')}", f"{value:.4g}", "undefined" if baseline[key] is None else f"{baseline[key]:.4g}")
+        for key, value in model.items()
+        if isinstance(value, float) and isinstance(baseline.get(key, ""), float | None)
+    ]
+    if len(rows) == 1:
+        return [f"{where}{whose}: no measure is defined."]
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [
+        row[0].ljust(first) + "".join(f"  {text:>{width}}" for text, width in zip(row[1:], others, strict=True))
+        for row in rows
+    ]
+    name, sign = measures["ranked_by"], 1 if measures["higher_is_better"] else -1
+    value, known = model.get(name), baseline.get(name)
+    beaten = value is not None and known is not None and sign * value <= sign * known
+    positive = "" if positive_class is None else f" The positive class is {positive_class}."
+    no_use = f" By {name.replace('_', ' ')} the model is no better." if beaten else ""
+    return [*lines, f"The baseline is without features: {measures['baseline']}.{positive}{no_use}"]

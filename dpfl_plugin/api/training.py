@@ -1,10 +1,11 @@
-"""`dpfl.train`: a run of what a program has, by the schema, checks and session of a run of a file."""
+"""`dpfl.train` and `dpfl.resume`: runs of what a program has, by the schema, checks and session of runs of files."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,31 +15,40 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dpfl_plugin import own_folders
+from dpfl_plugin.api import plots
 from dpfl_plugin.api.federation import Federation
 from dpfl_plugin.api.objects import algorithm_block, loss_name, model_block, plain
 from dpfl_plugin.api.privacy import Privacy
-from dpfl_plugin.api.progress import Teller
-from dpfl_plugin.api.run_text import doubts
-from dpfl_plugin.api.running import carried_out, place_here
-from dpfl_plugin.api.runs import Run, Shape
-from dpfl_plugin.api.signals import stopping
-from dpfl_plugin.config.load import base_of, configure, load
+from dpfl_plugin.api.progress import python_reporter
+from dpfl_plugin.api.runs import Run, Shape, doubts
+from dpfl_plugin.callbacks.base import Callback
+from dpfl_plugin.config.load import Plan, Variant, base_of, configure, in_file, load
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
-from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError, DataError, TrainingError, require
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
+from dpfl_plugin.interrupts import Stop, stopping
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.forecast import MANY_ROUNDS
+from dpfl_plugin.runs.hooks import Reporter
+from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.place import Place
+from dpfl_plugin.runs.result import finished_result
+from dpfl_plugin.runs.session import run_session, seed_of_begun
+from dpfl_plugin.runtimes.choice import place_here, place_of, register
 
 RUNS: Final = "runs"
-AGAIN: Final = "To take them, run it once more, with another out or seed."
+LEDGER_WAIT: Final = 60.0  # seconds, for a run that is about to end
+UNTIMED: Final = (
+    "finished before, without a profile: no times were taken. To take them, run it once more with another out or seed."
+)
 
 
 def train(
@@ -90,8 +100,9 @@ def train(
     values, held = values_of(federation, model, algorithm, privacy, keys)
     values |= {"seed": plain(seed), "out": own_folder() if out is None else str(out)}
     values |= {} if rounds is None else {"rounds": plain(rounds)}
-    return run_config(
-        configure(values, source="dpfl.train"),
+    plan = Plan((Variant(None, configure(values, source="dpfl.train")),))
+    runs = run_here(
+        plan,
         Path.cwd(),
         resume=resume,
         ledger=ledger,
@@ -100,6 +111,7 @@ def train(
         profile=profile,
         held=held,
     )
+    return next(iter(runs.values()))
 
 
 def values_of(
@@ -177,62 +189,6 @@ def check_how(
     require(several, "callbacks", callbacks, "be a list of callbacks", "Give callbacks=[...].")
 
 
-def run_config(
-    config: Config,
-    base: Path,
-    *,
-    resume: bool = False,
-    ledger: str | Path | None = None,
-    callbacks: Sequence[Any] = (),
-    progress: bool | None = None,
-    profile: bool = False,
-    label: str | None = None,
-    held: object = None,
-) -> Run:
-    """A run of a configuration; arguments and errors as those of `train`.
-
-    Args:
-        base: where relative paths start. label: what a file calls the run. held: objects that it names.
-    """
-    check_how(resume, ledger, callbacks, progress, profile)
-    own_folders.look_in(base)
-    teller, seen = Teller(progress), _Seen(place_here(config))
-    teller.note(f"folder: {Path(config.out) / config.name}")
-    threads = torch.get_num_threads()
-    with stopping() as stop:
-        try:
-            result = carried_out(
-                config,
-                base,
-                place=seen,
-                reporter=teller,
-                stop=stop,
-                resume=resume,
-                label=label,
-                ledger=None if ledger is None else Path(ledger),
-                callbacks=tuple(callbacks),
-                profile=profile,
-            )
-        finally:
-            torch.set_num_threads(threads)
-    folder = Path(result["folder"])
-    if result["status"] == "interrupted":
-        done = counted(result["rounds"], "round")
-        teller.note(f"interrupted: {done} done and saved; continue with resume=True, out={config.out!r}.")
-        raise KeyboardInterrupt
-    if result["status"] == "failed":
-        raise TrainingError(
-            f"the run failed: {result['reason']}. The last good state is in {folder}/checkpoint: resume=True, "
-            f"out={config.out!r} tries again from there."
-        )
-    run = Run(folder, result, held=held, shape=seen.shape)
-    for kind, said in doubts(result, config.algorithm.options, folder):
-        teller.note(f"{kind}: {said}")
-    if profile and run.profile is None:
-        teller.note(f"finished before, without profile=True: no times were taken. {AGAIN}")
-    return run
-
-
 def resume(
     folder: str | Path,
     *,
@@ -250,35 +206,191 @@ def resume(
         DataError: there is no run in the folder; ConfigError: objects of the program that began it are missing, or
             the folder was renamed; or as `train`.
     """
+    plan, base = begun(folder)
+    runs = run_here(plan, base, resume=True, ledger=ledger, callbacks=callbacks, progress=progress, profile=profile)
+    return next(iter(runs.values()))
+
+
+def begun(folder: str | Path) -> tuple[Plan, Path]:
+    """The run that began in a folder, and where its relative paths start. Errors as those of `resume`."""
     require(isinstance(folder, str | Path), "folder", folder, "be the path of a run's folder, OUT/NAME/ID")
     files = RunFolder(Path(folder).absolute())
     if not (files.config.exists() and files.ledger.exists()):
         raise DataError(f"{folder}: no run began there, or its files are gone. Name its folder, OUT/NAME/ID.")
-    found = load(files.config).variants[0].config
     path = Path(folder) if len(Path(folder).parts) > 2 else files.path
-    config = found.model_copy(update={"out": str(path.parents[1])})
+    config = load(files.config).variants[0].config.model_copy(update={"out": str(path.parents[1])})
     own = folder_of(config).path
     if own.parts[-2:] != files.path.parts[-2:]:
         raise ConfigError(f"{folder} is the folder of a run that belongs into {own}: give it its own name again.")
-    return run_config(
+    return Plan((Variant(None, config),)), base_of(files.config)
+
+
+def run_each(
+    plan: Plan,
+    base: Path,
+    *,
+    reporter: Callable[[str], Reporter],
+    stop: Stop,
+    place: Callable[[Config], Place] = place_of,
+    resume: bool = False,
+    ledger: Path | None = None,
+    ledger_wait: float = LEDGER_WAIT,
+    callbacks: Sequence[Callback] = (),
+    profile: bool = False,
+    held: object = None,
+    source: Path | None = None,
+) -> Iterator[tuple[str, Run]]:
+    """Run variants one after another, up to one that is interrupted; yields the label of each, and how it ended.
+
+    Args:
+        base: where relative paths start. place: the runtime of a run; reporter: of one with a label.
+        ledger_wait: seconds, while another run has the ledger.
+        held: objects that the configurations name. source: the file that they are from.
+
+    Raises:
+        KeyboardInterrupt: asked to stop during planning, where nothing is to be saved. Others as `run_session`.
+    """
+    own_folders.look_in(base)
+    wait = Wait(ledger_wait, reporter("").note)
+    register([variant.config for variant in plan.variants], base, ledger, wait, wait.say)
+    runs: dict[str, Run] = {}
+    for variant in plan.variants:
+        config, label = variant.config, variant.label or variant.config.name
+        stop.listening = (config.rounds or 0) < MANY_ROUNDS
+        try:
+            runs[label] = carried_out(
+                variant,
+                base,
+                place=place(config),
+                reporter=reporter(variant.label or ""),
+                stop=stop,
+                resume=resume,
+                ledger=ledger,
+                ledger_wait=ledger_wait,
+                callbacks=callbacks,
+                profile=profile,
+                held=held,
+            )
+        except (ConfigError, DataError) as error:
+            raise error if source is None else in_file(error, source, variant) from error
+        yield label, runs[label]
+        if runs[label].status == "interrupted":
+            break
+    if len(plan.variants) > 1:
+        plots.of_variants(plan.variants[0].config, {label: run.lines for label, run in runs.items()})
+
+
+def carried_out(
+    variant: Variant,
+    base: Path,
+    *,
+    place: Place,
+    reporter: Reporter,
+    stop: Callable[[], bool],
+    resume: bool = False,
+    ledger: Path | None = None,
+    ledger_wait: float = LEDGER_WAIT,
+    callbacks: Sequence[Callback] = (),
+    profile: bool = False,
+    picture: bool = True,
+    held: object = None,
+) -> Run:
+    """Run a configuration in its folder, or find that it is finished; arguments and errors as `run_session`.
+
+    Args:
+        picture: have `curves.png` in the folder, too. held: as of `run_each`.
+    """
+    config, folder, seen = variant.config, folder_of(variant.config), _Seen(place)
+    finished = finished_result(folder) is not None
+    result = run_session(
         config,
-        base_of(files.config),
-        resume=True,
+        base,
+        resume=resume,
+        place=seen,
+        reporter=reporter,
+        stop=stop,
+        label=variant.label,
         ledger=ledger,
-        callbacks=callbacks,
-        progress=progress,
+        wait=Wait(ledger_wait, reporter.note, stop),
         profile=profile,
+        callbacks=callbacks,
+    )
+    if picture:
+        plots.of_run(folder, config, variant.label, anew=not finished)
+    run = Run(Path(result["folder"]), result, held=held, shape=seen.shape)
+    if profile and run.profile is None:
+        reporter.note(UNTIMED)
+    return run
+
+
+def run_here(
+    plan: Plan,
+    base: Path,
+    *,
+    resume: bool = False,
+    ledger: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
+    profile: bool = False,
+    held: object = None,
+    source: Path | None = None,
+) -> dict[str, Run]:
+    """The runs of a plan, by label, in this Python program; arguments and errors as those of `train` and `run_each`."""
+    check_how(resume, ledger, callbacks, progress, profile)
+    reporter, threads, runs = python_reporter(progress), torch.get_num_threads(), dict[str, Run]()
+    out = plan.variants[0].config.out
+    reporter.note(f"folder: {Path(out) / plan.variants[0].config.name}")
+    with stopping() as stop:
+        try:
+            for label, run in run_each(
+                plan,
+                base,
+                place=place_here,
+                reporter=lambda label: reporter,
+                stop=stop,
+                resume=resume,
+                ledger=None if ledger is None else Path(ledger),
+                callbacks=tuple(callbacks),
+                profile=profile,
+                held=held,
+                source=source,
+            ):
+                runs[label] = run
+                ending = run.ending(f"resume=True, out={out!r}")
+                if run.status == "interrupted":
+                    reporter.note(ending)
+                    raise KeyboardInterrupt
+                if run.status == "failed":
+                    raise TrainingError(f"the run {ending}")
+                for kind, text in doubts(run):
+                    reporter.note(f"{kind}: {text}")
+        finally:
+            torch.set_num_threads(threads)
+    return runs
+
+
+def rounds_saved(plan: Plan) -> list[int]:
+    """How many rounds the newest checkpoint of each run has."""
+    return [saved_rounds(folder_of(variant.config).checkpoint) for variant in plan.variants]
+
+
+def of_one_seed(plan: Plan) -> Plan:
+    """A file's runs with one public seed where they name none, so that they differ in what the variants differ in."""
+    begun = seed_of_begun(one.config for one in plan.variants)
+    seed = plan.variants[0].config.public_seed if begun is None else begun
+    return replace(
+        plan, variants=tuple(replace(one, config=one.config.with_public_seed(seed)) for one in plan.variants)
     )
 
 
 def own_folder() -> str:
     """A folder of run folders that is not there, named by the time."""
     name = time.strftime(f"{RUNS}/%Y%m%d-%H%M%S")
-    found, number = name, 1
-    while os.path.lexists(found):
+    folder, number = name, 1
+    while os.path.lexists(folder):
         number += 1
-        found = f"{name}-{number}"
-    return found
+        folder = f"{name}-{number}"
+    return folder
 
 
 def trained_model(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +13,23 @@ import torch
 from dpfl_plugin import own_folders
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.objects import plain
-from dpfl_plugin.api.pandas_frames import pandas_for
-from dpfl_plugin.api.progress import Teller
-from dpfl_plugin.api.running import LEDGER_WAIT, place_here
+from dpfl_plugin.api.progress import python_reporter
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.signals import stopping
-from dpfl_plugin.api.training import check_path, values_of
+from dpfl_plugin.api.training import LEDGER_WAIT, check_path, values_of
 from dpfl_plugin.config.load import base_of, joined, merged, parse_setting, read_yaml
-from dpfl_plugin.config.tune import TuneFile, has_tune, tune_of
+from dpfl_plugin.config.tune import TuneFile, tune_of
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, TrainingError, require
+from dpfl_plugin.interrupts import stopping
+from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
-from dpfl_plugin.tuning import course, told
+from dpfl_plugin.runtimes.choice import place_here
+from dpfl_plugin.tuning import price as prices
+from dpfl_plugin.tuning import successive_halving
+from dpfl_plugin.tuning.statement import failed_winner, price_lines, statement
 from dpfl_plugin.tuning.winner import RESULT
 
 if TYPE_CHECKING:
@@ -35,40 +37,30 @@ if TYPE_CHECKING:
 
     from dpfl_plugin.api.federation import Federation
 
-__all__ = [
-    "OUT",
-    "REPORT",
-    "Price",
-    "Tuning",
-    "has_tune",
-    "plan_given",
-    "plan_tuning",
-    "tune",
-    "tune_file",
-    "tune_given",
-]
-
-Stopping = Callable[[], AbstractContextManager[Callable[[], bool]]]
-
 OUT = "tunes"  # folder of tunings
 REPORT = "tuning.md"
 SOURCE = "Federation.tune"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Tuning(Mapping[str, Run]):
     """A tuning that is done: the winner's run, and the runs of all candidates by what they changed.
 
     Attributes:
-        folder: of the tuning; result: what its `result.json` holds.
+        folder: of the tuning; result: what its `result.json` holds; held: as of a `Run`.
     """
 
-    def __init__(self, folder: Path, result: Mapping[str, Any], *, held: object = None) -> None:
-        self.folder, self.result, self._held = Path(folder), dict(result), held
-        self._folders = {one["label"]: one["folder"] for one in self.result["ranking"]}
+    folder: Path
+    result: dict[str, Any]
+    held: object = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the records and other objects that the program gave, as a `Run`."""
-        return {**self.__dict__, "_held": None}
+        return {**self.__dict__, "held": None}
+
+    @property
+    def _folders(self) -> dict[str, str]:
+        return {candidate["label"]: candidate["folder"] for candidate in self.result["ranking"]}
 
     def __getitem__(self, label: str) -> Run:
         return self._run(self._folders[label])
@@ -97,7 +89,16 @@ class Tuning(Mapping[str, Run]):
     @property
     def statement(self) -> str:
         """The guarantee, what the tuning cost and the candidates' scores, in words: `tuning.md`."""
-        return told.statement(self.result, self.folder.name)
+        return statement(self.result, self.folder.name)
+
+    @property
+    def failure(self) -> str:
+        """What to do where the winner failed; "" where it did not."""
+        return failed_winner(self.result, why=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dpfl tune --json` prints: `result`."""
+        return self.result
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -126,6 +127,22 @@ class Tuning(Mapping[str, Run]):
     def __repr__(self) -> str:
         return f"Tuning({self._summary()}, folder={str(self.folder)!r})"
 
+    def __str__(self) -> str:
+        return f"{self.statement}\n{self._score()}"
+
+    def _score(self) -> str:
+        """The winner's score on test records, as `dpfl run` reports it; it is for the owner, and not in the report."""
+        winner = self.winner
+        if winner.score is None:
+            return "The winner's model was not evaluated on test records."
+        measures = winner.measures or {}
+        auc = ((measures.get("pooled") or measures.get("mean_of_silos") or {}).get("model") or {}).get("auc")
+        return (
+            f"The winner on its test records: {winner.score_name.replace('_', ' ')} {winner.score:.4f}"
+            + ("" if auc is None else f", AUC {auc:.4f}")
+            + ". It is computed from raw records, as dpfl run reports it; no epsilon covers it."
+        )
+
     def _summary(self) -> str:
         return (
             f"{self.result['winner']['label']} of {len(self)} candidates, epsilon {digits(self.epsilon, 6)} at "
@@ -142,8 +159,7 @@ class Tuning(Mapping[str, Run]):
         )
 
     def _run(self, folder: str) -> Run:
-        found = Run.open(folder)
-        return Run(found.folder, found.result, held=self._held)
+        return replace(Run.open(folder), held=self.held)
 
 
 def _cell(value: Any) -> str:
@@ -173,7 +189,12 @@ def tune(
         ConfigError, DataError, UnsupportedError: something that is given is wrong, or cannot be charged.
         TrainingError: the winner failed, or every candidate did; KeyboardInterrupt: asked to stop.
     """
-    return _tuned(*_file_of(experiment_of(experiment), spec), out, progress)
+    return _succeeded(_tuned(*_file_of(experiment_of(experiment), spec), out, python_reporter(progress)))
+
+
+def tune_file(experiment: Experiment, out: Path | None, *, reporter: Reporter, exits: bool) -> Tuning:
+    """As `tune`, for the command, which shows a tuning whose winner failed, too; ``exits``: as of `Stop`."""
+    return _tuned(*_file_of(experiment, {}), out, reporter, exits=exits)
 
 
 def tune_given(
@@ -185,7 +206,7 @@ def tune_given(
     progress: bool | None,
 ) -> Tuning:
     """`Federation.tune`; given: keys of a file, as `dpfl.train` takes them."""
-    return _tuned(*_given(federation, spec, given), out, progress)
+    return _succeeded(_tuned(*_given(federation, spec, given), out, python_reporter(progress)))
 
 
 def plan_given(
@@ -207,20 +228,37 @@ def _given(federation: Federation, spec: Mapping[str, Any], given: Mapping[str, 
     return tune_of({**values, "tune": plain(spec)}, SOURCE), base, held
 
 
-def _tuned(file: TuneFile, base: Path, held: object, out: str | Path | None, progress: bool | None) -> Tuning:
-    teller, folder = Teller(progress), _folder(file, out)
-    teller.note(f"folder: {folder}")
-    threads = torch.get_num_threads()
+def _tuned(
+    file: TuneFile, base: Path, held: object, out: str | Path | None, reporter: Reporter, *, exits: bool = False
+) -> Tuning:
+    """Begin a tuning in its folder, or go on with it.
+
+    Raises:
+        KeyboardInterrupt: asked to stop.
+    """
+    folder, threads = _folder(file, out), torch.get_num_threads()
+    reporter.note(f"folder: {folder}")
+    tuning = successive_halving.begin(file, base, folder)
+    for line in _priced(file, tuning.price)["lines"]:
+        reporter.note(line)
     try:
-        result = _carried_out(file, base, folder, teller, stopping)
+        with stopping(exits=exits) as stop:
+            wait = Wait(LEDGER_WAIT, reporter.note, stop)
+            ranked = successive_halving.carry_out(tuning, place=place_here, reporter=reporter, stop=stop, wait=wait)
     finally:
         torch.set_num_threads(threads)
-    if result is None:
-        teller.note(f"interrupted: what is done is saved in {folder}; the same call goes on.")
+    if ranked is None:
+        reporter.note(f"interrupted: what is done is saved in {folder}. The same call or command continues.")
         raise KeyboardInterrupt
-    if result["winner"]["status"] == "failed":
-        raise TrainingError(told.failed_winner(result, why=True))
+    result = successive_halving.outcome(tuning, ranked)
+    RunFolder(folder).write_together({RESULT: to_json(result), REPORT: statement(result, folder.name)})
     return Tuning(folder, result, held=held)
+
+
+def _succeeded(tuning: Tuning) -> Tuning:
+    if tuning.failure:
+        raise TrainingError(tuning.failure)
+    return tuning
 
 
 class Price(Printed, dict[str, Any]):
@@ -244,39 +282,13 @@ def plan_tuning(experiment: Experiment | str | Path, *, out: str | Path | None =
 
 
 def _price(file: TuneFile, base: Path, out: str | Path | None) -> Price:
-    price = course.begin(file, base, _folder(file, out)).price
-    epsilon = file.config.privacy.epsilon
+    return _priced(file, successive_halving.begin(file, base, _folder(file, out)).price)
+
+
+def _priced(file: TuneFile, price: prices.Price) -> Price:
+    values, epsilon = successive_halving.priced(price), file.config.privacy.epsilon
     assert epsilon is not None
-    said = course.priced(price)
-    return Price(**said, budget=epsilon, lines=told.price_lines(said, epsilon))
-
-
-def tune_file(
-    experiment: Experiment, out: Path | None, *, reporter: Reporter, stopping: Stopping
-) -> tuple[Path, dict[str, Any] | None]:
-    """As `tune`, for the command: (folder, its result, or None if it was stopped)."""
-    file, base, _ = _file_of(experiment, {})
-    folder = _folder(file, out)
-    return folder, _carried_out(file, base, folder, reporter, stopping)
-
-
-def _carried_out(file: TuneFile, base: Path, out: Path, said: Reporter, stopping: Stopping) -> dict[str, Any] | None:
-    """Begin a tuning in a folder, or go on with it; its result, or None if it was stopped."""
-    tuning = course.begin(file, base, out)
-    epsilon = file.config.privacy.epsilon
-    assert epsilon is not None
-    for line in told.price_lines(course.priced(tuning.price), epsilon):
-        said.note(line)
-    with stopping() as stop:
-        ranked = course.carry_out(
-            tuning, place=place_here, reporter=said, stop=stop, wait=Wait(LEDGER_WAIT, said.note, stop)
-        )
-    if ranked is None:
-        return None
-    result = course.outcome(tuning, ranked)
-    files = RunFolder(out)
-    files.write_together({RESULT: to_json(result), REPORT: told.statement(result, out.name)})
-    return result
+    return Price(**values, budget=epsilon, lines=price_lines(values, epsilon))
 
 
 def _file_of(experiment: Experiment, spec: Mapping[str, Any]) -> tuple[TuneFile, Path, None]:

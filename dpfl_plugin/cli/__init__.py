@@ -1,3 +1,3 @@
 """The command line."""
 
-from dpfl_plugin.cli import starting as starting  # before all others: see there
+from dpfl_plugin import interrupts as interrupts  # before all others: see there

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -133,64 +133,6 @@ def show_keys(
         return
     for name, (key, fingerprint) in found.items():
         print(f"{name}: {key}\n  fingerprint {fingerprint}")
-
-
-def show_status(folder: Path, *, as_json: bool) -> None:
-    """Print how a federation stands, by what its members wrote of themselves."""
-    from dpfl_plugin.api.folder import read_status
-    from dpfl_plugin.runs.folder import to_json
-
-    found = read_status(folder)
-    if as_json:
-        print(to_json(found))
-        return
-    server: dict[str, Any] = found["server"]
-    of = f" of {server['of']}" if server.get("of") else ""
-    print(printable(f"{server.get('name')}: {server.get('status')}, {server.get('rounds')}{of} rounds done"))
-    if server.get("reason"):
-        print(f"  {printable(server['reason'])}")
-    if waits := _list(server.get("waits_for")):
-        print(printable(f"  waiting for {', '.join(map(str, waits))}, since {server.get('since')}"))
-    odd = server.get("odd")
-    for name, said in found["silos"].items():
-        its = odd.get(name) if isinstance(odd, dict) else None
-        print(printable(f"  {name}: {_of_silo(said)}{f'; its file is not taken: {its}' if its else ''}"))
-    for one in _list(server.get("refused")):
-        if isinstance(one, dict):
-            print(printable(f"  round {one.get('round')}: refused of {one.get('silo')}: {one.get('why')}"))
-    print("  (what each wrote of itself, unsigned)")
-
-
-def show_beginning(folder: Path, *, as_json: bool) -> bool:
-    """Print which silos wait in a folder where no server has begun; whether there are any."""
-    if not any(folder.glob("*/status.json")):  # of a sweep, for which what follows need not be imported
-        return False
-    from dpfl_plugin.api.folder import begun_before_the_server
-    from dpfl_plugin.runs.folder import to_json
-
-    silos = begun_before_the_server(folder)
-    if not silos:
-        return False
-    if as_json:
-        print(to_json({"server": None, "silos": silos}))
-        return True
-    print(f"waiting for the server, which has not begun here: dpfl server {folder} CONFIG begins")
-    for name, said in silos.items():
-        print(printable(f"  {name}: {_of_silo(said)}"))
-    print("  (what each wrote of itself, unsigned)")
-    return True
-
-
-def _of_silo(said: dict[str, Any]) -> str:
-    if not said:
-        return "has not been started"
-    why = f" ({said['why']})" if said.get("why") else ""
-    last = f", round {said['round']} answered last" if said.get("round") else ""
-    return f"{said.get('doing')}{why}{last}"
-
-
-def _list(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else []
 
 
 def _say(text: str) -> None:

@@ -14,8 +14,8 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 import dpfl_plugin
-from dpfl_plugin import own_folders
-from dpfl_plugin.cli import folder_commands, privacy_commands, project_commands, starting, tool_commands
+from dpfl_plugin import interrupts, own_folders
+from dpfl_plugin.cli import folder_commands, privacy_commands, project_commands, tool_commands
 from dpfl_plugin.cli.output import show
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
 from dpfl_plugin.errors import ConfigError, DpflError, EarlierNameWarning, system_says
@@ -53,8 +53,8 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand not in ("run", "quickstart"):  # which say themselves when they have begun
-        starting.over()
+    if context.invoked_subcommand not in ("run", "resume", "quickstart"):  # which say themselves when they have begun
+        interrupts.startup_is_over()
 
 
 project_commands.add_to(app)
@@ -86,21 +86,31 @@ def run(
     Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted after a round
     of this command, 5 another run uses the ledger, 7 interrupted before one.
     """
-    from dpfl_plugin.cli.run import Options, run_file
+    from dpfl_plugin.cli import run as command
 
     if ledger_wait is not None and ledger is None:
         raise ConfigError("--ledger-wait has no meaning without --ledger.")
-    options = Options(
-        out=out,
-        resume=resume,
-        as_json=json,
-        ledger=ledger,
-        ledger_wait=ledger_wait,
-        variant=variant,
-        profile=profile,
-        verbose=verbose,
-    )
-    raise typer.Exit(run_file(config, settings or [], options))
+    wait = {} if ledger_wait is None else {"ledger_wait": ledger_wait}
+    how = {"resume": resume, "profile": profile, "verbose": verbose, "as_json": json, **wait}
+    raise typer.Exit(command.run(config, settings or [], out, variant, ledger=ledger, **how))
+
+
+@app.command(rich_help_panel=TRAIN)
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Of a run that began: OUT/NAME/ID.")],
+    ledger: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The one that it shares with other runs, if it began with one.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; also in profile.json.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say which engine and how much memory, and why; log.txt always does.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Continue the run of a folder from its last checkpoint, or show a finished one. Exit codes: see dpfl run."""
+    from dpfl_plugin.cli import run as command
+
+    raise typer.Exit(command.resume(folder, ledger=ledger, profile=profile, verbose=verbose, as_json=json))
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -122,8 +132,8 @@ def tune(
 
     if plan:
         command.print_plan(config, settings or [], out, as_json=json)
-        return
-    raise typer.Exit(command.tune(config, settings or [], out, verbose=verbose, as_json=json))
+    else:
+        raise typer.Exit(command.tune(config, settings or [], out, verbose=verbose, as_json=json))
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -147,10 +157,25 @@ def sweep(
     Exit codes: 0 done (submitted), 1 some failed, 2 bad configuration or input, 3 beyond the limit of the ledger, 4
     interrupted with checkpoints.
     """
-    from dpfl_plugin.cli.sweep import Options, sweep_file
+    from dpfl_plugin.sweeps.sweep import sweep as run_sweep
 
-    options = Options(on=on.value, jobs=jobs, at_once=at_once, pack=pack, retry=retry, dry_run=dry_run)
-    raise typer.Exit(sweep_file(config, settings or [], out, options, ledger))
+    try:
+        result = run_sweep(
+            config,
+            settings or [],
+            on=on.value,
+            out=out,
+            jobs=jobs,
+            at_once=at_once,
+            pack=pack,
+            retry=retry,
+            dry_run=dry_run,
+            ledger=ledger,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupts.INTERRUPTED) from None
+    print(result)
+    raise typer.Exit(result.exit_code)
 
 
 @app.command(rich_help_panel=PRIVACY)
@@ -172,9 +197,9 @@ def sweep_task(
     jobs: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """What a batch task of a sweep does."""
-    from dpfl_plugin.cli import sweep as command
+    from dpfl_plugin.sweeps.tasks import run_task
 
-    raise typer.Exit(command.sweep_task(folder, task, pack, jobs))
+    raise typer.Exit(run_task(folder, task, pack, jobs))
 
 
 @app.command("sweep-run", hidden=True)
@@ -183,9 +208,9 @@ def sweep_run(
     index: Annotated[int, typer.Argument(help="Which row of the manifest.")],
 ) -> None:
     """What each MPI rank of a run in a sweep does."""
-    from dpfl_plugin.cli import sweep as command
+    from dpfl_plugin.sweeps.tasks import run_ranks
 
-    raise typer.Exit(command.sweep_run(folder, index))
+    raise typer.Exit(run_ranks(folder, index))
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -206,19 +231,9 @@ def status(
     Of runs of dpfl run: running, interrupted, failed or done; rounds, score, epsilon, and how to go on.
     Of a folder that the sites of a federation share (dpfl server): rounds, who is waited for, what was refused.
     """
-    from dpfl_plugin.cli import run_status
+    from dpfl_plugin.cli.status import print_status
 
-    folder = run_status.usual_folder() if folder is None else folder
-    if (folder / "server" / "status.json").is_file():
-        folder_commands.show_status(folder, as_json=json)
-        return
-    if folder_commands.show_beginning(folder, as_json=json):
-        return
-    if run_status.show(folder, watch=watch, every=every, as_json=json):
-        return
-    from dpfl_plugin.cli.status import show
-
-    show(folder, watch=watch, every=every, as_json=json)
+    print_status(folder, watch=watch, every=every, as_json=json)
 
 
 app.command(rich_help_panel=PRIVACY)(privacy_commands.account)
@@ -374,7 +389,7 @@ def main() -> NoReturn:
     try:
         code = _code()
     finally:
-        starting.over()
+        interrupts.startup_is_over()
     job = sys.modules.get("dpfl_plugin.runtimes.mpi.job")  # there if the command was one for several ranks
     if job is not None:
         job.leave(code)

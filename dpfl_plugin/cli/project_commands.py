@@ -42,11 +42,13 @@ def quickstart(
 
     Continues after an interruption. Exit codes are those of dpfl run.
     """
-    from dpfl_plugin.cli.quickstart import quickstart as run_quickstart
+    from dpfl_plugin.cli import quickstart as command
 
-    if copy is not None and (settings or out is not None or seeds is not None or json):
+    if copy is None:
+        raise typer.Exit(command.quickstart(settings or [], out, seeds, as_json=json))
+    if settings or out is not None or seeds is not None or json:
         raise ConfigError("--copy runs nothing: --set, --out, --seeds and --json have no meaning with it.")
-    raise typer.Exit(run_quickstart(settings or [], out, seeds, copy, as_json=json))
+    command.copy_to(copy)
 
 
 _Person = Annotated[

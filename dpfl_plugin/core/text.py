@@ -18,6 +18,16 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """ "42 s", "3 min 5 s" or "2 h 14 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 class Printed:
     """Shows in a notebook what ``print`` would."""
 

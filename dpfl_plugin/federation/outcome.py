@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 
 Status = Literal["done", "budget_exhausted", "interrupted", "failed"]
+EXIT_CODES: Final[dict[Status, int]] = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
+"""Of commands that run one."""
 
 
 class Cause(StrEnum):

@@ -19,6 +19,7 @@ from dpfl_plugin.file_permissions import private_file, private_folder
 TUNING: Final = "tuning.json"
 """What a tuning of several candidates has in its folder, which is none of a run."""
 MOUNTS: Final = Path("/proc/self/mountinfo")  # of Linux
+TAIL: Final = 1 << 16  # bytes that are read of a file's end
 OF_ONE_MACHINE: Final = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}  # of NFS and Lustre
 
 
@@ -333,6 +334,31 @@ class RunFolder:
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         self.append(self.metrics, to_json(line, None) + "\n")
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where it is missing, damaged or something else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def last_object(path: Path) -> dict[str, Any]:
+    """The last JSON object of a file with one on each line, without a line that is being written; {} of none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                return value
+    return {}
 
 
 def run_folders(root: Path) -> Iterator[Path]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, Worded
 from dpfl_plugin.runs import environment
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.folder import RunFolder, read_object
 from dpfl_plugin.runs.named_files import changed, file_digests
 
 
@@ -22,7 +19,7 @@ def check_shown(folder: RunFolder, config: Config) -> list[str]:
     Raises:
         OtherCodeError: such a file is another one by now.
     """
-    made_by = _read(folder.result).get("code") or {}
+    made_by = (read_object(folder.result) or {}).get("code") or {}
     others = changed(file_digests(config), made_by)
     if others:
         raise OtherCodeError(
@@ -31,7 +28,7 @@ def check_shown(folder: RunFolder, config: Config) -> list[str]:
                 "changed since. Use another {out} for the new code, or put the old one back to see its result."
             )
         )
-    then, now = _read(folder.environment), environment.describe()
+    then, now = read_object(folder.environment) or {}, environment.describe()
     changes = [
         f"{name} {old} -> {now['packages'].get(name)}"
         for name, old in (then.get("packages") or {}).items()
@@ -42,12 +39,3 @@ def check_shown(folder: RunFolder, config: Config) -> list[str]:
     if not changes:
         return []
     return [f"changed since this result was made: {', '.join(changes)}. To make it again, use another out folder"]
-
-
-def _read(path: Any) -> dict[str, Any]:
-    """A JSON file of a run's folder; {} where it is missing or of no use."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.runs.checkpoint import saved_rounds
-from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.folder import RunFolder, last_object, read_object, to_json
 from dpfl_plugin.runs.named_files import changed, file_digests
 
 BEAT_SECONDS: Final = 5.0
@@ -72,7 +72,7 @@ def note_end(folder: RunFolder, code: int, reason: str) -> None:
 
 def end_of(folder: RunFolder) -> tuple[int, str] | None:
     """Exit code and reason that a run noted at its end; None if it ended without a word."""
-    end = _read(_end_file(folder))
+    end = read_object(_end_file(folder))
     return (int(end["code"]), str(end["reason"])) if end else None
 
 
@@ -86,7 +86,7 @@ def _end_file(folder: RunFolder) -> Path:
 
 def finished(folder: RunFolder) -> bool:
     """Whether a run ended for good, so that it is never run again."""
-    result = _read(folder.result) or {}
+    result = read_object(folder.result) or {}
     return result.get("status") in ("done", "budget_exhausted") and _done(folder, result, None).status == "done"
 
 
@@ -97,7 +97,7 @@ def other_code(folder: RunFolder, config: Config) -> list[str]:
 
 def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
     """The state of a run that has a folder; ``rounds`` of how many, for the time that is left."""
-    result, task = _read(folder.result), task_of(folder)
+    result, task = read_object(folder.result), task_of(folder)
     status = (result or {}).get("status")
     if result is not None and status in ("done", "budget_exhausted"):
         return _done(folder, result, task)
@@ -105,10 +105,11 @@ def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
     if task is not None and state == "failed":
         return State("failed", str(task.get("reason", "")), task=task)
     if result is not None and status == "failed" and state not in ("pending", "running", "stopped"):
-        rounds_run = result.get("rounds", 0)
-        round = rounds_run if type(rounds_run) is int else 0
-        return State("failed", str(result.get("reason", "result.json does not say why")), round, task=task)
-    round, seconds = _last_line(folder.metrics)
+        reason = str(result.get("reason", "result.json does not say why"))
+        return State("failed", reason, _count(result.get("rounds")), task=task)
+    line = last_object(folder.metrics)
+    round = _count(line.get("round"))
+    seconds = _number(line.get("seconds")) or 0.0
     if task is not None and state == "running":
         silent = now - task_file(folder).stat().st_mtime
         if silent > STALE_SECONDS or _ended(task):
@@ -164,13 +165,17 @@ def _done(folder: RunFolder, result: dict[str, Any], task: dict[str, Any] | None
         )
 
 
+def _count(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
 def task_of(folder: RunFolder) -> dict[str, Any] | None:
     """What `task.json` says; nothing if it does not say whose process it is of."""
-    task = _read(task_file(folder))
+    task = read_object(task_file(folder))
     whole = task is not None and (
         task.get("state") != "running" or (type(task.get("pid")) is int and type(task.get("host")) is str)
     )
@@ -189,27 +194,3 @@ def _ended(task: dict[str, Any]) -> bool:
         return True
     except OSError:
         return False
-
-
-def _last_line(metrics: Path) -> tuple[int, float]:
-    """Round and seconds of the last whole line; (0, 0) if there is none."""
-    try:
-        with open(metrics, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
-            for line in reversed(file.read().splitlines()):
-                try:
-                    values = json.loads(line)
-                    return int(values["round"]), float(values["seconds"])
-                except (ValueError, KeyError, TypeError):
-                    continue
-    except OSError:
-        pass
-    return 0, 0.0
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None

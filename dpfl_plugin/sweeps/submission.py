@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, is_full
 from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.folder import locked, sync_folder, to_json, write_atomic
-from dpfl_plugin.sweeps import slurm
+from dpfl_plugin.sweeps import resources, scripts, slurm
 from dpfl_plugin.sweeps.manifest import Sweep
 
 WAIT_SECONDS: Final = (
@@ -28,6 +32,21 @@ WAIT_SECONDS: Final = (
 LOOK_SECONDS: Final = 0.5
 
 Say = Callable[[str], None]
+Backend = Literal["local", "slurm", "submitit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a sweep.
+
+    Attributes:
+        jobs: runs at the same time, on this machine or in each task of Slurm; pack: runs in a task; at_once: tasks.
+    """
+
+    on: Backend = "local"
+    jobs: int = 1
+    at_once: int | None = None
+    pack: int = 1
 
 
 @contextlib.contextmanager
@@ -138,3 +157,90 @@ def _read(intent: Path) -> tuple[str, int, list[int] | None, float]:
             f"{intent}: cannot be read ({error}). It says which job a dpfl sweep was submitting when it was cut. Look "
             "at squeue --me for a job of this sweep that jobs.jsonl beside it lacks, cancel it, and remove the file."
         ) from error
+
+
+def submit(sweep: Sweep, rows: Sequence[Row], options: Options, lock: int, say: Say) -> list[str]:
+    """Submit rows that are not in the queue; returns the numbers of the jobs.
+
+    Args:
+        lock: the descriptor of `alone`.
+
+    Raises:
+        ConfigError: Slurm takes no array as large. DpflError: it refuses, or does not answer.
+    """
+    queued = slurm.live_rows(sweep, say)
+    left = [row for row in rows if row.index not in queued]
+    if len(left) < len(rows):
+        say(f"{len(rows) - len(left)} runs are in the queue already.")
+    if not left:
+        return []
+    tasks = sweep.tasks(left, options.pack)
+    _check_size(sweep, tasks, options.pack)
+    arrays = resources.arrays(sweep, tasks, options.pack, say)
+    if len(arrays) > 1 and options.at_once:
+        say(f"--at-once {options.at_once} holds in each of {len(arrays)} arrays, which ask Slurm for different things.")
+    chunks, wanted, jobs = sweep.chunks(options.pack), {row.index for row in left}, []
+    at_once = f", {options.at_once} at a time." if options.at_once else "."
+    for asked, some in arrays:
+        job = _hand_over(sweep, asked, some, options, lock)
+        runs = sum(row.index in wanted for task in some for row in chunks[task])
+        say(f"submitted {runs} runs as job {job}: {len(some)} tasks{at_once}")
+        jobs.append(job)
+    return jobs
+
+
+def _check_size(sweep: Sweep, tasks: Sequence[int], pack: int) -> None:
+    most = slurm.largest_array()
+    if most is None or tasks[-1] < most:
+        return
+    packs = range(math.ceil(len(sweep.rows) / most), len(sweep.rows) + 1)
+    fits = next((pack for pack in packs if len(sweep.chunks(pack)) <= most), None)
+    fix = f"Use --pack {fits} or more: so many runs in a task." if fits else "Let more runs ask Slurm for the same."
+    raise ConfigError(
+        f"--pack {pack}: {tasks[-1] + 1} tasks are more than this Slurm takes in an array (MaxArraySize {most}). {fix}"
+    )
+
+
+def _hand_over(sweep: Sweep, asked: resources.Options, tasks: list[int], options: Options, lock: int) -> str:
+    """Submit tasks as one array and record it; returns the job's number."""
+    # submitit's tasks have numbers of their own.
+    name = begin(sweep, options.pack, tasks if options.on == "submitit" else None)
+    begun = time.time()
+    try:
+        if options.on == "submitit":
+            from dpfl_plugin.sweeps import by_submitit
+
+            job = by_submitit.submit(
+                sweep, tasks, name=name, asked=asked, at_once=options.at_once, pack=options.pack, jobs=options.jobs
+            )
+        else:
+            job = slurm.submit(script(sweep, asked, tasks, options, name), sweep, lock)
+    except slurm.UncertainError as error:
+        found = slurm.job_named(name, begun)
+        if not found:
+            raise DpflError(
+                f"{error} Slurm may have the job {name} all the same, or get it yet. The same command, in a minute or "
+                "two, asks for it before it submits anything."
+            ) from error
+        job = found
+    except DpflError:  # refused
+        end(sweep, None)
+        raise
+    end(sweep, job)
+    return job
+
+
+def script(sweep: Sweep, asked: resources.Options, tasks: list[int], options: Options, name: str) -> str:
+    """The batch script of one array."""
+    return scripts.sweep_script(
+        name=name,
+        folder=str(sweep.folder),
+        python=sys.executable,
+        tasks=slurm.spans(tasks),
+        at_once=options.at_once,
+        pack=options.pack,
+        jobs=options.jobs,
+        ranks=sweep.spec.ranks,
+        slurm=asked,
+        setup=sweep.spec.setup,
+    )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -52,7 +53,8 @@ class Stop:
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        before = {number: signal.signal(number, self._ask) for number in signals}
+        hears = threading.current_thread() is threading.main_thread()  # no other thread gets signals
+        before = {number: signal.signal(number, self._ask) for number in signals if hears}
         try:
             yield self
         finally:

@@ -3,7 +3,7 @@
 Whatever ends a tuning, and whatever becomes of a candidate later, nothing is decided anew: a candidate that was left
 behind stays there, and one that fails later keeps the place that its scores gave it before. A candidate that fails
 before it releases a score ranks last at that rung. So that a candidate failed is seen, beside scores. It may depend on
-records, and no epsilon covers it: `told` says which did.
+records, and no epsilon covers it: `tuning.statement` says which did.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided at a rung; candidates are told by their index.
+    """What was decided at a rung; candidates are named by their index.
 
     Attributes:
         after: how many rounds; ranking: who was compared, the best first; failed: who of them failed before it released
@@ -128,12 +128,12 @@ def keep(folder: RunFolder, tuning: str, decision: Decision, compared: Sequence[
         if decision.after not in known:
             path = folder.path / DECISIONS
             before = json.loads(path.read_text())["decisions"] if known else []
-            told = {"schema": SCHEMA, "tuning": tuning, "decisions": [*before, _told(decision, compared)]}
-            folder.write(path, to_json(told))
+            content = {"schema": SCHEMA, "tuning": tuning, "decisions": [*before, _as_dict(decision, compared)]}
+            folder.write(path, to_json(content))
         return known.get(decision.after, decision)
 
 
-def _told(decision: Decision, compared: Sequence[Standing]) -> dict[str, Any]:
+def _as_dict(decision: Decision, compared: Sequence[Standing]) -> dict[str, Any]:
     """With the scores that it was made from, for people."""
     scores = {one.candidate.label: one.score(decision.after) for one in compared}  # -inf becomes null
     return {

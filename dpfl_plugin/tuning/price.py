@@ -12,7 +12,7 @@ candidate it is of. Dominating pairs of each place dominate the adaptive composi
 
 A place that nobody takes, since candidates failed, releases nothing, which is less. That they failed is seen as well.
 Where that follows from releases alone (a model that is not finite) the claim covers it, and where it follows from
-records it does not: `told` names all of them.
+records it does not: `tuning.statement` names all of them.
 
 So it is a plain composition of a list that was fixed before the first release, and no filter or odometer is needed.
 Only the choice of a configuration is adaptive. Scores read records that no round reads; a record is in one part, so

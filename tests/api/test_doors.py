@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.api import signals
+from dpfl_plugin import interrupts
 from dpfl_plugin.api.federation import KEYS
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, DpflError
 from tests.cli.command import BASE, merged, metrics, one_message, write
 from tests.cli.command import dpfl as command
+from tests.cli.sweeping import write as write_sweep
 
 VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
 RUNS = {
@@ -129,7 +130,7 @@ def test_a_run_that_is_there_is_named_in_the_words_of_each_door(
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, {"out": "runs"})
     with monkeypatch.context() as patched:
-        patched.setattr(signals.Stop, "__call__", _after(2))
+        patched.setattr(interrupts.Stop, "__call__", _after(2))
         with pytest.raises(KeyboardInterrupt):
             dpfl.load(path).run()
     with pytest.raises(ConfigError, match=r"Use resume=True to continue it, or another out to start over"):
@@ -142,7 +143,7 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.M
     path = write(tmp_path)
     whole = dpfl.load(path).with_(out=str(tmp_path / "whole")).run()
     with monkeypatch.context() as patched:
-        patched.setattr(signals.Stop, "__call__", _after(3))
+        patched.setattr(interrupts.Stop, "__call__", _after(3))
         with pytest.raises(KeyboardInterrupt):
             dpfl.load(path).with_(out=str(tmp_path / "runs")).run()
     (folder,) = tmp_path.glob("runs/*/*")
@@ -155,12 +156,32 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.M
     assert found.result["model_sha256"] == whole.result["model_sha256"]
     assert (moved / "ledger.jsonl").read_bytes() == (whole.folder / "ledger.jsonl").read_bytes()
     assert dpfl.resume(moved).result == found.result  # finished: shown
+    assert command("resume", moved, "--json").json == found.result
     monkeypatch.chdir(tmp_path)
     renamed = moved.rename(moved.with_name("another"))
     with pytest.raises(ConfigError, match="give it its own name again"):
         dpfl.resume(renamed)
     with pytest.raises(DataError, match="no run began there"):
         dpfl.resume(tmp_path)  # where there is a configuration, and no run
+
+
+@pytest.mark.parametrize("changes", [{}, {"variants": VARIANTS, "compare": [["fedavg", "scaffold"]]}])
+def test_a_command_prints_what_python_returns(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = write(tmp_path, {"rounds": 2, "out": str(tmp_path / "runs"), **changes})
+    shown = dpfl.load(path).run()
+    assert command("run", path).out == f"{shown}\n" and command("run", path, "--json").json == shown.to_dict()
+
+
+def test_a_sweep_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_sweep(tmp_path, {"list": [{"l2": 0.1}, {"l2": 0.2}], "seeds": 2}, {"rounds": 1})
+    plan = dpfl.sweep(path, out=tmp_path / "out", dry_run=True)
+    assert str(plan).count("l2=0.1") == 2 and not (tmp_path / "out").exists()
+    result = dpfl.sweep(path, out=tmp_path / "out", jobs=2)
+    assert result.status.counts["done"] == 4 and result.exit_code == 0 and "l2=0.2" in str(result)
+    assert command("sweep", path, "--out", tmp_path / "out").out == f"{result}\n"
+    assert command("status", tmp_path / "out", "--json").json == json.loads(json.dumps(result.to_dict()))
+    with pytest.raises(ConfigError, match="on='here' must be one of local, slurm, submitit"):
+        dpfl.sweep(path, on="here")
 
 
 def _after(times: int) -> Any:
@@ -235,7 +256,7 @@ def test_a_profile_is_that_of_the_command(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     plain = dpfl.load(path).with_(seed=9)
     assert plain.run().profile is None and plain.run(profile=True).profile is None
-    assert "finished before, without profile=True: no times were taken" in capsys.readouterr().err
+    assert "finished before, without a profile: no times were taken" in capsys.readouterr().err
     (found.folder / "profile.json").write_text("{")
     with pytest.raises(DataError, match=r"profile\.json cannot be read"):
         _ = found.profile

@@ -9,8 +9,7 @@ from torch import nn
 
 from benchmarks import quickstart as table
 from dpfl_plugin.api import quickstart
-from dpfl_plugin.api.quickstart import Part, Row, auc, difference, measured, rows
-from dpfl_plugin.api.quickstart_picture import figure
+from dpfl_plugin.api.quickstart import Part, Row, auc, difference, figure, measured, rows
 from dpfl_plugin.config.load import load
 from dpfl_plugin.runs.setting import federate
 

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 import dpfl_plugin as dpfl
-from dpfl_plugin import registry
-from dpfl_plugin.api import signals
+from dpfl_plugin import interrupts, registry
 from dpfl_plugin.api.objects import model_block
 from dpfl_plugin.errors import ConfigError, DataError, DpflError, PluginError, TrainingError, UnsupportedError
 from dpfl_plugin.given import MissingError
@@ -179,15 +178,16 @@ def test_an_interrupted_run_goes_on_and_without_its_objects_says_which_are_missi
     records, model = dpfl.Federation.from_arrays(SILOS), net()
     whole = train(tmp_path, records, model=model, rounds=6, seed=3, out=tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr(signals.Stop, "__call__", stop)
+        patched.setattr(interrupts.Stop, "__call__", stop)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path, records, model=model, rounds=6, seed=3)
-    assert "interrupted: " in capsys.readouterr().err
+    assert "interrupted; " in capsys.readouterr().err
     (config,) = (tmp_path / "python").glob("*/*/config.yaml")
     with pytest.raises(ConfigError, match="unfinished run"):
         train(tmp_path, records, model=model, rounds=6, seed=3)
     data, of_model = (line.split(":")[-1] for line in config.read_text().splitlines() if "dpfl_plugin.given" in line)
-    del records, model, whole._held
+    whole = dpfl.Run.open(whole.folder)
+    del records, model
     gc.collect()
     one_message(command("run", config, "--resume", "--out", tmp_path / "python"), f"the records ({data})", of_model)
     with pytest.raises(MissingError, match=of_model):

@@ -177,7 +177,7 @@ def test_the_quickstart_that_ships_is_that_of_the_repository(tmp_path):
 
 def test_the_quickstart_runs_and_can_be_run_again(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("dpfl_plugin.api.quickstart_picture.draw", lambda path, parts: drawn.append((path, parts)))
+    monkeypatch.setattr("dpfl_plugin.api.quickstart.draw", lambda path, parts: drawn.append((path, parts)))
     options = ["--out", tmp_path / "runs", "--seeds", "1", "--set", "rounds=1"]
     first = dpfl("quickstart", *options)
     assert first.code == 0, first.err
@@ -215,4 +215,4 @@ def test_a_step_that_is_too_small_is_told_of(tmp_path, measured):
     done = dpfl(*words, "--set", "algorithm.local_lr=0.0001")
     said = " ".join(done.out.split())
     assert "note: the model says the same class of every test record, and the score was that of a constant" in said
-    assert "Try --set algorithm.local_lr=0.0003" in said
+    assert "Try algorithm.local_lr=0.0003" in said

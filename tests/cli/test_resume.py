@@ -134,7 +134,7 @@ def test_interrupted_and_resumed(
 
     monkeypatch.setattr(SiloGroup, "run", work)
     done = dpfl("run", config, "--out", tmp_path / "runs", "--json")
-    assert done.code == 4 and f"dpfl run {config} --out {config.parent / 'runs'} --resume" in done.err
+    assert done.code == 4 and f"dpfl run {config} --out {config.parent / 'runs'} --json --resume" in done.err
     assert done.json["status"] == "interrupted" and done.json["rounds"] == (calls + 1) // 2
     assert json.loads((folder_of(config) / "result.json").read_text()) == done.json
     assert len(list((folder_of(config) / "checkpoint").iterdir())) == 1
@@ -177,7 +177,7 @@ def test_interrupted_between_variants(tmp_path: Path, monkeypatch: pytest.Monkey
         signal.raise_signal(signal.SIGTERM)
         return real(self)
 
-    monkeypatch.setattr("dpfl_plugin.cli.run.RunFolder.read_metrics", read_metrics)
+    monkeypatch.setattr("dpfl_plugin.api.runs.RunFolder.read_metrics", read_metrics)
     results = run(config, code=7)
     assert [result["status"] for result in results.values()] in (["done", "interrupted"], ["interrupted"])
     monkeypatch.setattr(RunFolder, "read_metrics", real)

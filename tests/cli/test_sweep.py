@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.cli import status as status_command
-from dpfl_plugin.cli.sweep import COMPOSES
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import runs_in
 from dpfl_plugin.sweeps import manifest
+from dpfl_plugin.sweeps.sweep import COMPOSES
 from tests.cli.command import Done, dpfl, one_message
 from tests.cli.sweeping import began, check_same, deep_in_all, left, rows, write, write_long
 from tests.sweeps.test_supervisor import wait_for
@@ -108,9 +108,9 @@ def test_status_into_a_pipe_tells_each_change_and_whether_anything_is_at_work(
     manifest.write(waiting)
     assert "2 pending\nnothing is working on them" in dpfl("status", tmp_path / "out").out
     looks = iter([tmp_path / "out", tmp_path / "out", finished[0].parent / "out"])
-    look = status_command.look
+    look = status_command.status
     monkeypatch.setattr(status_command, "WATCH_SECONDS", 0.0)
-    monkeypatch.setattr(status_command, "look", lambda folder: look(next(looks)))
+    monkeypatch.setattr(status_command, "status", lambda folder: look(next(looks)))
     lines = dpfl("status", tmp_path / "out", "--watch").out.splitlines()
     assert [line for line in lines if line.startswith(("2 runs", "4 runs"))] == [
         "2 runs: 2 pending; nothing is working on them; the command that began the sweep continues it",
@@ -269,15 +269,13 @@ def test_a_launcher_that_is_no_command_is_refused_before_anything_runs(
 IMPORTS = """
 import sys
 from pathlib import Path
-from dpfl_plugin.cli import sweep
 from dpfl_plugin.config.sweep import expand
-from dpfl_plugin.core.rounding import places
-from dpfl_plugin.sweeps import manifest
+from dpfl_plugin.sweeps import manifest, tasks
 
 path = Path(sys.argv[1])
 planned = manifest.plan(expand(path), path, path.parent / "out")
 manifest.write(planned)
-begin = sweep._begin(planned)
+begin = tasks.begin(planned)
 before = set(sys.modules)
 print(begin(planned.rows[0], lambda: False))
 print(*{name.partition(".")[0] for name in set(sys.modules) - before})

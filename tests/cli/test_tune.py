@@ -24,7 +24,8 @@ from dpfl_plugin.report.runs import read as read_run
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.tuning import course, told
+from dpfl_plugin.tuning import successive_halving
+from dpfl_plugin.tuning.statement import apart
 from tests.cli.command import dpfl, one_message, write
 
 DELTA, EPSILON = 1e-3, 3.0
@@ -196,7 +197,7 @@ def test_how_exact_scores_are_is_said_before_and_after(whole: tuple[Path, dict[s
     out, result = whole
     assert result["score_std"] == pytest.approx(result["ranking"][0]["noise_std"], rel=1e-12)
     text = (out / "tuning.md").read_text()
-    assert f"± {result['score_std']:.3f} by its noise alone" in text and told.apart(result) in text
+    assert f"± {result['score_std']:.3f} by its noise alone" in text and apart(result) in text
 
 
 def test_a_silo_that_drowns_the_scores_of_all_is_named_before_anything_is_released() -> None:
@@ -222,7 +223,7 @@ def test_the_winner_is_told_apart_by_the_noise_of_a_difference(
 ) -> None:
     """Of two scores with noise 0.1 each: 2 sqrt(2) 0.1 = 0.283, at the last round that both were scored after."""
     ranking = [{"label": "a", "scores": first, "noise_std": 0.1}, {"label": "b", "scores": second, "noise_std": 0.1}]
-    found = told.apart({"ranking": ranking})
+    found = apart({"ranking": ranking})
     assert bool(found) == bool(said) and all(words in found for words in said)
 
 
@@ -257,7 +258,7 @@ def crashed(config: Path, after: int) -> bool:
     with (
         mock.patch.object(InProcess, "run_round", around(InProcess.run_round, before=False)),
         mock.patch.object(checkpoints, "save", around(checkpoints.save)),
-        mock.patch.object(course, "run_session", around(course.run_session)),
+        mock.patch.object(successive_halving, "run_session", around(successive_halving.run_session)),
     ):
         try:
             assert dpfl("tune", config, "--out", config.parent / "out", "--json").code == 0
@@ -375,7 +376,7 @@ def test_a_plan_is_what_releases_were_made_by(tmp_path: Path, whole: tuple[Path,
     plan.write_text(text)
     before = held(out / "ledger.jsonl")
     assert dpfl(*asked).code == 0 and held(out / "ledger.jsonl") == before
-    real = course.begin
+    real = successive_halving.begin
 
     def begun(file: Any, base: Path, folder: Path) -> Any:
         found = real(file, base, folder)
@@ -383,7 +384,7 @@ def test_a_plan_is_what_releases_were_made_by(tmp_path: Path, whole: tuple[Path,
         (folder / "tuning.json").write_text(json.dumps({**json.loads(text), "id": "another"}))
         return found
 
-    with mock.patch.object(course, "begin", begun):
+    with mock.patch.object(successive_halving, "begin", begun):
         one_message(dpfl("tune", config, "--out", tmp_path / "new"), "another tuning", "--out")
     assert not (tmp_path / "new" / "ledger.jsonl").exists()
 

@@ -154,8 +154,8 @@ def test_advice_is_about_what_can_be_lowered() -> None:
 PEAK = """
 import sys
 from pathlib import Path
-from dpfl_plugin.cli.run import Options, run_file
-run_file(Path(sys.argv[1]), sys.argv[2:], Options(as_json=True))
+from dpfl_plugin.cli.run import run
+run(Path(sys.argv[1]), sys.argv[2:], None, None, as_json=True, verbose=False)
 status = Path("/proc/self/status").read_text()
 print(next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")))
 """

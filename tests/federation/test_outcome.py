@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dpfl_plugin.cli.run import _ending
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.federation.outcome import Cause, cause_of
 
 # What versions without `cause` wrote: (status, reason).
@@ -36,5 +38,5 @@ def test_a_cause_is_believed_whatever_the_reason_says(cause: Cause) -> None:
 
 def test_what_is_said_at_the_end_follows_the_cause_and_not_the_words() -> None:
     result = {"status": "budget_exhausted", "rounds": 7, "folder": "runs/x", "reason": "in other words"}
-    assert _ending({**result, "cause": "max_participations"}, "").startswith("stopped by max_participations after 7")
-    assert _ending({**result, "cause": "budget"}, "").startswith("stopped by the budget after 7")
+    for cause, by in (("max_participations", "max_participations"), ("budget", "the budget")):
+        assert Run(Path(), {**result, "cause": cause}).ending("").startswith(f"stopped by {by} after 7")

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from dpfl_plugin.api import pictures
+from dpfl_plugin.api import plots
 from dpfl_plugin.federation import measuring, silo_group
 from dpfl_plugin.owners import limits
 from tests.goldens import commands, compositions, runs
@@ -36,7 +36,7 @@ def stage(file: str) -> Iterator[Any]:
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         mock.patch.object(silo_group, "measures", measuring.measures if file == "commands" else _no_measures),
-        mock.patch.object(pictures, "curves", return_value=[]),
+        mock.patch.object(plots, "curves", return_value=[]),
         mock.patch.object(limits, "PLACES", ()),
         mock.patch.dict(os.environ),
     ):

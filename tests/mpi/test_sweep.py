@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.cli.sweep import sweep_run
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import BusyError, TrainingError
 from dpfl_plugin.runtimes.mpi.ranks import SiloLostError
 from dpfl_plugin.sweeps import manifest, state, supervisor
+from dpfl_plugin.sweeps.tasks import run_ranks
 from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import ENVIRONMENT, status, sweep
 from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
@@ -67,9 +67,9 @@ def test_a_rank_that_is_lost_is_not_noted_as_a_failure_of_the_run(
     def fail(*_: object) -> tuple[int, str]:
         raise raised
 
-    monkeypatch.setattr("dpfl_plugin.cli.sweep._run_row", fail)
+    monkeypatch.setattr("dpfl_plugin.sweeps.tasks._run_row", fail)
     with pytest.raises(type(raised)):
-        sweep_run(made.folder, 0)
+        run_ranks(made.folder, 0)
     found = state.end_of(made.folder_of(made.rows[0]))
     assert found is not None and found[0] == code and str(raised).rstrip(".") in found[1]
 

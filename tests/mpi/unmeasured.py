@@ -6,13 +6,13 @@ them than for all that it computes.
 
 from __future__ import annotations
 
-import dpfl_plugin.api.pictures
+import dpfl_plugin.api.plots
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.federation import silo_group
 
 
 def switch_off() -> None:
-    dpfl_plugin.api.pictures.curves = lambda *given: None  # type: ignore[assignment]
+    dpfl_plugin.api.plots.curves = lambda *given: None  # type: ignore[assignment]
     silo_group.measures = lambda *given: None  # type: ignore[assignment, return-value]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpfl_plugin.api import pictures
+from dpfl_plugin.api import plots
 from dpfl_plugin.report.groups import grouped
 from dpfl_plugin.report.plots import left_out, plot, plot_tradeoff
 from dpfl_plugin.report.runs import read
@@ -64,7 +64,7 @@ def test_epsilons_that_agree_are_drawn_at_one_place(tmp_path: Path, drawn: list[
     assert plot_tradeoff(tmp_path / "q", groups[:2], "test_accuracy")
     lines = [{"round": 1 + n, "test_accuracy": 0.5 + 1e-9 * n, "epsilon": NEAR} for n in range(3)]
     runs = {"run": lines}
-    axes = [drawn[-1], *pictures.detailed(runs, "", 1e-5).axes]
+    axes = [drawn[-1], *plots.detailed(runs, "", 1e-5).axes]
     for axis in axes:
         axis.figure.canvas.draw()
         assert not axis.xaxis.get_offset_text().get_text() and "+" not in axis.yaxis.get_offset_text().get_text()

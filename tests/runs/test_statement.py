@@ -154,7 +154,7 @@ def test_it_is_there_however_a_run_ends(tmp_path: Path, monkeypatch: pytest.Monk
     for words, settings in endings.items():
         done = dpfl("run", config, "--out", tmp_path / "runs", "--json", *(f"--set={setting}" for setting in settings))
         assert words in (Path(done.json["folder"]) / "privacy.md").read_text()
-    monkeypatch.setattr("dpfl_plugin.api.signals.Stop.__call__", lambda self: True)
+    monkeypatch.setattr("dpfl_plugin.interrupts.Stop.__call__", lambda self: True)
     text = (Path(run(config, code=7)["folder"]) / "privacy.md").read_text()
     assert "interrupted; it can be resumed" in text
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.cli import status
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import DataError
-from dpfl_plugin.sweeps import manifest, slurm, state
+from dpfl_plugin.sweeps import manifest, slurm, state, status
 from dpfl_plugin.sweeps.manifest import Sweep
 from tests.cli.command import dpfl
 from tests.cli.sweeping import write

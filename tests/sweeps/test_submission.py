@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.cli import sweep as command
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.sweeps import manifest, resources, slurm, state, submission
+from dpfl_plugin.sweeps import manifest, resources, slurm, state, submission, tasks
 from tests.cli.command import Done, dpfl
 from tests.cli.sweeping import write
 from tests.sweeps.test_supervisor import wait_for
@@ -265,7 +264,7 @@ def test_a_run_that_is_queued_again_too_often_has_failed(site: Path, monkeypatch
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     for restarts, status in [(0, "pending"), (1, "pending"), (1, "pending"), (2, "failed")]:
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-        command._fail_those_requeued(sweep, sweep.rows)
+        tasks._fail_those_requeued(sweep, sweep.rows)
         known = state.state_of(begun, None, time.time())
         assert known.status == status and state.state_of(waits, None, time.time()).status == "pending"
         if status == "pending":
@@ -274,7 +273,7 @@ def test_a_run_that_is_queued_again_too_often_has_failed(site: Path, monkeypatch
     (site / "queue").write_text("")
     assert submit(site, "--retry").code == 0
     state.write_task(begun, "stopped", job="11_0")
-    command._fail_those_requeued(sweep, sweep.rows)
+    tasks._fail_those_requeued(sweep, sweep.rows)
     assert state.state_of(begun, None, time.time()).status == "pending", "counted anew"
 
 

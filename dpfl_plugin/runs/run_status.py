@@ -1,4 +1,4 @@
-"""How far single runs are, those of `dpfl run`, from the files of their folders alone; `state` is of a sweep's."""
+"""How far single runs are, those of `dpfl run`, from the files of their folders alone."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dpfl_plugin.config.load import base_of, read_yaml
+from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.runs.checkpoint import saved_rounds
-from dpfl_plugin.runs.folder import RunFolder, run_folders
+from dpfl_plugin.runs.folder import TAIL, RunFolder, last_object, read_object, run_folders
 
 SILENT_SECONDS: Final = 600.0  # after which a process of another machine is taken for ended
-TAIL: Final = 1 << 16  # bytes that are read of a ledger's end at once
 WRITTEN: Final = ("ledger.jsonl", "metrics.jsonl", "log.txt", "checkpoint")  # while a run goes on
 
 Status = Literal["running", "interrupted", "failed", "done"]
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
+class RunStatus:
     """What is known of a run.
 
     Attributes:
@@ -54,22 +53,36 @@ class Single:
         files = RunFolder(self.folder)
         if (tuning := files.tuning()) is not None:
             return f"the dpfl tune command that began {tuning}"
-        how = "the command that began it, with --resume"  # which knows a shared ledger, or which variant it is
-        if files.label() is None and not _shares(files.ledger) and base_of(files.config) != self.folder:
-            out = self.folder.absolute().parents[1]
-            how = shlex.join(["dpfl", "run", str(files.config), "--out", str(out), "--resume"])
+        how = shlex.join(["dpfl", "resume", str(self.folder)])
+        if _shares(files.ledger):
+            how += ", and the ledger that it shares"
         return how if self.status == "interrupted" else f"mend the cause, then {how}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """What `dpfl status --json` prints of it."""
+        return {
+            "folder": str(self.folder),
+            "name": self.name,
+            "status": self.status,
+            "round": self.round,
+            "rounds": self.rounds,
+            "seconds_since_written": self.heard,
+            f"test_{self.score}": self.value,
+            "epsilon": self.epsilon,
+            "reason": self.reason,
+            "next": self.next,
+        }
 
-def runs_in(folder: Path) -> list[Single]:
+
+def runs_in(folder: Path) -> list[RunStatus]:
     """The run in a folder, or those below it, in the order of their paths."""
     now = time.time()
     return [run_of(RunFolder(path), now) for path in run_folders(folder)]
 
 
-def run_of(folder: RunFolder, now: float) -> Single:
+def run_of(folder: RunFolder, now: float) -> RunStatus:
     """How far one run is."""
-    result, config, line = _json(folder.result), _config(folder), _last_line(folder.metrics)
+    result, config, line = read_object(folder.result) or {}, _config(folder), last_object(folder.metrics)
     heard = _heard(folder, now)
     at_work = folder.at_work() or _elsewhere(folder, heard, ended=bool(result))
     said = str(result.get("status", "interrupted"))
@@ -99,7 +112,7 @@ def run_of(folder: RunFolder, now: float) -> Single:
         and (tuning / folder.result.name).exists()
     ):
         status, reason = "done", "left behind by its tuning"
-    return Single(
+    return RunStatus(
         folder=folder.path,
         name=str(config.get("name") or folder.path.parent.name) + (f", {label}" if (label := folder.label()) else ""),
         status=status,
@@ -171,28 +184,6 @@ def _config(folder: RunFolder) -> dict[str, Any]:
         return read_yaml(folder.config)
     except (DpflError, OSError):
         return {}
-
-
-def _last_line(path: Path) -> dict[str, Any]:
-    """The last evaluation; a line that is being written is left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found
-    return {}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _number(value: Any) -> float | None:

@@ -10,45 +10,45 @@ from dpfl_plugin.core.rounding import digits, odds
 from dpfl_plugin.runs.statement import SIMULATION
 
 MOST: Final = 0.5  # of a score's variance: more of one silo is said
-RETRIED: Final = (
+RETRIED_WINNER: Final = (
     "The winner's training failed before, and was tried again; all that it released is charged. That it failed may "
     "depend on records: epsilon does not cover what that reveals."
 )
 ANEW: Final = "A new tuning without what failed, in another folder, has to be charged to a budget of its own."
 
 
-def price_lines(told: Mapping[str, Any], budget: float) -> list[str]:
-    """What a tuning will release and what it costs; ``told``: as `course.priced`."""
+def price_lines(price: Mapping[str, Any], budget: float) -> list[str]:
+    """What a tuning will release and what it costs; ``price``: as `successive_halving.priced`."""
     lines = [
         f"{place['candidates']} candidate{'s' * (place['candidates'] > 1)}: rounds {place['first'] + 1} to "
         f"{place['last']}, then a score each" + (" (the winner goes on to the end)" if last else "")
-        for place, last in zip(told["places"], [*[False] * (len(told["places"]) - 1), True], strict=True)
+        for place, last in zip(price["places"], [*[False] * (len(price["places"]) - 1), True], strict=True)
     ]
     return [
         *lines,
-        f"In all {told['rounds']} rounds and {told['scores']} scores of every silo, charged to one ledger: epsilon "
-        f"{digits(told['epsilon'], 4)} of {budget:g} at delta {told['delta']:.15g} (server, accountant "
-        f"{told['accountant']}).",
-        f"The tuning alone, up to the last rung: epsilon {digits(told['of_tuning'], 4)}; what the winner does after it "
-        f"alone: {digits(told['of_rest'], 4)}. These compose, and do not add up; each is that of the dearer part of a "
-        "silo's records: those in rounds, or those in scores.",
-        f"noise_multiplier {told['noise_multiplier']:g} of every round, {told['score_noise']:g} of every score. "
-        f"Without tuning the same budget gives one run noise_multiplier {told['without']:g}: tuning costs "
-        f"{told['noise_multiplier'] / told['without']:.2f} times the noise.",
-        f"A score is a share of right answers, ± {told['score_std']:.3f} by its noise alone. Candidates whose scores "
-        f"differ by less than {_reach(told['score_std']):.3f} are not told apart: that is two standard deviations of a "
-        "difference.",
-        *_noisiest(told["noisiest"]),
+        f"In all {price['rounds']} rounds and {price['scores']} scores of every silo, charged to one ledger: epsilon "
+        f"{digits(price['epsilon'], 4)} of {budget:g} at delta {price['delta']:.15g} (server, accountant "
+        f"{price['accountant']}).",
+        f"The tuning alone, up to the last rung: epsilon {digits(price['of_tuning'], 4)}; what the winner does after "
+        f"it alone: {digits(price['of_rest'], 4)}. These compose, and do not add up; each is that of the dearer part "
+        "of a silo's records: those in rounds, or those in scores.",
+        f"noise_multiplier {price['noise_multiplier']:g} of every round, {price['score_noise']:g} of every score. "
+        f"Without tuning the same budget gives one run noise_multiplier {price['without']:g}: tuning costs "
+        f"{price['noise_multiplier'] / price['without']:.2f} times the noise.",
+        f"A score is a share of right answers, ± {price['score_std']:.3f} by its noise alone. Candidates whose scores "
+        f"differ by less than {_reach(price['score_std']):.3f} are not told apart: that is two standard deviations of "
+        "a difference.",
+        *_noisiest(price["noisiest"]),
     ]
 
 
-def _noisiest(told: Mapping[str, Any]) -> list[str]:
+def _noisiest(silo: Mapping[str, Any]) -> list[str]:
     """A silo with few records has a noisy share of right answers, which may drown those of all others."""
-    if not MOST < told["share"] < 1:  # 1: it is the only silo
+    if not MOST < silo["share"] < 1:  # 1: it is the only silo
         return []
     return [
-        f"{told['share']:.0%} of that noise's variance is of silo {told['silo']} alone, which has {told['records']} "
-        f"record{'s' * (told['records'] > 1)} to score. Weigh silos by their records (silo_weights: records), tune "
+        f"{silo['share']:.0%} of that noise's variance is of silo {silo['silo']} alone, which has {silo['records']} "
+        f"record{'s' * (silo['records'] > 1)} to score. Weigh silos by their records (silo_weights: records), tune "
         "without it, or raise tune.share."
     ]
 
@@ -58,9 +58,9 @@ def _reach(std: float) -> float:
     return 2 * math.sqrt(2) * std
 
 
-def apart(told: Mapping[str, Any]) -> str:
+def apart(result: Mapping[str, Any]) -> str:
     """Whether the winner is told apart from the second by the last scores that both have; "" where none are."""
-    first, second = ({**one, "scores": dict(map(tuple, one["scores"]))} for one in told["ranking"][:2])
+    first, second = ({**one, "scores": dict(map(tuple, one["scores"]))} for one in result["ranking"][:2])
     common = first["scores"].keys() & second["scores"].keys()
     if not common:
         return ""
@@ -75,45 +75,46 @@ def apart(told: Mapping[str, Any]) -> str:
     )
 
 
-def statement(told: Mapping[str, Any], name: str) -> str:
+def statement(result: Mapping[str, Any], name: str) -> str:
     """`tuning.md`: the guarantee of a tuning and of its winner, and what it came to."""
-    guarantee, winner = told["guarantee"], told["winner"]
+    guarantee, winner = result["guarantee"], result["winner"]
     epsilon, delta = guarantee["epsilon"], guarantee["delta"]
     most = digits(epsilon, 6)
     parts = [
         f"# Tuning: {name}",
-        f"**{SIMULATION.format(epsilon=most)}**" if told.get("randomness") == "seeded" else "",
-        f"In short: one record changes the probability of whatever the server may see, of all {told['num_candidates']} "
-        f"candidates and of the winner's whole training, by a factor of at most e^{most} ({odds(epsilon)}), up to an "
+        f"**{SIMULATION.format(epsilon=most)}**" if result.get("randomness") == "seeded" else "",
+        f"In short: one record changes the probability of whatever the server may see, of all "
+        f"{result['num_candidates']} candidates and of the winner's whole training, by a factor of "
+        f"at most e^{most} ({odds(epsilon)}), up to an "
         f"additional {digits(delta, 6)} (delta). **This is the guarantee of the winner, too**: it was chosen by what "
         "all candidates released. The epsilon of its run alone guarantees nothing.",
         f"The ledger holds releases of epsilon {digits(guarantee['in_ledger'], 6)} in all; the plan, fixed before the "
-        f"first of them, comes to {digits(told['epsilon'], 6)}, and no candidate can pass {most}.",
+        f"first of them, comes to {digits(result['epsilon'], 6)}, and no candidate can pass {most}.",
         "What is protected, from whom and on what assumptions is in the winner's `privacy.md`.",
         "## What it cost",
-        "\n".join(f"* {line}" for line in price_lines(told, epsilon)),
+        "\n".join(f"* {line}" for line in price_lines(result, epsilon)),
         "## Candidates",
         "Scores are shares of right answers on records that no round reads, the mean over silos, with noise; ± is the "
-        f"standard deviation of the noise alone. Who went on was decided by them{_and_failures(told)} and written down "
-        "at each rung, once. No candidate that was left behind was evaluated on test records. In the order in which "
-        "they were left behind, the winner first.",
-        "\n".join(_table(told)),
-        "\n".join(f"* {line}" for line in _seen(told)),
+        f"standard deviation of the noise alone. Who went on was decided by them{_and_failures(result)} and written "
+        "down at each rung, once. No candidate that was left behind was evaluated on test records. In the order in "
+        "which they were left behind, the winner first.",
+        "\n".join(_table(result)),
+        "\n".join(f"* {line}" for line in _seen(result)),
         "## Winner",
         f"{winner['label']}: {winner['status']}, in `{winner['folder']}`.",
-        RETRIED if winner.get("retried") else "",
-        failed_winner(told),
-        apart(told),
+        RETRIED_WINNER if winner.get("retried") else "",
+        failed_winner(result),
+        apart(result),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _and_failures(told: Mapping[str, Any]) -> str:
-    return ", by which candidates failed (below)," if told.get("failures") else " alone,"
+def _and_failures(result: Mapping[str, Any]) -> str:
+    return ", by which candidates failed (below)," if result.get("failures") else " alone,"
 
 
 def failure(one: Mapping[str, Any]) -> str:
-    """That a candidate failed, which decided where it ranks; ``one``: of `course.failures`."""
+    """That a candidate failed, which decided where it ranks; ``one``: of `successive_halving.failures`."""
     return (
         f"Candidate {one['label']} of the tuning failed in rounds {one['first'] + 1} to {one['last']}, before it "
         f"released its score after round {one['last']}, and ranked last there. That it failed was seen beside scores, "
@@ -121,29 +122,29 @@ def failure(one: Mapping[str, Any]) -> str:
     )
 
 
-def _seen(told: Mapping[str, Any]) -> list[str]:
+def _seen(result: Mapping[str, Any]) -> list[str]:
     """What decided beside scores."""
     return [
-        *map(failure, told.get("failures", ())),
+        *map(failure, result.get("failures", ())),
         *(
             f"Candidate {one['label']} was left behind after round {one['after']}, and went on all the same: an "
             "earlier version opened it again, because another one had failed. What it released is in the ledger; it "
             "takes no place in the ranking. Epsilon does not cover what it reveals that it was opened."
-            for one in told.get("reopened", ())
+            for one in result.get("reopened", ())
         ),
     ]
 
 
-def failed_winner(told: Mapping[str, Any], *, why: bool = False) -> str:
+def failed_winner(result: Mapping[str, Any], *, why: bool = False) -> str:
     """What to do where the winner failed; "" where it did not.
 
     Args:
         why: say it, too; no epsilon covers it, so that it is for the experimenter alone.
     """
-    winner = told["winner"]
+    winner = result["winner"]
     if winner["status"] != "failed":
         return ""
-    reason = f": {told['ranking'][0]['failed']}" if why else ""
+    reason = f": {result['ranking'][0]['failed']}" if why else ""
     return (
         f"The winner, {winner['label']}, failed{reason}; see {winner['folder']}. No other candidate takes its place: "
         "scores decided, and epsilon does not cover that it failed. Whoever begins this tuning again tries the "
@@ -151,13 +152,13 @@ def failed_winner(told: Mapping[str, Any], *, why: bool = False) -> str:
     )
 
 
-def _table(told: Mapping[str, Any]) -> list[str]:
-    ends = [place["last"] for place in told["places"]]
+def _table(result: Mapping[str, Any]) -> list[str]:
+    ends = [place["last"] for place in result["places"]]
     lines = [
         f"| candidate |{''.join(f' score after {end} |' for end in ends)}",
         f"| --- |{' ---: |' * len(ends)}",
     ]
-    for one in told["ranking"]:
+    for one in result["ranking"]:
         scores = dict(map(tuple, one["scores"]))
         cells = [f"{scores[end]:.3f} ± {one['noise_std']:.3f}" if end in scores else "" for end in ends]
         failed = " (failed)" if one["failed"] else ""  # why may tell of a record: it is in result.json

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.sweeps import single
+from dpfl_plugin.runs import run_status
 from tests.cli.command import dpfl, one_message, run, write
 from tests.cli.sweeping import write as write_sweep
 from tests.cli.test_resume import crash, folder_of
@@ -71,19 +71,19 @@ def test_one_that_shares_a_ledger_goes_on_by_its_own_command(tmp_path: Path) -> 
     config = crash(write(tmp_path, FEW), 3, "--ledger", tmp_path / "all.jsonl", "--set", "privacy.randomness=fresh")
     (folder_of(config) / ".lock").unlink()
     (found,) = dpfl("status", tmp_path / "runs", "--json").json["runs"]
-    assert "the command that began it" in found["next"]
+    assert "dpfl resume " in found["next"] and "the ledger that it shares" in found["next"]
 
 
 def test_a_run_at_work_and_how_long_ago_it_wrote(tmp_path: Path) -> None:
     folder = folder_of(crash(write(tmp_path, FEW), 3))  # this process has locked it, and lives
-    for name in single.WRITTEN:
+    for name in run_status.WRITTEN:
         os.utime(folder / name, (10.0, 10.0))
     os.utime(folder / "ledger.jsonl", None)
     done = dpfl("status", folder)
     assert "1 running" in done.out and "round 2/3" in done.out and "wrote 0 s ago" in done.out
     (folder / ".lock").write_text("pid 1 on another-machine")
     assert dpfl("status", folder, "--json").json["runs"][0]["status"] == "running"
-    for name in single.WRITTEN:
+    for name in run_status.WRITTEN:
         os.utime(folder / name, (10.0, 10.0))
     assert dpfl("status", folder, "--json").json["runs"][0]["status"] == "interrupted"
 

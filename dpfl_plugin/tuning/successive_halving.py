@@ -33,9 +33,10 @@ from dpfl_plugin.runs.place import Place as Where
 from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.session import run_session, seed_of_begun
 from dpfl_plugin.runs.stage import Stage
-from dpfl_plugin.tuning import decisions, told
+from dpfl_plugin.tuning import decisions
 from dpfl_plugin.tuning.decisions import Decision, Standing
 from dpfl_plugin.tuning.price import Place, Price, configured, price
+from dpfl_plugin.tuning.statement import ANEW, RETRIED_WINNER, failure
 
 LEDGER: Final = "ledger.jsonl"
 PLAN: Final = TUNING
@@ -261,7 +262,7 @@ class _Course:
         if last and standings[0].status == "failed":  # its folder will not say so any more
             _keep_retry(self.tuning, standings[0])
         if last and _retried(self.tuning):
-            seen = [*seen, told.RETRIED]
+            seen = [*seen, RETRIED_WINNER]
         stage = Stage(None if last else part.last, last, self.tuning.price.planned, guarantee(self.tuning), tuple(seen))
         done = []
         for one in standings:
@@ -316,7 +317,7 @@ def carry_out(
         decided = _decided(tuning)
         decision, following = decided.get(part.last), places[number + 1 :]
         if decision is None:
-            seen = [told.failure(one) for one in failures(tuning, decided)]
+            seen = [failure(one) for one in failures(tuning, decided)]
             done = course.trained(left, part, seen)
             if done is None:
                 return None
@@ -327,7 +328,7 @@ def carry_out(
         if not left:
             raise TrainingError(
                 f"{tuning.out}: every candidate that was left failed before its score after round {part.last}; "
-                f"{tuning.ledger} holds what they released. {told.ANEW}"
+                f"{tuning.ledger} holds what they released. {ANEW}"
             )
     left_behind = [one.left_behind for _, one in sorted(_decided(tuning).items())]
     return course.standings([*left, *(index for of_rung in reversed(left_behind) for index in of_rung)])

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpfl_plugin.cli import progress
-from dpfl_plugin.cli.progress import PlainReporter, reporter_on
-from dpfl_plugin.runs import progress_bars
+from dpfl_plugin.api import progress
+from dpfl_plugin.api.progress import Bar, Lines
 
 
 def line(at: int) -> dict[str, Any]:
@@ -24,7 +23,7 @@ def told(
 ) -> None:
     """Tell a reporter of a session from round ``done`` on whose rounds take ``seconds``, ten where it is not said."""
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    reporter = PlainReporter("")
+    reporter = Lines()
     reporter.start(rounds, done)
     for at in range(done + 1, rounds + 1):
         clock[0] += seconds.get(at, 10.0)
@@ -56,7 +55,7 @@ def test_the_first_round_of_a_session_says_nothing_of_the_others(
 
 def test_details_are_for_who_asks_for_them(capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (False, True):
-        PlainReporter("", verbose).detail("engine vmap: estimated 3 us")
+        Lines(verbose=verbose).detail("engine vmap: estimated 3 us")
         assert ("engine vmap" in capsys.readouterr().err) == verbose
 
 
@@ -72,8 +71,8 @@ def test_in_a_notebook_one_output_is_replaced_until_the_end(monkeypatch: pytest.
     fake.display = display
     monkeypatch.setitem(sys.modules, "IPython.display", fake)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    monkeypatch.setattr(progress_bars, "BETWEEN", 0.0)
-    reporter = reporter_on(Console(file=io.StringIO(), force_jupyter=True), "fedavg")
+    monkeypatch.setattr(progress, "REDRAW_SECONDS", 0.0)
+    reporter = Bar(Console(file=io.StringIO(), force_jupyter=True), "fedavg")
     reporter.start(4, 1)
     for at in (2, 3, 4):
         reporter.evaluated({"round": at, "train_loss": 1.0, "test_accuracy": 0.5, "epsilon": {"server": 1.25}})
@@ -83,7 +82,8 @@ def test_in_a_notebook_one_output_is_replaced_until_the_end(monkeypatch: pytest.
     assert "fedavg" in shown[0][0] and "4/4" in shown[-1][0] and "accuracy 0.5000  epsilon 1.25" in shown[-1][0]
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, "BarReporter"), (False, "PlainReporter")])
-def test_a_bar_is_for_terminals(terminal: bool, kind: str) -> None:
-    console = Console(file=io.StringIO(), force_terminal=terminal, force_jupyter=False)
-    assert type(reporter_on(console, "")).__name__ == kind
+@pytest.mark.parametrize(
+    ("loss", "said"), [(0.12345, "0.1235"), (999999.0, "999999.0000"), (1e6, "1e+06"), (1.076e29, "1.076e+29")]
+)
+def test_a_huge_loss_has_few_digits(loss: float, said: str) -> None:
+    assert progress.short(loss) == said

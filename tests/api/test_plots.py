@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib import colors, image
 
-from dpfl_plugin.api.pictures import curves, detailed
+from dpfl_plugin.api.plots import curves, detailed
 
 
 def line(round: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.command import dpfl, write
 
 
-@pytest.mark.parametrize("imported", ["dpfl_plugin.cli.starting", "typer", "torch.types"])
+@pytest.mark.parametrize("imported", ["dpfl_plugin.interrupts", "typer", "torch.types"])
 def test_an_interruption_while_a_run_starts_is_one_line(tmp_path: Path, imported: str) -> None:
     command = [sys.executable, "-P", "-X", "importtime", "-m", "dpfl_plugin", "run", str(write(tmp_path))]
     with subprocess.Popen(
