@@ -13,7 +13,7 @@ from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
 
 LIGHT = frozenset({"numpy", "pydantic", "yaml"})
-HEAVY = frozenset({"torch", "scipy", "sklearn", "pandas", "matplotlib", "numba", "opacus", "dp_accounting"})
+HEAVY = frozenset({"torch", "scipy", "sklearn", "pandas", "matplotlib", "numba", "opacus", "dp_accounting", "jinja2"})
 ACCOUNTANTS = frozenset({"scipy", "dp_accounting"})
 TOGETHER = """
 import json, os, runpy, sys

@@ -17,7 +17,7 @@ from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.data.names import told_apart
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
-from dpfl_plugin.privacy.signed_page import page
+from dpfl_plugin.privacy.statement_pages import page_to_sign
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.tuning.winner import winner_of
 
@@ -53,7 +53,7 @@ def statement_to_sign(what: Run | str | Path, *, names: Mapping[int, str] | None
     for silo in names or {}:
         require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
     made = date.today().isoformat()
-    return page(said, names=known, study=study, made=made, version=__version__, digest=digest)
+    return page_to_sign(said, names=known, study=study, made=made, version=__version__, digest=digest)
 
 
 def _said(files: RunFolder) -> tuple[dict[str, Any], str]:

@@ -18,15 +18,14 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import PLD
-from dpfl_plugin.privacy.held_by import HOLDER, HeldBy, of_holders, of_run
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.signed_page import FALSE_ALARMS, ROLES, page, power
-from dpfl_plugin.privacy.statement_page import markdown
+from dpfl_plugin.privacy.statement_pages import FALSE_ALARMS, page_to_sign, power, privacy_page
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.runs.statement import ENDED_EARLY
+from dpfl_plugin.runs.statement import ENDED_EARLY, HOLDERS, HeldBy, holders_of
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message, write
 
+ROLES = ("study lead", "owner of the records", "data protection officer")
 SECURE = {"privacy": {"randomness": "fresh", "noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}, "seed": None}
 
 
@@ -83,9 +82,9 @@ def test_pages_say_who_held_the_records(
 ) -> None:
     """Nothing left a site where one process held the records of all: then the guarantee is not against its owner."""
     said = json.loads((finished / "ledger.json").read_text())
-    assert said["held_by"] == "process" and said["caveats"][0] == of_holders("process")[0]
-    said = {**said, "held_by": held_by, "caveats": [*of_holders(held_by), *said["caveats"][1:]]}
-    signed, published = page(said, names={}, study="", made="", version="", digest=""), markdown(said)
+    assert said["held_by"] == "process" and said["caveats"][0] == HOLDERS["process"][0]
+    said = {**said, "held_by": held_by, "caveats": [*HOLDERS.get(held_by, ()), *said["caveats"][1:]]}
+    signed, published = page_to_sign(said, names={}, study="", made="", version="", digest=""), privacy_page(said)
     opening = published.split("\n\n")[1]
     assert ("What left a" in signed) == (left is not None) and (left or "") in signed
     assert ("is not recorded here" in signed) == (held_by is None)
@@ -93,14 +92,14 @@ def test_pages_say_who_held_the_records(
         assert (had_all or "").replace("sites", word) in text and ("whoever" in text) == (had_all is not None)
     together = held_by in ("process", "simulation")
     assert ("left a silo, each record's" in published) == ("before it left" in published) == (not together)
-    assert (HOLDER in published) == together
+    assert ("whoever ran this, who had the records of all silos" in published) == together
 
 
 def test_each_site_signs_for_its_own_records_and_knows_which_were_not_used(finished: Path) -> None:
     said = json.loads((finished / "ledger.json").read_text())
     names, tested = {1: "Mercy"}, [silo["num_test_records"] for silo in said["silos"]]
     assert all(tested) and sum(tested) == json.loads((finished / "result.json").read_text())["num_test_records"]
-    text = page(said, names=names, study="", made="", version="", digest="")
+    text = page_to_sign(said, names=names, study="", made="", version="", digest="")
     owners = [line for line in text.splitlines() if line.startswith("| owner of the records")]
     assert [line.split("|")[1].strip() for line in owners] == [
         f"owner of the records of {site}" for site in ("silo 0", "Mercy (silo 1)", "silo 2", "silo 3")
@@ -108,7 +107,7 @@ def test_each_site_signs_for_its_own_records_and_knows_which_were_not_used(finis
     assert f"| {said['silos'][0]['num_records']} to train on, {tested[0]} to test on |" in text
     for silos, counted in ((said["silos"] * 6, True), (None, False)):
         run = {**said["run"], "num_silos": 24}
-        text = page({**said, "run": run, "silos": silos}, names={}, study="", made="", version="", digest="")
+        text = page_to_sign({**said, "run": run, "silos": silos}, names={}, study="", made="", version="", digest="")
         assert text.count("| owner of the records") == 1 and "for each of 24 sites on a sheet of its own" in text
         assert ("to train on" in text) == counted
 
@@ -131,18 +130,14 @@ def test_only_a_run_that_ended_early_says_what_its_end_may_tell(
 
 
 def test_what_one_process_held_once_it_held() -> None:
-    assert [of_run("process", "ranks"), of_run("ranks", "process"), of_run(None, "ranks"), of_run(None)] == [
-        "process",
-        "process",
-        "ranks",
-        None,
-    ]
+    assert holders_of("process", "ranks") == holders_of("ranks", "process") == "process"
+    assert holders_of(None, "ranks") == "ranks" and holders_of(None) is None
 
 
 def test_no_site_of_a_tunings_winner_is_told_the_epsilon_of_that_run_alone(finished: Path) -> None:
     said = json.loads((finished / "ledger.json").read_text())
     said["tuning"] = {"epsilon": 7.5, "delta": 1e-3, "num_candidates": 4, "id": "a"}
-    text = page(said, names={}, study="", made="", version="", digest="")
+    text = page_to_sign(said, names={}, study="", made="", version="", digest="")
     lines = [line for line in text.splitlines() if line.startswith("| silo ")]
     assert len(lines) == 4 and all(float(line.split("|")[-3]) == 7.5 for line in lines)
 
@@ -151,7 +146,7 @@ def test_a_run_that_shares_a_ledger_is_stated_with_the_others(finished: Path) ->
     said = json.loads((finished / "ledger.json").read_text())
     total = {"epsilon": 5.0, "delta": said["views"]["server"]["delta"], "why": "its limit"}
     said["shared"] = {"num_runs": 1, "adaptive": total, "planned": None, "num_same_records": 1}
-    text = page(said, names={}, study="", made="", version="", digest="")
+    text = page_to_sign(said, names={}, study="", made="", version="", digest="")
     assert text.count("| 5.000 |") == len(said["silos"])
     (line,) = [line for line in text.splitlines() if line.startswith("| 0.1 %")]
     shown = float(line.split("|")[-2].strip().removesuffix(" %"))
