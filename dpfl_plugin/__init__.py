@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.numbers import max_steps as max_steps
     from dpfl_plugin.api.plans import plan as plan
     from dpfl_plugin.api.plugins import plugins as plugins
-    from dpfl_plugin.api.predictions import predict as predict
+    from dpfl_plugin.api.predict import predict as predict
     from dpfl_plugin.api.privacy import Privacy as Privacy
     from dpfl_plugin.api.private_oracle import PrivateOracle as PrivateOracle
     from dpfl_plugin.api.projects import init_project as init_project
     from dpfl_plugin.api.reports import write_report as write_report
     from dpfl_plugin.api.runs import Run as Run
     from dpfl_plugin.api.runs import compare as compare
-    from dpfl_plugin.api.signing import statement_to_sign as statement_to_sign
+    from dpfl_plugin.api.statement import statement as statement
     from dpfl_plugin.api.tables import check_tables as check_tables
     from dpfl_plugin.api.tables import draft_schema as draft_schema
     from dpfl_plugin.api.tables import read_tables as read_tables
@@ -110,7 +110,7 @@ _PUBLIC: Final = {
     "plan": "dpfl_plugin.api.plans",
     "plan_tuning": "dpfl_plugin.api.tuning",
     "plugins": "dpfl_plugin.api.plugins",
-    "predict": "dpfl_plugin.api.predictions",
+    "predict": "dpfl_plugin.api.predict",
     "Privacy": "dpfl_plugin.api.privacy",
     "PrivateOracle": "dpfl_plugin.api.private_oracle",
     "read_tables": "dpfl_plugin.api.tables",
@@ -119,7 +119,7 @@ _PUBLIC: Final = {
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",
     "Scaffold": "dpfl_plugin.algorithms.scaffold",
     "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
-    "statement_to_sign": "dpfl_plugin.api.signing",
+    "statement": "dpfl_plugin.api.statement",
     "TensorBoard": "dpfl_plugin.callbacks",
     "train": "dpfl_plugin.api.training",
     "tune": "dpfl_plugin.api.tuning",

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+import dpfl_plugin
+from dpfl_plugin.cli.output import show
 from dpfl_plugin.errors import ConfigError
 
 # Options, in the order of the help.
@@ -95,9 +97,23 @@ def statement(
     ] = None,
 ) -> None:
     """A page to sign: whose records, by name, what is guaranteed, in words, and what not; after checking the ledger."""
-    from dpfl_plugin.cli.statement import write_statement
+    made = dpfl_plugin.statement(folder, names=_names(name or []), study=study, out=out)
+    if out is None:
+        show(made)
+    else:
+        print(f"{out}: to be read and signed. It names the sites: hand it only to those whom they agree to.")
 
-    write_statement(folder, name or [], study, out)
+
+def _names(options: list[str]) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for option in options:
+        silo, _, name = option.partition("=")
+        if not silo.isdecimal() or not name:
+            raise ConfigError(f"--name {option!r} must be a silo's number and its name, e.g. 0='Mercy Hospital'.")
+        if int(silo) in names:
+            raise ConfigError(f"--name {option!r}: silo {silo} was named before.")
+        names[int(silo)] = name
+    return names
 
 
 def plan(

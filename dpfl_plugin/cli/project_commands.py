@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import dpfl_plugin
 from dpfl_plugin.errors import ConfigError
 
 START = "Start here"
@@ -165,9 +167,18 @@ def predict(
     json: Annotated[bool, typer.Option("--json", help="JSON instead of CSV, with epsilon and what it covers.")] = False,
 ) -> None:
     """Apply a finished run's model to records: classes by name, and their probabilities."""
-    from dpfl_plugin.cli.predict import predict_file
+    from dpfl_plugin.runs.folder import check_new, to_json, write_new
 
-    predict_file(folder, data, out, id_column, as_json=json)
+    if out is not None:
+        check_new(out)
+    made = dpfl_plugin.predict(folder, data, id_column=id_column)
+    print("\n".join(made.remarks), file=sys.stderr)
+    text = f"{to_json(made.to_dict())}\n" if json else made.to_csv()
+    if out is None:
+        print(text, end="")
+    else:
+        write_new(out, text)
+        print(f"{len(made.rows)} predictions: {out}", file=sys.stderr)
 
 
 def export(

@@ -39,6 +39,15 @@ class Printed:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+class Page:
+    """A page in Markdown: ``str`` of it is its text, a notebook shows it as it will be read."""
+
+    __slots__ = ()
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+
 def render(template: str, **values: Any) -> str:
     """Render a template of `dpfl_plugin/templates`; in Markdown a paragraph, an item and a row are one line each."""
     text = _templates().get_template(template).render(values)

@@ -47,7 +47,7 @@ def page_to_sign(
     owners = [f"owner of the records of {site['title']}" for site in sites]
     if len(owners) > MOST_OWNERS:
         owners = [f"owner of the records, for each of {len(owners)} sites on a sheet of its own"]
-    total = _total(said, said["views"]["server"])
+    total = total_of(said, said["views"]["server"])
     epsilon, delta = total["epsilon"], total["delta"]
     return render(
         "pages/page_to_sign.md.jinja",
@@ -63,7 +63,7 @@ def page_to_sign(
     )
 
 
-def _total(said: Mapping[str, Any], alone: Mapping[str, Any]) -> Mapping[str, Any]:
+def total_of(said: Mapping[str, Any], alone: Mapping[str, Any]) -> Mapping[str, Any]:
     """Epsilon and delta of all candidates of a tuning, of all runs of one ledger, or of this run ``alone``."""
     if said.get("tuning"):
         total: Mapping[str, Any] = said["tuning"]
@@ -81,7 +81,7 @@ def _unknown_silos(said: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _site(silo: Mapping[str, Any], said: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
     number = silo["silo"]
     name = f"{cell(names[number])} (silo {number})" if number in names else f"silo {number}"
-    epsilon = _total(said, silo)["epsilon"]
+    epsilon = total_of(said, silo)["epsilon"]
     return {"num_test_records": None, **silo, "title": name, "epsilon": epsilon}
 
 

@@ -264,7 +264,7 @@ def test_predictions_are_those_of_the_command(tmp_path: Path) -> None:
         said["statement"],
         said["accuracy"],
     )
-    assert [row["line"] for row in made.rows] == [2, 3] and made.found.labelled == 1
+    assert [row["line"] for row in made.rows] == [2, 3] and made.predictions.labelled == 1
     assert made.labels == [row["predicted"] for row in said["predictions"]] and set(made.labels) <= {"no", "yes"}
 
 

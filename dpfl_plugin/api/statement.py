@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
@@ -15,45 +16,82 @@ from dpfl_plugin import __version__, registry
 from dpfl_plugin.api.accounts import rows_of
 from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.core.text import Page
 from dpfl_plugin.data.names import told_apart
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
-from dpfl_plugin.privacy.statement_pages import page_to_sign
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.privacy.statement_pages import page_to_sign, total_of
+from dpfl_plugin.runs.folder import RunFolder, write_new
 from dpfl_plugin.tuning.winner import winner_of
 
 VIEWS: Final = {"server": "server", "third_party": "third party"}  # names in a statement, and in an account
 SLACK: Final = 1e-9  # relative difference of an epsilon that is computed twice
 
 
-def statement_to_sign(what: Run | str | Path, *, names: Mapping[int, str] | None = None, study: str = "") -> str:
-    """A page for those who answer for the records: whose they are, by name, what is guaranteed, in words, and what not.
+@dataclass(frozen=True, slots=True)
+class Statement(Page):
+    """A page to sign, in Markdown: ``print`` gives its text, a notebook shows it as it will be read.
+
+    Attributes:
+        run: the id of the run. epsilon, delta: what is guaranteed towards the server, with all that belongs together.
+        text: the page. file: where it was written; None where it was not.
+    """
+
+    run: str
+    epsilon: float | None
+    delta: float
+    text: str = field(repr=False)
+    file: Path | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "file": None if self.file is None else str(self.file)}
+
+
+def statement(
+    run: Run | str | Path,
+    *,
+    names: Mapping[int, str] | None = None,
+    study: str = "",
+    out: str | Path | None = None,
+) -> Statement:
+    """Make a page for those who answer for the records: whose they are, by name, what is guaranteed, and what not.
 
     The ledger is read and checked, and epsilon computed anew from it, as `dpfl.account` does; the page says so.
 
     Args:
-        what: a run, or the folder of one, or of a silo on a platform.
+        run: a run, or the folder of one, or of a silo on a platform.
         names: of sites, by silo; of those left out the names that the run's data gave them, where its folder has any.
         study: what the page is headed by; the run's name if left out.
+        out: a new file for the page; None: none is written.
 
     Returns:
-        the page, in Markdown. It names sites: it is for their owners, and not among what a run publishes.
+        the page. It names sites: it is for their owners, and not among what a run publishes.
 
     Raises:
-        ConfigError: nothing is guaranteed of the run, or its noise follows from a seed; a name is of no silo.
+        ConfigError: nothing is guaranteed of the run, or its noise follows from a seed; a name is of no silo; ``out``
+            exists or cannot be written.
         DataError: the folder has no statement, or one that cannot be read.
         LedgerError: the ledger is damaged, or holds more than the folder's statement says.
     """
-    folder = what.folder if isinstance(what, Run) else Path(what)
+    folder = run.folder if isinstance(run, Run) else Path(run)
     files = RunFolder(folder)
     said, digest = _said(files)
     _check_guarantee(said, folder)
     _check_epsilons(said, files)
     known = _names(files) | told_apart(names or {})
-    silos = {one["silo"] for one in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
+    silos = {silo["silo"] for silo in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
     for silo in names or {}:
         require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
     made = date.today().isoformat()
-    return page_to_sign(said, names=known, study=study, made=made, version=__version__, digest=digest)
+    text = page_to_sign(said, names=known, study=study, made=made, version=__version__, digest=digest)
+    total = total_of(said, said["views"]["server"])
+    file = None if out is None else Path(out)
+    if file is not None:
+        write_new(file, text)
+    return Statement(said["run"]["id"], total["epsilon"], total["delta"], text, file)
 
 
 def _said(files: RunFolder) -> tuple[dict[str, Any], str]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dpfl_plugin.api.pandas_frames import pandas_for
-from dpfl_plugin.api.prediction_text import measures_lines
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
@@ -63,8 +62,8 @@ class Predicted(Printed):
 
     Attributes:
         run: the id of the run whose model it is.
-        found: ``classes`` in the order of the model's outputs, ``predicted`` [n] numbers of classes, ``probabilities``
-            [n, classes] or None, ``labelled``, how many records have a label, and ``measures`` of these.
+        predictions: ``classes`` in the order of the model's outputs, ``predicted`` [n] numbers of classes,
+            ``probabilities`` [n, classes] or None, ``labelled``, how many records have a label; ``measures`` of these.
         epsilon: of the run, as in result.json.
         rows: a mapping for each record: its ``line`` in a table (else its ``record``, from 0), the class that is
             ``predicted`` (as in `labels`), and the ``probabilities`` by the names of classes. Of other outcomes
@@ -75,7 +74,7 @@ class Predicted(Printed):
     """
 
     run: str
-    found: Predictions
+    predictions: Predictions
     epsilon: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
     statement: tuple[str, ...]
@@ -83,7 +82,7 @@ class Predicted(Printed):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.found.classes
+        return self.predictions.classes
 
     @property
     def labels(self) -> list[Any]:
@@ -96,12 +95,12 @@ class Predicted(Printed):
         """Of the records that have a label: AUC, RMSE ..., by name, the one that runs are ranked by first, as
         `Run.measures` has them (docs/outcomes.md); None where one is not defined. Computed from raw records: no epsilon
         covers them. None without labels."""
-        return self.found.measures
+        return self.predictions.measures
 
     @property
     def constant_measures(self) -> Mapping[str, Any] | None:
         """The same of a constant, fitted to these very labels: what a model without features can be worth there."""
-        return self.found.constant
+        return self.predictions.constant
 
     @property
     def accuracy(self) -> float | None:
@@ -111,7 +110,7 @@ class Predicted(Printed):
     @property
     def positive_class(self) -> str | None:
         """Of two classes the second, of which AUC, sensitivity and others are; else None."""
-        return self.classes[1] if self.found.outcome.kind == "classes" and len(self.classes) == 2 else None
+        return self.classes[1] if self.predictions.outcome.kind == "classes" and len(self.classes) == 2 else None
 
     def to_csv(self) -> str:
         """A header and a line for each record: where it is in its file, its class, the probability of each class."""
@@ -132,7 +131,7 @@ class Predicted(Printed):
             plain = {key: value for key, value in row.items() if key not in ("probabilities", "survival")}
             if isinstance(plain.get("predicted"), list):
                 plain["predicted"] = " ".join(plain["predicted"])
-            elif isinstance(plain.get("predicted"), float) and not self.found.outcome.has_classes:
+            elif isinstance(plain.get("predicted"), float) and not self.predictions.outcome.has_classes:
                 plain["predicted"] = shown(plain["predicted"], NUMBER)
             for key, prefix in (("probabilities", "p"), ("survival", "survival")):
                 plain |= {f"{prefix}({name})": shown(p, PROBABILITY) for name, p in row.get(key, {}).items()}
@@ -147,9 +146,43 @@ class Predicted(Printed):
         columns = list(dict.fromkeys(column for row in rows for column in row))
         shown = [[str(row.get(column, "")) for column in columns] for row in rows[:SHOWN]]
         more = [f"... and {len(rows) - SHOWN} more: table, rows, to_csv()"] if len(rows) > SHOWN else []
-        notes = [f"note: {note}" for note in self.notes]
-        lines = [*notes, *measures_lines(self), *self.statement]
-        return in_python("\n".join([f"{self!r}:", aligned([columns, *shown]), *more, *lines]))
+        return in_python("\n".join([f"{self!r}:", aligned([columns, *shown]), *more, *self.remarks]))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the predictions are to be read with, a line each: notes, measures, epsilon and what it covers."""
+        return [*(f"note: {note}" for note in self.notes), *self._measured(), *self.statement]
+
+    def _measured(self) -> list[str]:
+        """How good the predictions are for records that have a label, beside a constant."""
+        if self.measures is None or self.constant_measures is None:
+            return []
+        rows = [["", "model", "constant"]] + [
+            [name.replace("_", " "), _four_digits(value), _four_digits(self.constant_measures.get(name))]
+            for name, value in self.measures.items()
+            if not isinstance(value, dict | list)
+        ]
+        positive = "" if self.positive_class is None else f" The positive class is {self.positive_class}."
+        return [
+            f"of {self.predictions.labelled} records with a label, of {len(self.rows)}:",
+            *(f"  {line}" for line in aligned(rows).splitlines()),
+            f"  The constant predicts the mean of these labels for every record.{positive}",
+            "  Computed from raw records: no epsilon covers them.",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `dpfl predict --json` prints them."""
+        return {
+            "run": self.run,
+            "epsilon": self.epsilon,
+            "statement": list(self.statement),
+            "classes": list(self.classes),
+            "accuracy": self.accuracy,
+            "labelled": self.predictions.labelled,
+            "measures": self.measures,
+            "constant_measures": self.constant_measures,
+            "predictions": list(self.rows),
+        }
 
 
 def predict(
@@ -184,10 +217,10 @@ def predict(
     trained = Trained.at(folder)
     asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
     ids = None if id_column is None else ids_of(trained, data, id_column)
-    found = predict_records(trained, asked)
+    predictions = predict_records(trained, asked)
     scores = [line.get(score_key(line)) for line in trained.folder.read_metrics()]
     useless = worse_than_baseline(trained.result, trained.config.algorithm.options, scores)
-    rows = by_record(found, asked.lines)
+    rows = by_record(predictions, asked.lines)
     if id_column is not None and ids is not None:
         rows = [{id_column: one, **row} for one, row in zip(ids, rows, strict=True)]
     notes = [*trained.notes, *asked.notes]
@@ -196,20 +229,24 @@ def predict(
         notes.append(f"not used, as the model was not trained on {which} {', '.join(unused)}.")
     notes += written_otherwise(trained, asked)
     notes += [*doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
-    if found.probabilities is None and found.outcome.has_classes:
+    if predictions.probabilities is None and predictions.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
-    if found.measures is not None and found.outcome.kind == "survival" and find_spec("lifelines") is None:
+    if predictions.measures is not None and predictions.outcome.kind == "survival" and find_spec("lifelines") is None:
         notes.append(NO_LIFELINES)
-    if not trained.labels and found.outcome.has_classes:
+    if not trained.labels and predictions.outcome.has_classes:
         notes.append(NO_NAMES)
     return Predicted(
         run=str(trained.result["id"]),
-        found=found,
+        predictions=predictions,
         epsilon=trained.result["epsilon"],
         rows=rows,
         statement=tuple(_statement(trained)),
         notes=tuple(notes),
     )
+
+
+def _four_digits(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4g}"
 
 
 def _plainly(value: float, most: int) -> str:

@@ -13,7 +13,7 @@ import pytest
 from scipy.special import log_ndtr, ndtr, ndtri
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.cli.statement import write_statement
+from dpfl_plugin.cli.output import show
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.federation.outcome import Cause
@@ -51,7 +51,7 @@ def test_no_test_of_a_private_mechanism_is_better_than_the_page_says() -> None:
 
 def test_the_page_has_the_statements_numbers_and_names(finished: Path) -> None:
     said = json.loads((finished / "ledger.json").read_text())
-    text = dpfl.statement_to_sign(finished, names={0: "Mercy | *General*"}, study="Hearts")
+    text = dpfl.statement(finished, names={0: "Mercy | *General*"}, study="Hearts").text
     assert text.startswith("# Statement on the protection of records: Hearts\n")
     assert f"`{said['run']['id']}`" in text and r"| Mercy \| \*General\* (silo 0) |" in text
     for silo in said["silos"]:
@@ -179,18 +179,18 @@ def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path)
     ]
     for changes, why in cases:
         with pytest.raises(DpflError, match=why):
-            dpfl.statement_to_sign(changed(**changes))
+            dpfl.statement(changed(**changes))
     ledger = changed() / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(DpflError, match=r"ledger\.jsonl"):
-        dpfl.statement_to_sign(copy)
+        dpfl.statement(copy)
     (changed() / "ledger.json").write_text("{}")
     with pytest.raises(DpflError, match=r"ledger\.json is damaged"):
-        dpfl.statement_to_sign(copy)
+        dpfl.statement(copy)
     with pytest.raises(DpflError, match=r"ledger\.json cannot be read"):
-        dpfl.statement_to_sign(tmp_path)
+        dpfl.statement(tmp_path)
     with pytest.raises(DpflError, match="names=99 must be a silo of"):
-        dpfl.statement_to_sign(finished, names={99: "Nobody"})
+        dpfl.statement(finished, names={99: "Nobody"})
 
 
 def test_of_a_shared_ledger_a_page_gives_the_total(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_of_a_shared_ledger_a_page_gives_the_total(tmp_path: Path) -> None:
         done = command("run", write(tmp_path / name, changes), "--json", "--ledger", ledger)
         assert done.code == 0, done.err
     folder = Path(done.json["folder"])
-    text, total = dpfl.statement_to_sign(folder), done.json["adaptive_total"]["epsilon"]
+    text, total = dpfl.statement(folder).text, done.json["adaptive_total"]["epsilon"]
     assert "not computed anew" in text.replace("\n", " ") and text.count(f"| {places(total, 3)} |") == 4 and total > 4
 
 
@@ -231,7 +231,7 @@ def test_a_site_that_no_round_drew_is_told_what_it_released_beside_them(tmp_path
     for silo in silos:
         own = ledger.tally.only(lambda entry, number=silo["silo"]: entry.silo == number)  # type: ignore[misc]
         assert silo["epsilon"] == pytest.approx(server_view(own, accountant, 1e-5).epsilon, rel=1e-9) and own
-    assert dpfl.statement_to_sign(folder)
+    assert dpfl.statement(folder)
 
 
 def test_on_a_terminal_the_page_looks_as_it_will_be_read(
@@ -239,14 +239,14 @@ def test_on_a_terminal_the_page_looks_as_it_will_be_read(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
-    write_statement(finished, ["0=st_anne", "1=_x_"], "", None)
+    show(dpfl.statement(finished, names={0: "st_anne", 1: "_x_"}))
     said = capsys.readouterr()
-    assert "st_anne (silo 0)" in said.out and "_x_ (silo 1)" in said.out and "--out FILE" in said.err
+    assert "st_anne (silo 0)" in said.out and "_x_ (silo 1)" in said.out
     assert "## " not in said.out and "| --- |" not in said.out and "\\" not in said.out
 
 
 def test_names_are_escaped_where_they_would_be_mark_up(finished: Path) -> None:
-    text = dpfl.statement_to_sign(finished, names={0: "st_anne", 1: "_x_", 2: "a__b"})
+    text = dpfl.statement(finished, names={0: "st_anne", 1: "_x_", 2: "a__b"}).text
     assert all(f"| {name} (silo" in text for name in ("st_anne", r"\_x\_", r"a\_\_b"))
 
 
@@ -257,11 +257,11 @@ def test_the_statement_in_words_says_where_names_are(finished: Path) -> None:
 
 def test_the_command_prints_or_writes_a_new_file(finished: Path, tmp_path: Path) -> None:
     done = command("statement", finished, "--name", "1=Mercy")
-    assert done.code == 0 and done.out == dpfl.statement_to_sign(finished, names={1: "Mercy"})
+    assert done.code == 0 and done.out == dpfl.statement(finished, names={1: "Mercy"}).text
     out = tmp_path / "statement.md"
     assert "| site | records |" in done.out
     assert command("statement", finished, "--out", out).code == 0 and out.read_text().startswith("# Statement")
-    one_message(command("statement", finished, "--out", out), "exists: nothing was written")
+    one_message(command("statement", finished, "--out", out), "exists, and was left as it is")
     one_message(command("statement", finished, "--name", "Mercy"), "--name 'Mercy' must be a silo's number")
     one_message(command("statement", finished, "--name", "0=A", "--name", "0=B"), "silo 0 was named before")
 
@@ -281,5 +281,5 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sites_have_the_names_that_the_data_gave_them(named: Path) -> None:
-    text = dpfl.statement_to_sign(named)
+    text = dpfl.statement(named).text
     assert "=A (silo 0)" in text and "B (silo 1)" in text
