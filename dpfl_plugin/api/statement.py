@@ -16,11 +16,15 @@ from dpfl_plugin import __version__, registry
 from dpfl_plugin.api.accounts import rows_of
 from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.api.runs import Run
+from dpfl_plugin.config.load import load
+from dpfl_plugin.config.schema import SCHEMA_KEY
 from dpfl_plugin.core.text import Page
 from dpfl_plugin.data.names import told_apart
+from dpfl_plugin.data.schema import Column, Label, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
 from dpfl_plugin.privacy.statement_pages import page_to_sign, total_of
 from dpfl_plugin.runs.folder import RunFolder, write_new
+from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
 from dpfl_plugin.tuning.winner import winner_of
 
 VIEWS: Final = {"server": "server", "third_party": "third party"}  # names in a statement, and in an account
@@ -55,6 +59,8 @@ def statement(
     *,
     names: Mapping[int, str] | None = None,
     study: str = "",
+    purpose: str = "",
+    recipients: str = "",
     out: str | Path | None = None,
 ) -> Statement:
     """Make a page for those who answer for the records: whose they are, by name, what is guaranteed, and what not.
@@ -65,6 +71,8 @@ def statement(
         run: a run, or the folder of one, or of a silo on a platform.
         names: of sites, by silo; of those left out the names that the run's data gave them, where its folder has any.
         study: what the page is headed by; the run's name if left out.
+        purpose, recipients: what the study is for, and who receives the model and the results; left out, the page has
+            lines to fill in.
         out: a new file for the page; None: none is written.
 
     Returns:
@@ -85,8 +93,18 @@ def statement(
     silos = {silo["silo"] for silo in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
     for silo in names or {}:
         require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
-    made = date.today().isoformat()
-    text = page_to_sign(said, names=known, study=study, made=made, version=__version__, digest=digest)
+    text = page_to_sign(
+        said,
+        known,
+        study=study,
+        purpose=purpose,
+        recipients=recipients,
+        **_variables(files),
+        other_runs=_other_runs(files),
+        made=date.today().isoformat(),
+        version=__version__,
+        digest=digest,
+    )
     total = total_of(said, said["views"]["server"])
     file = None if out is None else Path(out)
     if file is not None:
@@ -154,14 +172,53 @@ def _check_epsilons(said: dict[str, Any], files: RunFolder) -> None:
             )
 
 
+def _variables(files: RunFolder) -> dict[str, Any]:
+    """What a run's model predicts, and from which variables, as far as its folder says."""
+    if not files.config.exists():
+        return {"outcome": "", "variables": []}
+    config = load(files.config).variants[0].config
+    options = config.data.dataset.options
+    if has_schema(config):
+        schema = TableSchema.parse(options[SCHEMA_KEY])
+        return {"outcome": _outcome(schema.label), "variables": [(n, _holds(c)) for n, c in schema.columns.items()]}
+    inputs = _json(files.result).get("inputs") or {}
+    columns = inputs.get("columns") or [f"an array of shape {tuple(inputs['shape'])}"] if inputs else []
+    classes = inputs.get("classes", []) if names_its_classes(config) else []
+    label = str(options.get("label_column", ""))
+    return {"outcome": ": ".join(filter(None, (label, ", ".join(classes)))), "variables": [(n, "") for n in columns]}
+
+
+def _outcome(label: Label) -> str:
+    names = ", ".join(label.named)
+    if label.classes is not None:
+        return f"{names}: {', '.join(label.classes)}"
+    if label.range is None:
+        return names
+    return f"{names}: {label.outcome}, {label.range[0]:g} to {label.range[1]:g} {label.unit or ''}".rstrip()
+
+
+def _holds(column: Column) -> str:
+    if column.type in ("identifier", "ignored"):
+        return "not used"
+    if column.listed:
+        return f"{column.type}: {', '.join(column.listed)}{', others' * column.other}"
+    return f"{column.type}, {' to '.join(column.ends)} {column.unit or ''}".rstrip()
+
+
+def _other_runs(files: RunFolder) -> list[dict[str, Any]]:
+    """Those in the ledger that the run shared with them."""
+    return list((_json(files.details).get("shared") or {}).get("runs", []))
+
+
 def _names(files: RunFolder) -> dict[int, str]:
     """Names of silos, as the run's data gave them; none of MPI ranks or of one silo."""
-    return {int(silo): printable(name) for silo, name in _result(files).get("silo_names", {}).items()}
+    return {int(silo): printable(name) for silo, name in _json(files.result).get("silo_names", {}).items()}
 
 
-def _result(files: RunFolder) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
+    """A file of the run's folder; nothing where it is missing."""
     try:
-        found = json.loads(files.result.read_text())
+        values = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}

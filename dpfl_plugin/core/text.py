@@ -7,6 +7,7 @@ import html
 import itertools
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.core.rounding import digits, odds, places
@@ -74,6 +75,7 @@ def _templates() -> jinja2.Environment:
         "factor": factor,
         "number": number,
         "odds": odds,
+        "one_in": one_in,
         "places": places,
         "sentence": sentence,
     }
@@ -93,6 +95,8 @@ def _unwrapped(text: str) -> str:
             lines.append(line)
         elif not line.strip():
             lines += [""] * bool(last)
+        elif line.startswith("#"):
+            lines += [""] * bool(last) + [line.rstrip()]
         elif not last or last.startswith(("#", "|", "```", "---")) or _BLOCK.match(line):
             lines.append(line.rstrip())
         else:
@@ -113,6 +117,11 @@ def epsilon(value: float | None) -> str:
 def factor(value: float | None) -> str:
     """What epsilon means, as a power of e and in plain digits."""
     return f"e^{epsilon(value)}" + ("" if value is None else f" ({odds(value)})")
+
+
+def one_in(probability: float) -> str:
+    """An upper bound as "1 in 100,000", rounded up."""
+    return f"1 in {int(1 / Decimal(repr(probability))):,}" if probability else "0"
 
 
 def sentence(text: str) -> str:

@@ -29,38 +29,43 @@ def privacy_page(said: Mapping[str, Any]) -> str:
         **{**_ABSENT, **said, "notes": notes},
         shown_silos=silos[:MOST_SILOS] + [silo for silo in silos[MOST_SILOS:] if silo["silo"] == worst],
         most_silos=MOST_SILOS,
+        **_meaning(said),
         own_settings=any("budget" in silo for silo in silos),
         own_budgets=any(silo.get("budget", said["budget"]["epsilon"]) != said["budget"]["epsilon"] for silo in silos),
     )
 
 
-def page_to_sign(
-    said: Mapping[str, Any], *, names: Mapping[int, str], study: str, made: str, version: str, digest: str
-) -> str:
+def page_to_sign(said: Mapping[str, Any], names: Mapping[int, str], **facts: Any) -> str:
     """The page to sign, in Markdown.
 
     Args:
         said: what `ledger.json` says, of a run of which something is guaranteed.
-        names: of sites, by silo. made: the day. digest: of `ledger.json`.
+        names: of sites, by silo. facts: what else `templates/pages/page_to_sign.md.jinja` shows.
     """
     sites = [_site(silo, said, names) for silo in said["silos"] or _unknown_silos(said)]
     owners = [f"owner of the records of {site['title']}" for site in sites]
     if len(owners) > MOST_OWNERS:
         owners = [f"owner of the records, for each of {len(owners)} sites on a sheet of its own"]
-    total = total_of(said, said["views"]["server"])
-    epsilon, delta = total["epsilon"], total["delta"]
+    meaning = _meaning(said)
     return render(
         "pages/page_to_sign.md.jinja",
         **{**_ABSENT, **said},
-        study=study,
-        made=made,
-        version=version,
-        digest=digest,
+        **facts,
+        **meaning,
         sites=sites,
         owners=owners,
-        total=total,
-        tests=[] if epsilon is None else [(rate, power(epsilon, delta, rate)) for rate in FALSE_ALARMS],
+        tests=[] if meaning["total"]["epsilon"] is None else [(rate, meaning["power"](rate)) for rate in FALSE_ALARMS],
     )
+
+
+def _meaning(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What `pages/meaning.md.jinja` explains epsilon by."""
+    total = total_of(said, said["views"]["server"])
+    return {
+        "total": total,
+        "power": lambda false_alarms: power(total["epsilon"], total["delta"], false_alarms),
+        "guess": lambda epsilon: guess(epsilon, total["delta"]),
+    }
 
 
 def total_of(said: Mapping[str, Any], alone: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,3 +103,12 @@ def power(epsilon: float, delta: float, false_alarms: float) -> float:
     first = math.exp(min(epsilon, 700.0)) * false_alarms + delta
     second = 1.0 - math.exp(-epsilon) * max(0.0, 1.0 - delta - false_alarms)
     return max(false_alarms, min(1.0, first, second))
+
+
+def guess(epsilon: float, delta: float) -> float:
+    """The most often that anybody can guess right which of two equally likely neighbours was used.
+
+    It is 1/2 + d/2 for the total variation d <= (e^epsilon - 1 + 2 delta) / (e^epsilon + 1): Kairouz, Oh and Viswanath
+    2015, Theorem 2.1, with as many false alarms as misses.
+    """
+    return 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))

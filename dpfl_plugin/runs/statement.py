@@ -42,21 +42,21 @@ each silo its own, on a platform. simulation: on a platform, too, where whoever 
 
 HOLDERS: Final[Mapping[HeldBy | None, tuple[str, ...]]] = {
     "process": (
-        "This was one process on one machine: whoever ran it held the records of all silos. The guarantee is for what "
-        "was published afterwards, not against that person.",
+        "The run was one process on one machine: the person who ran it held the records of all silos. The guarantee is "
+        "for what was published afterwards, not against that person.",
     ),
     "ranks": (
-        "This was one MPI job: whoever started its ranks could read the records that they read. The guarantee is for "
-        "what left the silos' ranks, not against that person.",
+        "The run was one MPI job: whoever started its ranks could read the records that they read. The guarantee is "
+        "for what left the silos' ranks, not against that person.",
     ),
     "simulation": (
-        "This was a simulation: whoever ran it had the records of all silos. The guarantee is for what was published "
-        "afterwards, not against that person.",
+        "The run was a simulation: the person who ran it had the records of all silos. The guarantee is for what was "
+        "published afterwards, not against that person.",
     ),
 }
 DEALT: Final = (
     "How records were dealt to silos (data.partition) is taken as given: a partition may look at the labels of all "
-    "records, and would deal others elsewhere if one were replaced."
+    "records, and replacing one record may move others."
 )
 REVEALED = (
     "No epsilon covers everything that the server was given: by evaluation.reveal: server it has, of every silo, "
@@ -74,9 +74,9 @@ FAILURES = (
 )
 TESTED = "Any record may be a test record, so raw test measures are covered for nobody."
 MEASUREMENTS = (
-    "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures of them are computed from "
-    "records without noise, for the experimenter, and those that cannot be used are left out; publishing them is not "
-    f"covered by any epsilon here. {TESTED}",
+    "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures are computed from records "
+    "without noise, for the experimenter; values that cannot be used are left out. No epsilon here covers publishing "
+    f"them. {TESTED}",
 )
 ENDED_EARLY: Final[Mapping[Cause, str]] = {
     Cause.NOT_FINITE: "The run ended because its model or its loss was not finite, at a round that depends on records; "
@@ -86,8 +86,8 @@ ENDED_EARLY: Final[Mapping[Cause, str]] = {
 }
 TIMES = "The server sees how long silos take and when their messages arrive; no epsilon covers what that reveals."
 BITS = (
-    "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
-    "at most 0.2 % more noise. It is assumed that a row of a product of matrices does not depend on other rows."
+    "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity and takes "
+    "at most 0.2 % more noise. It is assumed that a row of a matrix product does not depend on other rows."
 )
 
 

@@ -48,7 +48,7 @@ def stated(folder: Path) -> tuple[float, float] | None:
     epsilon = math.inf if said.get("guarantee", "").startswith("void") else said["views"]["server"]["epsilon"]
     if text.startswith("# Privacy statement: void"):
         return epsilon, math.inf
-    (row,) = (line for line in text.splitlines() if line.startswith("| server, as it went"))
+    (row,) = (line for line in text.splitlines() if line.startswith("| server, for the rounds that took place"))
     return epsilon, float(row.split("|")[2])
 
 

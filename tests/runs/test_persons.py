@@ -86,7 +86,7 @@ def test_a_person_at_two_silos_is_refused_or_stated(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("ledger.jsonl"))
     path = config(tmp_path, privacy={"shared_persons": "per_silo"})
     page = (Path(run(path)["folder"]) / "privacy.md").read_text()
-    assert "**A person who is at several silos is protected at each of them by itself**" in page
+    assert "**A person with records at several silos is protected at each of them separately**" in page
     ledger = dpfl("run", path, "--ledger", tmp_path / "all.jsonl", "--set", "privacy.randomness=fresh")
     assert ledger.code == 2 and "per_silo" in ledger.err
 
