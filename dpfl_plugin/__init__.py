@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.engine_costs import engines as engines
     from dpfl_plugin.api.experiment import Experiment as Experiment
     from dpfl_plugin.api.experiment import load as load
+    from dpfl_plugin.api.export import export as export
     from dpfl_plugin.api.federation import Federation as Federation
     from dpfl_plugin.api.ledgers import Ledger as Ledger
     from dpfl_plugin.api.limits import limits as limits
@@ -84,6 +85,7 @@ _PUBLIC: Final = {
     "engines": "dpfl_plugin.api.engine_costs",
     "epsilon": "dpfl_plugin.api.numbers",
     "Experiment": "dpfl_plugin.api.experiment",
+    "export": "dpfl_plugin.api.export",
     "FedAvg": "dpfl_plugin.algorithms.fedavg",
     "FedAvgSync": "dpfl_plugin.algorithms.fedavg_sync",
     "Federation": "dpfl_plugin.api.federation",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import dpfl_plugin
+from dpfl_plugin.cli.output import show
 from dpfl_plugin.errors import ConfigError
 
 START = "Start here"
@@ -187,6 +188,4 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs the extra onnx.")] = False,
 ) -> None:
     """Write a finished run's model for other programs: torch, ONNX, a model card, the privacy statement."""
-    from dpfl_plugin.cli.export import export_run
-
-    export_run(folder, out, onnx=onnx)
+    show(dpfl_plugin.export(folder, out, onnx=onnx))

@@ -1,4 +1,4 @@
-"""A run's model for programs without this package: torch, ONNX, and a model card with the privacy statement."""
+"""`export`: a run's model for programs without this package: torch, ONNX, a model card and the privacy statement."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,17 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfl_plugin.api.model_card import card
+from dpfl_plugin import given
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
+from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.core.scaling import Scaling
+from dpfl_plugin.core.text import Printed, render
+from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
-from dpfl_plugin.models.fields import fields_of
+from dpfl_plugin.models.fields import Fields, fields_of
 from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import Backbone
 from dpfl_plugin.runs.folder import try_folder
 from dpfl_plugin.runs.predictions import Predictions, predict
+from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
+from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.tuning.winner import check_run
 
@@ -95,15 +101,35 @@ class Exported(nn.Module):
         return out
 
 
-def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> Path:
-    """Write a finished run's model, with its preprocessing, into a new folder; returns the folder.
+@dataclass(frozen=True, slots=True)
+class Export(Printed):
+    """A model that was written for other programs.
+
+    Attributes:
+        folder: of the files, by name: the models, README.md, which is the card, and privacy.md.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+
+    def __str__(self) -> str:
+        names = "\n".join(str(self.folder / name) for name in self.files)
+        return f"{names}\nREADME.md and privacy.md state what the model may reveal, and whether it may be published."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"folder": str(self.folder), "files": list(self.files)}
+
+
+def export(run: Run | str | Path, out: str | Path, *, onnx: bool = False) -> Export:
+    """Write a finished run's model, with its preprocessing, into a new folder.
 
     The folder holds ``model.pt2`` (`torch.export`; read it by ``torch.export.load(path).module()``), with ``onnx`` also
-    ``model.onnx``, ``privacy.md`` and a card, ``README.md``. Both models take raw records [n, *shape], float32, for any
-    n, and give the model's outputs. What is written is compared with what the run's model says of made-up records.
+    ``model.onnx``, ``privacy.md`` and a model card, ``README.md``. Both models take raw records [n, *shape], float32,
+    for any n, and give the model's outputs. What is written is compared with the run's model on made-up records.
 
     Args:
-        run: or its folder.
+        run: or its folder. out: a new folder. onnx: whether to write the model as ONNX, too.
 
     Raises:
         ConfigError: the folder exists or cannot be written, the run is not finished or seeded, or onnx is
@@ -111,8 +137,8 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
         UnsupportedError: the preprocessing, or the model, cannot be exported. DataError: a file is damaged.
     """
     require(isinstance(run, Run | str | Path), "run", run, "be a run, or the path of its folder")
-    require(isinstance(folder, str | Path), "folder", folder, "be the path of a new folder")
-    target = Path(folder)
+    require(isinstance(out, str | Path), "out", out, "be the path of a new folder")
+    target = Path(out)
     if os.path.lexists(target):
         raise ConfigError(f"{target}: it exists, and was left as it is. Name a new folder.")
     try:
@@ -140,7 +166,7 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
         for rows in (x[:1], x.repeat(2, *[1] * (x.ndim - 1))):  # not as many as it was traced with
             _same(program.module()(rows), module(rows), FILES["torch"])
     made = {
-        CARD: card(trained, said, shape, onnx=onnx, fields=fields).encode(),
+        CARD: model_card(trained, said, shape, onnx=onnx, fields=fields).encode(),
         "privacy.md": source.statement.encode(),
     }
     if onnx:
@@ -152,7 +178,7 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
             _write(target / name, content)
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error}. Remove it and try again.") from error
-    return target
+    return Export(target, tuple(sorted(path.name for path in target.iterdir())))
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -228,3 +254,75 @@ def _same(found: Tensor, expected: Tensor, what: str) -> None:
             f"{what} does not say what the run's model says of the same records: they differ by "
             f"{json.dumps(float((found.double() - expected.double()).abs().max()))}. Nothing was written."
         )
+
+
+def model_card(
+    trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: bool, fields: Fields | None = None
+) -> str:
+    """The card of a finished run's model, as Hugging Face's hub reads it; nothing in it was computed from records.
+
+    Args:
+        said: what the model says of made-up records. shape: of its outputs for one record. fields: of its inputs, where
+            it gets the records as they are.
+    """
+    config, result = trained.config, trained.result
+    views = views_of_all(result)
+    schema = TableSchema.parse(config.data.dataset.options[SCHEMA_KEY]) if has_schema(config) else None
+    columns = {} if schema is None else schema.columns
+    return render(
+        "pages/model_card.md.jinja",
+        name=config.name,
+        description=config.description or "",
+        server=views["server"],
+        third_party=views["third_party"],
+        record_shape=("n", *trained.inputs.shape),
+        output_shape=("n", *shape),
+        onnx=onnx,
+        fields="" if fields is None else fields.told,
+        columns=trained.inputs.columns,
+        schema=[(name, features, column) for name, column in columns.items() if (features := column.features(name))],
+        encoding=encoding,
+        outcome=trained.outcome,
+        edges=[f"{edge:g}" for edge in trained.outcome.edges],
+        classes=said.classes,
+        two_classes=len(said.classes) == 2 and shape in ((), (1,)),
+        log_odds=said.probabilities is not None,
+        hidden=not (trained.labels and names_its_classes(config)),
+        labels=trained.labels,
+        algorithm=config.algorithm.name or config.algorithm.module,
+        rounds=result["rounds"],
+        num_silos=result["num_silos"],
+        data=_data(config),
+        id=result["id"],
+        unit=config.privacy.unit,
+    )
+
+
+def _data(config: Config) -> str:
+    """What a configuration calls its records; those that a program gave have a name that tells others nothing."""
+    dataset = config.data.dataset
+    module = dataset.module or ""
+    return "given by a Python program" if module.startswith(f"{given.__name__}:") else dataset.name or module
+
+
+def encoding(column: Column) -> str:
+    """How a cell of a table becomes features, in words."""
+    if column.type == "category":
+        two = len(column.listed) == 2 and not column.other and column.missing not in ("category", "indicator")
+        text = f"1 for {column.listed[1]}, 0 for {column.listed[0]}" if two else "1 for the cell's value, 0 for others"
+        text += "; other: a value that is not listed" if column.other else ""
+        if column.missing in ("category", "indicator"):
+            return f"{text}; missing: a cell without value"
+        return text + (f"; a cell without value is {column.default}" if column.missing == "default" else "")
+    if column.type == "ordinal":
+        low, high = 0.0, len(column.listed) - 1.0
+        text = f"evenly from -1 ({column.listed[0]}) to 1 ({column.listed[-1]})"
+    else:
+        (low, high), (first, last) = column.bounds, column.ends
+        what = f"days since {first}" if column.type == "date" else f"x - {first}"
+        text = f"2 * ({what}) / {high - low:g} - 1, of {first} to {last}; beyond is "
+        text += "clipped" if column.outside == "clip" else "refused"
+    fill = 0.0 if column.default is None else (column.number_of(column.default) - low) / (high - low) * 2 - 1
+    if column.missing == "refuse":
+        return text
+    return f"{text}; {fill:g} for a cell without value" + ", and 1 then, else 0" * (column.missing == "indicator")

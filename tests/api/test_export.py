@@ -12,13 +12,14 @@ import torch
 import yaml
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.api.model_card import FROM_RECORDS, UNPROTECTED
 from dpfl_plugin.data.digits import digits
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message
 
+FROM_RECORDS = "Names of classes were read from private records, and are left out"
+UNPROTECTED = "**Do not publish this model**"
 STEPS = [
     {"name": "scale", "factor": 2.0, "offset": -0.5},
     {"name": "standardise", "fit": "none", "mean": 0.1, "std": 0.4},
