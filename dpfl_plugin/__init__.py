@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.privacy import Privacy as Privacy
     from dpfl_plugin.api.private_oracle import PrivateOracle as PrivateOracle
     from dpfl_plugin.api.projects import init_project as init_project
-    from dpfl_plugin.api.reports import write_report as write_report
     from dpfl_plugin.api.runs import Run as Run
     from dpfl_plugin.api.runs import compare as compare
     from dpfl_plugin.api.statement import statement as statement
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.models.fields import Field as Field
     from dpfl_plugin.models.fields import Fields as Fields
     from dpfl_plugin.models.fields import FieldsModel as FieldsModel
+    from dpfl_plugin.reports.report import report as report
 
 __version__ = "0.1.0"
 
@@ -127,7 +127,7 @@ _PUBLIC: Final = {
     "tune": "dpfl_plugin.api.tuning",
     "Tuning": "dpfl_plugin.api.tuning",
     "WandB": "dpfl_plugin.callbacks",
-    "write_report": "dpfl_plugin.api.reports",
+    "report": "dpfl_plugin.reports.report",
 }
 """Public name: the module that has it."""
 

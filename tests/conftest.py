@@ -16,8 +16,8 @@ import typer.main
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.api import pictures as pictures_of_runs
-from dpfl_plugin.api import reports
 from dpfl_plugin.federation import silo_group
+from dpfl_plugin.reports import report as reports
 
 # What draws, by module: the curves of runs, and the plots of reports.
 DRAW = {pictures_of_runs: ("curves",), reports: ("plot", "plot_tradeoff")}

@@ -16,6 +16,7 @@ import typer
 import dpfl_plugin
 from dpfl_plugin import own_folders
 from dpfl_plugin.cli import folder_commands, privacy_commands, project_commands, starting, tool_commands
+from dpfl_plugin.cli.output import show
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
 from dpfl_plugin.errors import ConfigError, DpflError, EarlierNameWarning, system_says
 
@@ -295,23 +296,25 @@ def report(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Only such runs, e.g. --where algorithm.name=scaffold."),
     ] = None,
-    html: Annotated[bool, typer.Option("--html/--no-html", help="The page needs the extra report.")] = True,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the page.")] = True,
 ) -> None:
     """Tables (CSV, LaTeX, Markdown), plots (PNG, PDF) and one HTML page from run folders.
 
     Runs that differ in their seed only are one row: mean and standard deviation. Partial and failed runs are shown as
     such and never averaged.
     """
-    from dpfl_plugin.cli.report import report_folders
+    from dpfl_plugin.config.load import joined, parse_setting
 
-    report_folders(
-        folders,
-        out,
-        metrics=metric or [],
-        against=against or [],
-        group_by=group_by or [],
-        where=where or [],
-        html=html,
+    show(
+        dpfl_plugin.report(
+            folders,
+            out,
+            metrics=metric or [],
+            against=against or [],
+            group_by=[key for keys in group_by or [] for key in keys.split(",")],
+            where=joined(parse_setting(condition, "--where") for condition in where or []),
+            html=html,
+        )
     )
 
 

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from dpfl_plugin.api import fitting
 from dpfl_plugin.api.progress import duration
-from dpfl_plugin.api.reports import flat
-from dpfl_plugin.config.load import NOT_IN_ID, read_yaml
+from dpfl_plugin.config.load import NOT_IN_ID, flat, read_yaml
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DpflError
 from dpfl_plugin.runs.folder import RunFolder, to_json

@@ -184,7 +184,7 @@ def test_accounts_plans_predictions_and_reports_are_those_of_the_commands(tmp_pa
     assert answer == command("plan", path, *words).json and answer["value"] > 0
     two = write(tmp_path, {"variants": VARIANTS}, "two.yaml")
     assert dpfl.plan(two, epsilon=2.0) == command("plan", two, "--epsilon", 2.0, "--json").json
-    made = [dpfl.write_report(tmp_path / "runs", tmp_path / "one", html=False, where={"seed": 3})]
+    made = [dpfl.report(tmp_path / "runs", tmp_path / "one", html=False, where={"seed": 3})]
     said = command("report", tmp_path / "runs", "--out", tmp_path / "other", "--no-html", "--where", "seed=3")
     assert said.code == 0 and made[0].table.rows[0][0] in said.out
     for name in ("summary.csv", "summary.md", "summary.tex", "runs.csv"):

@@ -420,7 +420,7 @@ def test_reports_and_comparisons_rank_by_the_tasks_measure(
 ) -> None:
     runs = two_of_a_kind[kind]
     folders = sorted({run.folder.parents[1].parent for run in runs.values()})
-    done = dpfl.write_report(folders, tmp_path, metrics=[metric] if metric else [], against=["rounds"])
+    done = dpfl.report(folders, tmp_path, metrics=[metric] if metric else [], against=["rounds"])
     assert [row[0] for row in done.table.rows] == ["local_lr=0.5", "local_lr=1e-300"]
     page = (tmp_path / "index.html").read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])  # the page sorts by these two

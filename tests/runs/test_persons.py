@@ -65,7 +65,11 @@ def test_a_run_counts_persons_and_says_so(tmp_path: Path) -> None:
     said, page = json.loads((folder / "ledger.json").read_text()), (folder / "privacy.md").read_text()
     assert said["protects"] == {**PERSON, "neighbouring": "replace_one", "shared_persons": "refuse"}
     assert [silo["num_records"] for silo in said["silos"]] == [9, 9, 9]
-    for words in ("At most 3 records of a person", "No person is at two silos", "clip(mean gradient of a person, C)"):
+    for words in (
+        "At most 3 records of a person",
+        "No person has records at two",
+        "clip(mean gradient of a person, C)",
+    ):
         assert words in page
     assert "| silo | persons |" in page and "patient" not in page.replace("`patient`", "")
 

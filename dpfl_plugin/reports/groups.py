@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ArgumentError, nearest
-from dpfl_plugin.report.runs import POINTS, STATUSES, Run
+from dpfl_plugin.reports.runs import POINTS, STATUSES, Run
 
 # Where several keys tell groups apart, these name them first.
 TELLING: Final = ("algorithm.name", "privacy.noise_multiplier", "privacy.epsilon", "model.name", "data.partition.name")

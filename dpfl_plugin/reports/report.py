@@ -1,32 +1,32 @@
-"""Tables, plots and a page from run folders; nothing here needs torch."""
+"""`report`: tables, plots and a page from run folders; nothing here needs torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 import dpfl_plugin
+from dpfl_plugin.config.load import flat
 from dpfl_plugin.core.outcomes import higher_is_better
+from dpfl_plugin.core.text import Printed, fitted
 from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
-from dpfl_plugin.report import tables
-from dpfl_plugin.report.groups import Group, grouped, require_keys, select
-from dpfl_plugin.report.page import ExtraMissingError, page
-from dpfl_plugin.report.plots import MOST, left_out, plot, plot_tradeoff
-from dpfl_plugin.report.runs import AXES, Problem, Run, flat, scan
-from dpfl_plugin.report.tables import Table
+from dpfl_plugin.reports import tables
+from dpfl_plugin.reports.groups import Group, grouped, require_keys, select
+from dpfl_plugin.reports.page import page
+from dpfl_plugin.reports.plots import MOST, left_out, plot, plot_tradeoff
+from dpfl_plugin.reports.runs import AXES, Problem, Run, scan
+from dpfl_plugin.reports.tables import Table
 from dpfl_plugin.runs.folder import write_atomic
 
-__all__ = ["Problem", "Report", "Table", "flat", "write_report"]
-
 DEFAULT_AXES: Final = ("rounds", "epsilon", "bytes", "seconds")
+MOST_ROWS: Final = 40  # displayed; the files have all
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Printed):
     """What was made of run folders.
 
     Attributes:
@@ -40,19 +40,26 @@ class Report:
     lines: Sequence[str]
 
     def __str__(self) -> str:
-        return "\n".join([tables.to_markdown(self.table), *self.lines])
+        rows, problems = self.table.rows, self.problems
+        lines = [f"{len(rows) - MOST_ROWS} more rows in the files."] if len(rows) > MOST_ROWS else []
+        lines += [
+            self.table.caption,
+            *(f"left out: {problem.folder}: {problem.reason}" for problem in problems[:MOST_ROWS]),
+        ]
+        if len(problems) > MOST_ROWS:
+            lines.append(f"left out: {len(problems) - MOST_ROWS} more folders; the page names all.")
+        return "\n".join([fitted([self.table.columns, *rows[:MOST_ROWS]]), *lines, *self.lines])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.table.columns)
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.table.rows)
-        lines = "<br>".join(map(escape, (self.table.caption, *self.lines)))
-        return f"<table><tr>{head}</tr>{rows}</table><p>{lines}</p>"
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        rows = [dict(zip(self.table.columns, row, strict=True)) for row in self.table.rows]
+        problems = {str(problem.folder): problem.reason for problem in self.problems}
+        return {"out": str(self.out), "rows": rows, "caption": self.table.caption, "left_out": problems}
 
 
-def write_report(
+def report(
     folders: str | Path | Sequence[str | Path],
     out: str | Path = "report",
     *,
@@ -62,7 +69,7 @@ def write_report(
     where: Mapping[str, Any] | None = None,
     html: bool = True,
 ) -> Report:
-    """Read run folders and write tables, plots and a page to ``out``, as `dpfl report`.
+    """Read run folders, and write tables, plots and a page to ``out``.
 
     Runs that differ in their seed only are one row: mean and standard deviation. Partial and failed runs are shown as
     such and never averaged.
@@ -74,7 +81,7 @@ def write_report(
         against: axes of plots: rounds, epsilon, epsilon_third_party, bytes, seconds; none: all but the third.
         group_by: keys ("algorithm.name"): average over all else, not over seeds only.
         where: only runs with these values, {"algorithm.name": "scaffold"} or nested as in a file.
-        html: the page, which needs the extra report; without that a line says so.
+        html: whether to write the page.
 
     Raises:
         ConfigError: a folder is not there, none holds a run, or an argument names what no run has.
@@ -145,13 +152,6 @@ def _write(
     html: bool,
 ) -> list[str]:
     """All files; returns lines that say where they are."""
-    made_by = f"dpfl {dpfl_plugin.__version__}"
-    text, without = "", ""
-    if html:
-        try:
-            text = page(groups, metrics, caption=table.caption, problems=problems, made_by=made_by)
-        except ExtraMissingError as error:
-            without = str(error)
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
     runs, measured = [run for group in groups for run in group.runs], tables.measures(groups)
@@ -179,9 +179,9 @@ def _write(
                 f"not in {metric}-{axis}, since a run has no finite values there or its runs have no range in common: "
                 + "; ".join(group.label for group in missing)
             )
-    if text:
+    if html:
+        made_by = f"dpfl {dpfl_plugin.__version__}"
+        text = page(groups, metrics, caption=table.caption, problems=problems, made_by=made_by)
         write_atomic(out / "index.html", text)
         lines.append(f"page: {out / 'index.html'}")
-    elif html:
-        lines.append(f"page: left out, {without}")
     return lines

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.api import pictures
-from dpfl_plugin.report.groups import grouped
-from dpfl_plugin.report.plots import left_out, plot, plot_tradeoff
-from dpfl_plugin.report.runs import read
-from tests.report.folders import made
+from dpfl_plugin.reports.groups import grouped
+from dpfl_plugin.reports.plots import left_out, plot, plot_tradeoff
+from dpfl_plugin.reports.runs import read
+from tests.reports.folders import made
 
 NEAR = {"server": 3.9998, "third_party": 3.9998}
 

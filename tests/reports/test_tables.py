@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.report.groups import Group, grouped
-from dpfl_plugin.report.runs import read
-from dpfl_plugin.report.tables import (
+from dpfl_plugin.reports.groups import Group, grouped
+from dpfl_plugin.reports.runs import read
+from dpfl_plugin.reports.tables import (
     Table,
     measures,
     no_better,
@@ -26,7 +26,7 @@ from dpfl_plugin.report.tables import (
     to_latex,
     to_markdown,
 )
-from tests.report.folders import change, made
+from tests.reports.folders import change, made
 
 NASTY = r"a&b%c$d#e_f{g}h~i^j\k<l>m|n"
 METRICS = ["test_accuracy"]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin.report.groups import Group, band, drawn_at, series, tradeoff
-from dpfl_plugin.report.runs import AXES
+from dpfl_plugin.reports.groups import Group, band, drawn_at, series, tradeoff
+from dpfl_plugin.reports.runs import AXES
 from dpfl_plugin.runs.folder import write_atomic
 
 MOST: Final = 10  # curves in a plot: more cannot be told apart

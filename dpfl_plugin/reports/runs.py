@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from dpfl_plugin.config.load import NOT_IN_ID
+from dpfl_plugin.config.load import NOT_IN_ID, flat
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
 from dpfl_plugin.runs.folder import RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
@@ -221,20 +221,6 @@ def _left(result: Mapping[str, Any]) -> dict[str, Any]:
     """The noise of a run that shared a ledger: solved for what others left, it is no matter of the seed."""
     shared = "total" in (result.get("epsilon") or {})
     return {"privacy.noise_multiplier": result.get("noise_multiplier")} if shared else {}
-
-
-def flat(values: Mapping[str, Any], without: Mapping[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one: `{"a": {"b": 1}}` is `{"a.b": 1}`; keys in ``without`` are left out."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        left_out = (without or {}).get(key)
-        if left_out is True:
-            continue
-        if isinstance(value, Mapping):
-            result |= flat(value, dict.fromkeys(left_out, True) if left_out else None, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
 
 
 def _text(path: Path) -> str:

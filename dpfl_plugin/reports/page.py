@@ -14,10 +14,10 @@ import numpy as np
 
 from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.core.rounding import digits
-from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.report.groups import Band, Group, band, drawn_at, epsilon_text, key_text, series, tradeoff
-from dpfl_plugin.report.runs import AXES, Problem, Run
-from dpfl_plugin.report.tables import MEANINGS, meanings, measures
+from dpfl_plugin.core.text import render
+from dpfl_plugin.reports.groups import Band, Group, band, drawn_at, epsilon_text, key_text, series, tradeoff
+from dpfl_plugin.reports.runs import AXES, Problem, Run
+from dpfl_plugin.reports.tables import MEANINGS, meanings, measures
 
 MOST_CURVES: Final = 500  # groups, and runs one by one, whose curves are in a page; tables have all
 POINTS: Final = 60
@@ -25,32 +25,13 @@ UPLOAD: Final = "https://cloud.plotly.com/newchart"
 MOST_VALUES: Final = 40  # a key with more values gets no filter
 
 
-class ExtraMissingError(ConfigError):
-    """What draws the page is not installed."""
-
-
 def page(
     groups: Sequence[Group], metrics: Sequence[str], *, caption: str, problems: Sequence[Problem], made_by: str
 ) -> str:
-    """The page as text.
-
-    Raises:
-        ExtraMissingError: the extra `report` is not installed.
-    """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ExtraMissingError(
-            f"it needs the extra report ({error.name} is not installed): launchers/env report, or "
-            "pip install 'dpfl-plugin[report]'"
-        ) from error
-    here = resources.files("dpfl_plugin.report")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["text"] = key_text
-    environment.filters["epsilon"] = epsilon_text
-    template = environment.from_string(here.joinpath("page.html.jinja").read_text(encoding="utf-8"))
+    """The page as text."""
     runs = [run for group in groups for run in group.runs]
-    return template.render(
+    return render(
+        "report/page.html.jinja",
         groups=groups,
         metrics=metrics,
         caption=caption,
@@ -68,15 +49,15 @@ def page(
         private=any(tradeoff(group, metric) for group in groups for metric in metrics),
         data=_script_json(_data(groups, metrics)),
         most_curves=MOST_CURVES,
-        style=here.joinpath("page.css").read_text(encoding="utf-8"),
-        script=here.joinpath("page.js").read_text(encoding="utf-8"),
+        key_text=key_text,
+        epsilon_text=epsilon_text,
         plotly=_packed(_plotly(_library())),
     )
 
 
 def _library() -> str:
     """The basic bundle of Plotly.js, which has what this page draws, at a third of the length of the whole library."""
-    file = resources.files("dpfl_plugin.report").joinpath("plotly/plotly-basic.min.js.gz")
+    file = resources.files("dpfl_plugin.reports").joinpath("plotly/plotly-basic.min.js.gz")
     return gzip.decompress(file.read_bytes()).decode()
 
 

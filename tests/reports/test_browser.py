@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from dpfl_plugin.report.groups import grouped
-from dpfl_plugin.report.page import page as render
-from dpfl_plugin.report.runs import AXES, scan
-from tests.report.folders import made
 from tests.report.test_page import HOSTILE
+
+from dpfl_plugin.reports.groups import grouped
+from dpfl_plugin.reports.page import page as render
+from dpfl_plugin.reports.runs import AXES, scan
+from tests.reports.folders import made
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -54,7 +54,6 @@ CONTRAST = """
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
-    pytest.importorskip("jinja2", reason="needs the extra report")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: apt install chromium, or the like")
     with api.sync_playwright() as playwright:

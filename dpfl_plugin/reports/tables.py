@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dpfl_plugin.core.outcomes import higher_is_better
-from dpfl_plugin.report.groups import Group, epsilon_text
-from dpfl_plugin.report.runs import Run
+from dpfl_plugin.reports.groups import Group, epsilon_text
+from dpfl_plugin.reports.runs import Run
 from dpfl_plugin.runs.csv_cells import csv_text
 
 MEANINGS: Final = {"delta": "delta", "unit": "protects", "neighbouring": "neighbours", "accountant": "accountant"}

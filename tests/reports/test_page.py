@@ -7,17 +7,15 @@ import gzip
 import hashlib
 import html.parser
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.report import page as module
-from dpfl_plugin.report.groups import grouped
-from dpfl_plugin.report.runs import Problem, scan
-from tests.report.folders import made
+from dpfl_plugin.reports import page as module
+from dpfl_plugin.reports.groups import grouped
+from dpfl_plugin.reports.runs import scan
+from tests.reports.folders import made
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'"
 
@@ -42,7 +40,6 @@ class Reader(html.parser.HTMLParser):
 
 
 def written(folder: Path, **options: Any) -> Reader:
-    pytest.importorskip("jinja2", reason="needs the extra report")
     runs, problems = scan([folder])
     text = module.page(
         grouped(runs), ["test_accuracy", "train_loss"], caption="c", problems=problems, made_by="dpfl", **options
@@ -103,7 +100,6 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 
 def test_one_run_is_not_called_runs(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="needs the extra report")
     made(tmp_path / "one")
     runs, problems = scan([tmp_path])
     text = module.page(grouped(runs), ["test_accuracy"], caption="c", problems=problems, made_by="dpfl")
@@ -141,12 +137,6 @@ def test_filters_are_the_keys_in_which_groups_differ(tmp_path: Path) -> None:
     assert module._filters(grouped(scan([tmp_path])[0]))["privacy.noise_multiplier"] == ["4", "solved"]
     (tmp_path / "solved").rename(tmp_path / ".left")
     assert module._filters(grouped(scan([tmp_path])[0]))["algorithm.local_lr"] == ["9", "10", "null"]
-
-
-def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ConfigError, match=r"jinja2 is not installed.*pip install 'dpfl-plugin\[report\]'"):
-        module.page([], [], caption="", problems=[Problem(Path("x"), "y")], made_by="")
 
 
 def test_the_library_is_the_one_that_was_published() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.report.groups import Group, band, differing, epsilon_text, grouped, select, value_text
-from dpfl_plugin.report.runs import Run, read
-from tests.report.folders import change, made
+from dpfl_plugin.reports.groups import Group, band, differing, epsilon_text, grouped, select, value_text
+from dpfl_plugin.reports.runs import Run, read
+from tests.reports.folders import change, made
 
 
 def some(folder: Path, *settings: dict[str, Any]) -> list[Run]:

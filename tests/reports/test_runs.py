@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpfl_plugin.report.groups import grouped
-from dpfl_plugin.report.runs import POINTS, UnreadableError, flat, read, scan
+from dpfl_plugin.config.load import flat
+from dpfl_plugin.reports.groups import grouped
+from dpfl_plugin.reports.runs import POINTS, UnreadableError, read, scan
 from tests.cli import command
-from tests.report.folders import change, made
+from tests.reports.folders import change, made
 
 
 def test_a_real_run_is_read_as_its_result_says(tmp_path: Path) -> None:
