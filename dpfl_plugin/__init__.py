@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.predict import predict as predict
     from dpfl_plugin.api.privacy import Privacy as Privacy
     from dpfl_plugin.api.private_oracle import PrivateOracle as PrivateOracle
-    from dpfl_plugin.api.projects import init_project as init_project
+    from dpfl_plugin.api.projects import init as init
     from dpfl_plugin.api.runs import Run as Run
     from dpfl_plugin.api.runs import compare as compare
     from dpfl_plugin.api.statement import statement as statement
@@ -94,7 +94,7 @@ _PUBLIC: Final = {
     "Field": "dpfl_plugin.models.fields",
     "Fields": "dpfl_plugin.models.fields",
     "FieldsModel": "dpfl_plugin.models.fields",
-    "init_project": "dpfl_plugin.api.projects",
+    "init": "dpfl_plugin.api.projects",
     "Ledger": "dpfl_plugin.api.ledgers",
     "limits": "dpfl_plugin.api.limits",
     "load": "dpfl_plugin.api.experiment",

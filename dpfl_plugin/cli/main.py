@@ -349,9 +349,9 @@ def new(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the package's folder is put.")] = Path(),
 ) -> None:
     """Write a package: an algorithm of your own with its tests, or a Flower app whose silos train privately."""
-    from dpfl_plugin.cli.new import new_package
+    from dpfl_plugin.api.projects import new as write_package
 
-    new_package(kind, name, out)
+    show(write_package(kind, name, out))
 
 
 folder_commands.add_to(app)

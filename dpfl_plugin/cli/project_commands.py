@@ -103,9 +103,6 @@ def init(
 
     Overwrites nothing, and writes nothing if anything is wrong.
     """
-    from dpfl_plugin.api.projects import init_project
-    from dpfl_plugin.cli.init import show
-
     if data is not None and source is not None:
         raise ConfigError(
             "--data and --from are both given: --from drafts a schema, --data reads CSV files of numbers."
@@ -118,8 +115,8 @@ def init(
     if guess_label and drafted:
         raise ConfigError("--guess-label has no meaning without --data.")
     columns = {"label": label, "silo": silo, **of_schema}
-    project = init_project(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
-    show(project, schema=drafted)
+    project = dpfl_plugin.init(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
+    print(project.as_options)
 
 
 def check(

@@ -64,9 +64,9 @@ class Page:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template of `dpfl_plugin/templates`; in Markdown a paragraph, an item and a row are one line each."""
+    """Render a template of `dpfl_plugin/templates`; in one of `pages/` a paragraph, an item and a row are one line."""
     text = _templates().get_template(template).render(values)
-    return _unwrapped(text) if template.endswith(".md.jinja") else text
+    return _unwrapped(text) if template.startswith("pages/") else text
 
 
 @functools.cache

@@ -271,5 +271,5 @@ def test_a_folder_of_another_run(tmp_path: Path) -> None:
 def test_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.csv").write_text("age,ill\n1,y\n2,n\n")
-    refused(lambda: dpfl.init_project("new", **given), says)
+    refused(lambda: dpfl.init("new", **given), says)
     assert not Path("new").exists()

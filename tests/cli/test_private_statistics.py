@@ -14,9 +14,9 @@ import pytest
 import torch
 import yaml
 from dp_accounting.pld import PLDAccountant
-from dpfl_plugin.api.exports import export
 from safetensors.torch import load_file
 
+from dpfl_plugin.api.export import export
 from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import SiloGroup

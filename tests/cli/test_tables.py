@@ -311,7 +311,7 @@ def test_a_column_that_recurs_as_patients_do_is_told_of(
     assert ["(type: ignored)" in line for line in hints] == [True, False]
     (hint,) = (
         note
-        for note in dpfl.init_project("own", data="all.csv", label="ill", schema=True).notes
+        for note in dpfl.init("own", data="all.csv", label="ill", schema=True).notes
         if "'Pat Nr'" in note and "looks like" in note
     )
     assert "(person='Pat Nr')" in hint

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.test_page import HOSTILE
 
 from dpfl_plugin.reports.groups import grouped
 from dpfl_plugin.reports.page import page as render
 from dpfl_plugin.reports.runs import AXES, scan
 from tests.reports.folders import made
+from tests.reports.test_page import HOSTILE
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
