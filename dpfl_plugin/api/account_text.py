@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 from dpfl_plugin.api.spent import RECIPE, TUNED, Row, without_papers
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
@@ -62,7 +62,7 @@ class Accounts(Printed, dict[str, Sequence[Row]]):
 
 
 def _text(rows: Mapping[str, Sequence[Row]], of_papers: bool) -> str:
-    text = fitting.printed(lambda console: show(console, rows, of_papers=of_papers, more="its key error"))
+    text = terminal.printed(lambda console: show(console, rows, of_papers=of_papers, more="its key error"))
     hidden = not of_papers and leave_out_papers(rows) != rows
     return f"{text}\nIts rows have bounds and recipes of papers, too." if hidden else text
 
@@ -93,7 +93,7 @@ def show(console: Console, rows: Mapping[str, Sequence[Row]], *, of_papers: bool
                 continue
             values = [_number(of[accountant]) if accountant in of else "-" for accountant in accountants]
             table.add_row(label, name, *values, digits(next(iter(of.values()))["delta"], 6))
-    fitting.show(console, table)
+    terminal.show_table(console, table)
     for title, lines in (
         ("views", _bases(rows)),
         ("not proven", {row["accountant"]: row["caveat"] for row in sound if not row["sound"]}),

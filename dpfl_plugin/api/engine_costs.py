@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
@@ -73,7 +73,7 @@ class EngineCosts(Printed):
         return next((one.engine for one in self.engines if one.chosen), None)
 
     def __str__(self) -> str:
-        text = fitting.printed(self.show, ENGINES_WIDTH)
+        text = terminal.printed(self.show, ENGINES_WIDTH)
         return text if self.refusal is None else f"{text}\n{self.refusal}"
 
     __repr__ = __str__

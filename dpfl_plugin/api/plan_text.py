@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 from dpfl_plugin.api.rates import NEAR
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
@@ -45,14 +45,14 @@ class Planned(Printed, OfOneRun):
     """What a budget allows one run; ``print`` shows what `dpfl plan` does."""
 
     def __str__(self) -> str:
-        return fitting.printed(lambda console: show(console, {self.label: self}))
+        return terminal.printed(lambda console: show(console, {self.label: self}))
 
 
 class PlannedVariants(Printed, dict[str, Answer]):
     """What a budget allows each variant, by label; ``print`` shows what `dpfl plan` does."""
 
     def __str__(self) -> str:
-        return fitting.printed(lambda console: show(console, self))
+        return terminal.printed(lambda console: show(console, self))
 
 
 def show(console: Console, answers: Mapping[str, Answer]) -> None:
@@ -83,7 +83,7 @@ def show(console: Console, answers: Mapping[str, Answer]) -> None:
         ]
         if "warning" in answer:
             lines.append(f"{label}: warning: {answer['warning']}.")
-    fitting.show(console, table)
+    terminal.show_table(console, table)
     asked = next((answer for answer in answers.values() if answer["value"] is not None), None)
     if asked is not None:
         view = asked["asked"]["view"].replace("_", " ")

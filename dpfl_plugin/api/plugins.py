@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfl_plugin import registry
-from dpfl_plugin.api import fitting
+from dpfl_plugin import registry, terminal
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, PluginError, nearest
 
@@ -49,14 +48,14 @@ class OfGroup(Printed, list[Plugin]):
         self.group = group
 
     def __str__(self) -> str:
-        return fitting.printed(lambda console: show(console, {self.group: self}), WIDTH)
+        return terminal.printed(lambda console: show(console, {self.group: self}), WIDTH)
 
 
 class OfAllGroups(Printed, dict[str, OfGroup]):
     """All plugins, by group; ``print`` shows what `dpfl list` does."""
 
     def __str__(self) -> str:
-        return fitting.printed(lambda console: show(console, self), WIDTH)
+        return terminal.printed(lambda console: show(console, self), WIDTH)
 
 
 def show(console: Console, found: Mapping[str, Sequence[Plugin]]) -> None:

@@ -10,12 +10,12 @@ from typing import Any, Final
 from rich.console import Console
 
 from dpfl_plugin.api.account_text import leave_out_papers, show
-from dpfl_plugin.api.fitting import WIDTH
 from dpfl_plugin.api.numbers import epsilon
 from dpfl_plugin.api.spent import Row, by_a_papers_bound, is_spent, spent
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.runs.folder import to_json
+from dpfl_plugin.terminal import WIDTH
 
 MECHANISMS: Final = {"gaussian-wor": "fixed", "gaussian-poisson": "poisson", "gaussian": "full"}
 """What --mechanism names: the sampler, in the words of a configuration."""

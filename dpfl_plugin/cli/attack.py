@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 from dpfl_plugin.api.attacks import NOISE, AttackReport, Options, attacked
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.runs.folder import to_json
@@ -39,7 +39,7 @@ def _show(report: AttackReport, folder: Path) -> None:
         table.add_column("no attack can\nexceed, on average", justify="right")
     for row in report.rows:
         table.add_row(*row)
-    fitting.show(console, table)
+    terminal.show_table(console, table)
     names = ["membership.png", *(["inversion.png"] if report.inversion else []), "attack.json"]
     for line in [*report.notes, f"written: {', '.join(str(folder / name) for name in names)}"]:
         console.print(line, soft_wrap=True, markup=False)

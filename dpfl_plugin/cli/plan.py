@@ -6,10 +6,10 @@ import sys
 
 from rich.console import Console
 
-from dpfl_plugin.api.fitting import WIDTH
 from dpfl_plugin.api.plan_text import show
 from dpfl_plugin.api.plans import Question, plans
 from dpfl_plugin.runs.folder import to_json
+from dpfl_plugin.terminal import WIDTH
 
 
 def plan_file(question: Question, solve: str | None, *, as_json: bool) -> None:

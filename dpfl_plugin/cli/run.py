@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api import fitting, pictures, signals
+from dpfl_plugin import terminal
+from dpfl_plugin.api import pictures, signals
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.run_text import doubts, ledger_lines, measures_lines, not_covered, silos_line, spread, worst_silo
 from dpfl_plugin.api.running import (
@@ -221,7 +222,7 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
         )
     for warning in dict.fromkeys(text for result in results.values() for text in result.get("warnings", ())):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
-    fitting.show(console, table)
+    terminal.show_table(console, table)
     for line in [
         *_statistics(results),
         *_of_silos(results),

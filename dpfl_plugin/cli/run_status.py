@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 from dpfl_plugin.api.progress import duration
 from dpfl_plugin.config.load import NOT_IN_ID, flat, read_yaml
 from dpfl_plugin.core.rounding import places
@@ -70,7 +70,7 @@ def show(folder: Path, *, watch: bool, every: bool, as_json: bool) -> bool:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(_summary(found), markup=False, soft_wrap=True)
     most = len(found) if every else MOST
-    fitting.show(console, _table(found[:most], folder, _apart(found[:most])))
+    terminal.show_table(console, _table(found[:most], folder, _apart(found[:most])))
     if len(found) > most:
         console.print(f"and {len(found) - most} more (--all)")
     for run in found[:most]:

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 from dpfl_plugin.api.progress import duration
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
@@ -84,7 +84,7 @@ def _goes_on(found: Found) -> bool:
 def _print(found: Found, every: bool, console: Console) -> None:
     for text in _summary(found):
         console.print(text, soft_wrap=True)
-    fitting.show(console, _table(found, every))
+    terminal.show_table(console, _table(found, every))
 
 
 def look(folder: Path) -> Found:

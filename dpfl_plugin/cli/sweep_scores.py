@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.sweeps import state
@@ -33,7 +33,7 @@ def show(sweep: Sweep) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     groups = _by_configuration(found)
     if groups:
-        fitting.show(console, _table(groups[:MOST_ROWS]))
+        terminal.show_table(console, _table(groups[:MOST_ROWS]))
     if len(groups) > MOST_ROWS:
         console.print(f"and {len(groups) - MOST_ROWS} more configurations")
     folder = shlex.quote(str(sweep.folder.parents[1]))

@@ -14,7 +14,7 @@ WIDTH: Final = 100  # where there is no terminal to fit into
 _FRAMES = str.maketrans(dict.fromkeys("│┃║|", " "))
 
 
-def show(console: Console, table: Table) -> None:
+def show_table(console: Console, table: Table) -> None:
     """Print a table of strings; where columns would be so narrow that words are cut, row by row instead."""
     if _is_whole(console, table):
         console.print(table)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api import fitting
+from dpfl_plugin import terminal
 
 
 @pytest.mark.parametrize("width", [200, 80, 40])
@@ -21,7 +21,7 @@ def test_no_word_is_cut(width: int) -> None:
     for row in rows:
         table.add_row(*row)
     text = io.StringIO()
-    fitting.show(Console(file=text, width=width, color_system=None), table)
+    terminal.show_table(Console(file=text, width=width, color_system=None), table)
     words = set(text.getvalue().replace("│", " ").replace("┃", " ").replace(":", " ").split())
     for cell in (*headers, "DP-FedAvg [a]", *rows[0][1:], "quickstart"):
         assert set(cell.split()) <= words, text.getvalue()
