@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import itertools
-import os
 import re
-import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -26,18 +24,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     """A table as text: the first row is the head; columns are as wide as their cells, and two spaces apart."""
     widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
     return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows)
-
-
-def fitted(rows: Sequence[Sequence[str]]) -> str:
-    """`aligned` rows; where the terminal is narrower than these, a paragraph for each row."""
-    text = aligned(rows)
-    if not sys.stdout.isatty() or max(map(len, text.splitlines())) <= os.get_terminal_size(sys.stdout.fileno()).columns:
-        return text
-    (_, *head), *body = rows
-    lines = []
-    for first, *cells in body:
-        lines += [first, *(f"  {name}: {value}" for name, value in zip(head, cells, strict=False) if value)]
-    return "\n".join(lines)
 
 
 def counted(count: int, what: str) -> str:

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
 import dpfl_plugin
 from dpfl_plugin.config.load import flat
 from dpfl_plugin.core.outcomes import higher_is_better
-from dpfl_plugin.core.text import Printed, fitted
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
 from dpfl_plugin.reports import tables
 from dpfl_plugin.reports.groups import Group, grouped, require_keys, select
@@ -20,6 +24,7 @@ from dpfl_plugin.reports.plots import MOST, left_out, plot, plot_tradeoff
 from dpfl_plugin.reports.runs import AXES, Problem, Run, scan
 from dpfl_plugin.reports.tables import Table
 from dpfl_plugin.runs.folder import write_atomic
+from dpfl_plugin.terminal import printed, show_table
 
 DEFAULT_AXES: Final = ("rounds", "epsilon", "bytes", "seconds")
 MOST_ROWS: Final = 40  # displayed; the files have all
@@ -48,7 +53,15 @@ class Report(Printed):
         ]
         if len(problems) > MOST_ROWS:
             lines.append(f"left out: {len(problems) - MOST_ROWS} more folders; the page names all.")
-        return "\n".join([fitted([self.table.columns, *rows[:MOST_ROWS]]), *lines, *self.lines])
+        return "\n".join([printed(self._show, width=200), *lines, *self.lines])
+
+    def _show(self, console: Console) -> None:
+        table = RichTable()
+        for column, numeric in zip(self.table.columns, self.table.numeric, strict=True):
+            table.add_column(escape(column), justify="right" if numeric else "left")
+        for row in self.table.rows[:MOST_ROWS]:
+            table.add_row(*map(escape, row))
+        show_table(console, table)
 
     __repr__ = __str__
 
