@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
     from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
     from dpfl_plugin.api.accounts import account as account
-    from dpfl_plugin.api.attacks import attack as attack
-    from dpfl_plugin.api.audits import audit as audit
+    from dpfl_plugin.api.attack import attack as attack
+    from dpfl_plugin.api.audit import audit as audit
     from dpfl_plugin.api.checks import check as check
     from dpfl_plugin.api.engine_costs import engines as engines
     from dpfl_plugin.api.experiment import Experiment as Experiment
@@ -73,8 +73,8 @@ __version__ = "0.1.0"
 _PUBLIC: Final = {
     "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
     "account": "dpfl_plugin.api.accounts",
-    "attack": "dpfl_plugin.api.attacks",
-    "audit": "dpfl_plugin.api.audits",
+    "attack": "dpfl_plugin.api.attack",
+    "audit": "dpfl_plugin.api.audit",
     "calibrate": "dpfl_plugin.api.numbers",
     "Callback": "dpfl_plugin.callbacks",
     "check": "dpfl_plugin.api.checks",

@@ -245,11 +245,14 @@ def audit(
     Plants canary gradients in silos, runs the configuration and looks at the uploads as the server does. Trains anew,
     writes no run folder. Exit codes: 0 consistent (or nothing claimed), 1 contradicted, 2 bad configuration or input.
     """
-    from dpfl_plugin.api.audits import Options
-    from dpfl_plugin.cli.audit import audit_file
+    from dpfl_plugin.api.experiment import Experiment
 
-    options = Options(canaries=canaries, silos=silos, rounds=rounds, seed=seed)
-    raise typer.Exit(audit_file(config, settings or [], variant, options, as_json=json, picture=picture))
+    experiment = Experiment(config, tuple(settings or ()), variant)
+    result = dpfl_plugin.audit(experiment, canaries=canaries, silos=silos, rounds=rounds, seed=seed, picture=picture)
+    show(result, json)
+    if picture is not None and not json:
+        print(f"picture: {picture}")
+    raise typer.Exit(0 if result.consistent else 1)
 
 
 @app.command(rich_help_panel=PRIVACY)
@@ -267,13 +270,15 @@ def attack(
 
     Membership inference and gradient inversion, with the configured noise and without any; two pictures.
     """
-    from dpfl_plugin.api.attacks import Options
     from dpfl_plugin.api.experiment import Experiment
-    from dpfl_plugin.cli.attack import attack_file
 
+    experiment = Experiment(config, tuple(settings or ()), variant)
+    folder = out or Path("attack") / experiment.loaded().variants[0].config.name
     whose = int(silo) if silo.removeprefix("-").isdecimal() else silo
-    options = Options(silo=whose, rounds=rounds, repeats=repeats)
-    attack_file(Experiment(config, tuple(settings or ()), variant), options, out, as_json=json)
+    show(
+        dpfl_plugin.attack(experiment, silo=whose, rounds=rounds, repeats=repeats, out=folder, progress=not json),
+        json,
+    )
 
 
 @app.command(rich_help_panel=TRAIN)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.api import attacks, plots
+from dpfl_plugin.api import attack as module
+from dpfl_plugin.api import plots
 from dpfl_plugin.errors import UnsupportedError
 from tests.cli.command import dpfl as command
 from tests.cli.command import write
@@ -23,7 +24,7 @@ def test_an_attack_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.Mo
     found = dpfl.attack(path, silo=1, rounds=2, repeats=1)
     assert [one.name for one in tmp_path.iterdir()] == ["config.yaml"]  # without out nothing is written
     done = command("attack", path, "--silo", 1, "--rounds", 2, "--repeats", 1, "--json")
-    assert json.loads(json.dumps(found.as_plain())) == done.json
+    assert json.loads(json.dumps(found.to_dict())) == done.json
     assert done.json == json.loads((tmp_path / "attack/run/attack.json").read_text())
     assert found.membership["with noise"].rounds == 2 and found.title == "run: scaffold, silo 1"
     assert len(plots.png(found.plot_inversion())) > 1000 and "AttackReport(" in repr(found) and len(repr(found)) < 200
@@ -34,7 +35,7 @@ def test_an_attack_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.Mo
 def test_files_are_written_where_out_says_and_progress_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(attacks, "write_pictures", lambda folder, report: (folder / "drawn").touch())
+    monkeypatch.setattr(module, "write_pictures", lambda folder, report: (folder / "drawn").touch())
     path = write(tmp_path, {"model": {"name": "softmax", "bias": False}})
     found = dpfl.attack(path, rounds=1, repeats=2, out=tmp_path / "found", progress=True)
     assert sorted(one.name for one in (tmp_path / "found").iterdir()) == ["attack.json", "drawn"]
