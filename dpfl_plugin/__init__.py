@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
     from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
     from dpfl_plugin.api.account import account as account
-    from dpfl_plugin.api.attacks import attack as attack
-    from dpfl_plugin.api.audits import audit as audit
+    from dpfl_plugin.api.attack import attack as attack
+    from dpfl_plugin.api.audit import audit as audit
     from dpfl_plugin.api.check import check as check
     from dpfl_plugin.api.comparison import compare as compare
     from dpfl_plugin.api.engines import engines as engines
     from dpfl_plugin.api.experiment import Experiment as Experiment
     from dpfl_plugin.api.experiment import load as load
+    from dpfl_plugin.api.export import export as export
     from dpfl_plugin.api.federation import Federation as Federation
     from dpfl_plugin.api.ledgers import Ledger as Ledger
     from dpfl_plugin.api.plan import plan as plan
     from dpfl_plugin.api.plugins import plugins as plugins
-    from dpfl_plugin.api.predictions import predict as predict
+    from dpfl_plugin.api.predict import predict as predict
     from dpfl_plugin.api.privacy import Privacy as Privacy
     from dpfl_plugin.api.private_oracle import PrivateOracle as PrivateOracle
-    from dpfl_plugin.api.projects import init_project as init_project
-    from dpfl_plugin.api.reports import write_report as write_report
+    from dpfl_plugin.api.projects import init as init
     from dpfl_plugin.api.runs import Run as Run
-    from dpfl_plugin.api.signing import statement_to_sign as statement_to_sign
+    from dpfl_plugin.api.statement import statement as statement
     from dpfl_plugin.api.tables import check_tables as check_tables
     from dpfl_plugin.api.tables import draft_schema as draft_schema
     from dpfl_plugin.api.tables import read_tables as read_tables
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.owners.lifetime import limits as limits
     from dpfl_plugin.privacy.epsilon import calibrate as calibrate
     from dpfl_plugin.privacy.epsilon import epsilon as epsilon
+    from dpfl_plugin.reports.report import report as report
     from dpfl_plugin.sweeps.sweep import sweep as sweep
 
 __version__ = "0.1.0"
@@ -72,8 +73,8 @@ __version__ = "0.1.0"
 _PUBLIC: Final = {
     "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
     "account": "dpfl_plugin.api.account",
-    "attack": "dpfl_plugin.api.attacks",
-    "audit": "dpfl_plugin.api.audits",
+    "attack": "dpfl_plugin.api.attack",
+    "audit": "dpfl_plugin.api.audit",
     "calibrate": "dpfl_plugin.privacy.epsilon",
     "Callback": "dpfl_plugin.callbacks",
     "check": "dpfl_plugin.api.check",
@@ -84,6 +85,7 @@ _PUBLIC: Final = {
     "engines": "dpfl_plugin.api.engines",
     "epsilon": "dpfl_plugin.privacy.epsilon",
     "Experiment": "dpfl_plugin.api.experiment",
+    "export": "dpfl_plugin.api.export",
     "FedAvg": "dpfl_plugin.algorithms.fedavg",
     "FedAvgSync": "dpfl_plugin.algorithms.fedavg_sync",
     "Federation": "dpfl_plugin.api.federation",
@@ -92,7 +94,7 @@ _PUBLIC: Final = {
     "Field": "dpfl_plugin.models.fields",
     "Fields": "dpfl_plugin.models.fields",
     "FieldsModel": "dpfl_plugin.models.fields",
-    "init_project": "dpfl_plugin.api.projects",
+    "init": "dpfl_plugin.api.projects",
     "Ledger": "dpfl_plugin.api.ledgers",
     "limits": "dpfl_plugin.owners.lifetime",
     "load": "dpfl_plugin.api.experiment",
@@ -109,7 +111,7 @@ _PUBLIC: Final = {
     "plan": "dpfl_plugin.api.plan",
     "plan_tuning": "dpfl_plugin.api.tuning",
     "plugins": "dpfl_plugin.api.plugins",
-    "predict": "dpfl_plugin.api.predictions",
+    "predict": "dpfl_plugin.api.predict",
     "Privacy": "dpfl_plugin.api.privacy",
     "PrivateOracle": "dpfl_plugin.api.private_oracle",
     "read_tables": "dpfl_plugin.api.tables",
@@ -118,14 +120,14 @@ _PUBLIC: Final = {
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",
     "Scaffold": "dpfl_plugin.algorithms.scaffold",
     "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
-    "statement_to_sign": "dpfl_plugin.api.signing",
+    "statement": "dpfl_plugin.api.statement",
     "sweep": "dpfl_plugin.sweeps.sweep",
     "TensorBoard": "dpfl_plugin.callbacks",
     "train": "dpfl_plugin.api.training",
     "tune": "dpfl_plugin.api.tuning",
     "Tuning": "dpfl_plugin.api.tuning",
     "WandB": "dpfl_plugin.callbacks",
-    "write_report": "dpfl_plugin.api.reports",
+    "report": "dpfl_plugin.reports.report",
 }
 """Public name: the module that has it."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpfl_plugin.sweeps.scripts import templates
+from dpfl_plugin.sweeps.scripts import rendered
 
 if __name__ == "__main__":
-    for name, text in templates().items():
+    for name, text in rendered().items():
         path = Path(__file__).with_name(name)
         path.write_text(text)
         path.chmod(0o755)

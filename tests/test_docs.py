@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpfl_plugin.cli.new import rendered
+from dpfl_plugin.api.projects import rendered_package as rendered
 from dpfl_plugin.config.load import load, read_yaml
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.config.tune import has_tune, read_tune

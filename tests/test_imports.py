@@ -13,7 +13,7 @@ from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
 
 LIGHT = frozenset({"numpy", "pydantic", "yaml"})
-HEAVY = frozenset({"torch", "scipy", "sklearn", "pandas", "matplotlib", "numba", "opacus", "dp_accounting"})
+HEAVY = frozenset({"torch", "scipy", "sklearn", "pandas", "matplotlib", "numba", "opacus", "dp_accounting", "jinja2"})
 ACCOUNTANTS = frozenset({"scipy", "dp_accounting"})
 TOGETHER = """
 import json, os, runpy, sys
@@ -54,8 +54,8 @@ COMMANDS: dict[str, frozenset[str]] = {
     "list accountants": LIGHT | ACCOUNTANTS,
     "list datasets": LIGHT,  # those whose plugins are no code of torch; algorithms, models and engines are
     "list schedules": LIGHT | ACCOUNTANTS,
-    "init study --from {table} --label ill": LIGHT | {"pandas"},  # which pyarrow looks for
-    "import dpfl_plugin.cli.report": LIGHT,
+    "init study --from {table} --label ill": LIGHT | {"pandas", "jinja2"},  # pandas is looked for by pyarrow
+    "import dpfl_plugin.reports.report": LIGHT,
     "import dpfl_plugin.privacy.account": LIGHT,
     "account {run} --json": LIGHT | ACCOUNTANTS,
     "account {shared} --json": LIGHT | ACCOUNTANTS,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.cli.new import rendered
+from dpfl_plugin.api.projects import rendered_package as rendered
 
 ROOT = Path(__file__).resolve().parents[1]
 # What lies beside the package in a checkout, and has to stay out of the wheel; the sdist takes what its build needs.

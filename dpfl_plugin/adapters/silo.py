@@ -53,7 +53,7 @@ from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder, locked
 from dpfl_plugin.runs.record_marks import MarkKey
-from dpfl_plugin.runs.void_statement import void_statement
+from dpfl_plugin.runs.statement import void_statement
 
 KEY: Final = "key"
 """In a silo's folder: the secret of its records' order, where no owner has set limits."""

@@ -32,9 +32,9 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.statement_page import markdown
+from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
-from dpfl_plugin.runs.publishable import DETAILS_SCHEMA
+from dpfl_plugin.runs.statement import DETAILS_SCHEMA
 
 AHEAD: Final = 16  # one round ahead for so many that were made
 _Releases = Counter[tuple[tuple[float, float], SampledGaussian]]
@@ -150,7 +150,7 @@ class Standing:
 
     def _writer(self, said: dict[str, Any]) -> Callable[[], _Releases]:
         """What writes a statement, and then knows what is covered; of the ledger as it is now."""
-        page = markdown(said)
+        page = privacy_page(said)
         said["counted"]["page"] = _digest(page)
         statement = to_json(said)
         # The ledger as it is: by this it is seen later whether its end is missing.

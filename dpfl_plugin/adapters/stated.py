@@ -10,7 +10,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.statement import BY_SCHEMA, statement
+from dpfl_plugin.runs.statement import statement
 
 MEASUREMENTS: Final = (
     "What the platform itself sends is not covered by any epsilon here: losses, accuracies and numbers of records that "
@@ -64,8 +64,7 @@ def stated(
         measurements=MEASUREMENTS,
         draws=False,
         held_by="site" if surroundings == "deployment" else "simulation",
+        public_schema=None if schema is None else not schema.drafted,
     )
-    if schema is not None and not schema.drafted:
-        said["assumptions"] += BY_SCHEMA
     said["silos"] = [{**row, "rounds": run["rounds"]} for row in said["silos"] if row["silo"] == id]
     return said

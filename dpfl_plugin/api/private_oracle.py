@@ -67,7 +67,7 @@ from dpfl_plugin.privacy.registered import (
     without_reused,
 )
 from dpfl_plugin.privacy.slots import Kind
-from dpfl_plugin.privacy.statement_page import markdown
+from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.engines import check_engine, choose_engine
@@ -76,11 +76,10 @@ from dpfl_plugin.runs.job import check_limit, check_noise, new_account
 from dpfl_plugin.runs.ledgers import locked_shared, now, open_shared
 from dpfl_plugin.runs.locations import shared_key
 from dpfl_plugin.runs.models import check_fields, flat_model
-from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import refuse_seeded, weak_claims
 from dpfl_plugin.runs.silo_settings import refuse_cycles
-from dpfl_plugin.runs.statement import statement
+from dpfl_plugin.runs.statement import published, statement
 
 WHERE: Final = "PrivateOracle.of"
 PLAN: Final = RoundPlan(
@@ -308,7 +307,7 @@ class PrivateOracle:
     @property
     def statement(self) -> str:
         """What is guaranteed so far, to whom, and what is not, as Markdown."""
-        return markdown(self._stated())
+        return privacy_page(self._stated())
 
     def write_statement(self, folder: str | Path) -> None:
         """Write `privacy.md` and `ledger.json`, which may be published, into a folder; what was there is replaced."""
@@ -317,7 +316,7 @@ class PrivateOracle:
         try:
             place.mkdir(parents=True, exist_ok=True)
             write_atomic(place / "ledger.json", to_json(said))
-            write_atomic(place / "privacy.md", markdown(said))
+            write_atomic(place / "privacy.md", privacy_page(said))
         except OSError as error:
             raise ConfigError(f"folder={str(folder)!r} cannot be written: {error.strerror}. Name another.") from error
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import glob
 import gzip
-import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.api import tables
-from dpfl_plugin.config import yaml_text
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
@@ -35,9 +33,8 @@ TABLES: Final = (*SUFFIXES, ".tsv", ".txt", ".parquet", ".xlsx")
 FAR_APART: Final = 10.0  # scales of columns
 LOCAL_LR: Final = 0.3  # of classes: of 0.1, 0.3, 1 and 3 the best over tables of hospitals, with averaged models
 STEEP_LR: Final = 0.1  # of regression and counts: of 0.01, 0.03, 0.1 and 0.3 the best on stays in hospitals and scores
-BY_TUNE: Final = "`dpfl tune` compares steps within the budget."
-BY_HAND: Final = "Compare steps on public or made-up records."
 DEALT: Final = 5  # silos that the records of one file are dealt to
+ONE_FILE: Final = f"One file and no silo column: its records are dealt to {DEALT} silos at random, as a simulation."
 FEW: Final = 10  # records of a silo, below which a fixed share of those to train on may be none
 
 
@@ -67,51 +64,29 @@ class OwnData:
 
 @dataclass(frozen=True, slots=True)
 class DataBlock:
-    """What the configuration says of the data, and what the user is told of it.
+    """What the configuration says of the data, and what the user is told of it; by default of made-up records.
 
     Attributes:
-        lines: of YAML under ``data:``, without their indentation. fewest: how many records the smallest silo has, where
-            silos are known. local_lr: a step small enough that the noise of small silos does not make a model
-            over-confident, and large enough to leave the constant model. Squared errors and counts are steeper than
-            classes. compare: how steps are compared; the scores of a tuning count right answers.
+        dataset: the block of that name. schema: drafted. classes: that were read from the records.
+        dealt: how many silos the records of one file are dealt to; None: the silos that the data have.
+        fewest: how many records the smallest silo has, where a fixed share of these may be none.
+        local_lr: a step small enough that the noise of small silos does not make a model over-confident, and large
+            enough to leave the constant model. Squared errors and counts are steeper than classes.
+        has_classes: whether a tuning, whose scores count right answers, can compare steps.
     """
 
-    lines: tuple[str, ...]
+    dataset: Mapping[str, Any] | None = None
     told: tuple[str, ...] = ()  # `Worded`
-    preprocess: tuple[str, ...] = (
-        "# Each record is scaled to norm 1, so columns need comparable scales: bring them to one by public ranges, in "
-        "the files.",
-        "preprocess: [unit_norm]",
-    )
-    local_lr: float = LOCAL_LR
+    schema: Mapping[str, Any] | None = None
+    classes: tuple[str, ...] = ()
+    dealt: int | None = None
     fewest: int | None = None
-    compare: str = BY_TUNE
+    local_lr: float = LOCAL_LR
+    has_classes: bool = True
 
     @property
-    def sampler(self) -> list[str]:
-        """Of `privacy`: how a silo draws batches, where the default may have nothing to draw from."""
-        if self.fewest is None or self.fewest >= FEW:
-            return []
-        records = f"{self.fewest} record{'s' * (self.fewest != 1)}"
-        return [
-            f"# Each record is drawn by itself: the smallest silo has {records}, of which a fixed share may be none.",
-            "sampler: poisson",
-        ]
-
-
-def made_up() -> DataBlock:
-    return DataBlock(
-        (
-            "dataset:",
-            "  name: csv",
-            '  files: "data/*.csv"               # a file is a silo; these are made up: see data/README.md',
-            "  label_column: diagnosis",
-            "  ignore_columns: [patient_id]      # every other column is a feature, and has to be numeric",
-            "  classes: [healthy, ill]           # named here, not read from the records, which would leak them",
-            "partition: natural                  # the silos that the data have",
-        ),
-        ("The records are made up: data/README.md says how, and how to use your own.",),
-    )
+    def made_up(self) -> bool:
+        return self.dataset is None
 
 
 def found(own: OwnData, folder: Path) -> DataBlock:
@@ -142,24 +117,11 @@ def found(own: OwnData, folder: Path) -> DataBlock:
             "name the record. Encode words as numbers."
         )
     features = [column for column in read.columns if column not in numbers]
-    lines = ["dataset:", "  name: csv", f"  files: {_yaml(patterns[0] if len(patterns) == 1 else patterns)}"]
-    lines.append(f"  label_column: {_yaml(label)}")
-    if own.silo is not None:
-        lines.append(f"  silo_column: {_yaml(own.silo)}")
-    if delimiter != ",":
-        lines.append(f"  delimiter: {_yaml(delimiter)}")
-    if words or numbers:
-        lines.append(f"  ignore_columns: {_yaml([*words, *numbers])}")
-    classes = _yaml(list(read.class_names))
-    lines += ["  # Labels that are read from the records are not covered by epsilon. If these are public, name them:"]
-    lines += [f"  # classes: {classes}" if len(classes) < 200 else "  # classes: [..., ...]"]
-    dealt = []
-    if own.silo is None and len(paths) == 1:
-        lines += [f"partition: iid          # one file: its records are dealt to {DEALT} silos at random, to simulate"]
-        lines += [f"num_silos: {DEALT}"]
-        dealt = [f"One file and no silo column: its records are dealt to {DEALT} silos at random, as a simulation."]
-    else:
-        lines.append("partition: natural      # the silos that the data have")
+    dataset: dict[str, Any] = {"name": "csv", "files": _one(patterns), "label_column": label}
+    dataset |= {"silo_column": own.silo} if own.silo is not None else {}
+    dataset |= {"delimiter": delimiter} if delimiter != "," else {}
+    dataset |= {"ignore_columns": [*words, *numbers]} if words or numbers else {}
+    dealt = DEALT if own.silo is None and len(paths) == 1 else None
     told = [f"label: {label}{' (guessed: check it)' if guessed else ''}; {len(read.class_names)} classes."]
     told.append(f"features: {column_list(features)}.")
     if words:
@@ -171,7 +133,9 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     told += [whose(name, mend) for name in person_columns(read.columns, [read.features])]
     silos = [] if read.groups is None else [read.silo_names[silo] for silo in read.groups.tolist()]
     told += alone(silos)
-    return DataBlock(tuple(lines), (*told, *dealt), fewest=min(Counter(silos).values(), default=None))
+    told += [ONE_FILE] * (dealt is not None)
+    fewest = min(Counter(silos).values(), default=None)
+    return DataBlock(dataset, tuple(told), classes=tuple(read.class_names), dealt=dealt, fewest=_if_few(fewest))
 
 
 def drafted(own: OwnData, folder: Path) -> DataBlock:
@@ -184,34 +148,36 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
     paths, patterns = _paths(own.path, folder, TABLES)
     form = {"encoding": own.encoding, "sheet": own.sheet}
     found = tables.drafted(paths, own.roles, form)
-    lines = ["dataset:", "  name: table", f"  files: {_yaml(patterns[0] if len(patterns) == 1 else patterns)}"]
-    lines += [f"  decimal: {_yaml(found.form.decimal)}"] * (found.form.decimal != ".")
-    lines += [f"  {key}: {_yaml(value)}" for key, value in form.items() if value is not None]
-    lines += [
-        "schema:",
-        "  # Drafted by looking at the values, which is not private: put the categories and ranges that",
-        "  # are known without looking in their place, then remove drafted: until then, statements say so.",
-        "  # Types, units, missing values: docs/configuration.md.",
-    ]
-    lines += [f"  {key}: {_flow(value)}" for key, value in found.schema.items() if key != "columns"]
-    lines += ["  columns:", *(f"    {_flow(name)}: {_flow(entry)}" for name, entry in found.schema["columns"].items())]
+    dataset: dict[str, Any] = {"name": "table", "files": _one(patterns)}
+    dataset |= {"decimal": found.form.decimal} if found.form.decimal != "." else {}
+    dataset |= {key: value for key, value in form.items() if value is not None}
     told = [*found.told, f"The schema was {tables.NOT_PRIVATE}. Then remove drafted: true."]
     if own.person is not None:
         told += [
             f"person: {own.person}. A person's records stay together; to protect them all at once, set "
             "privacy.unit: person and privacy.max_records_per_person."
         ]
-    if own.silo is None and len(paths) == 1:
-        lines += [f"partition: iid          # one file: its records are dealt to {DEALT} silos at random, to simulate"]
-        lines += [f"num_silos: {DEALT}"]
-        told += [f"One file and no silo column: its records are dealt to {DEALT} silos at random, as a simulation."]
-    else:
-        lines.append("partition: natural      # the silos that the data have")
-    by_schema = "# preprocess: [unit_norm]           # each record to norm 1; the schema brings columns to one scale"
+    dealt = DEALT if own.silo is None and len(paths) == 1 else None
+    told += [ONE_FILE] * (dealt is not None)
     outcome = found.schema["label"]["outcome"]
-    local_lr = STEEP_LR if outcome in ("regression", "counts") else LOCAL_LR
-    compare = BY_TUNE if Outcome(outcome).has_classes else BY_HAND
-    return DataBlock(tuple(lines), tuple(told), (by_schema,), local_lr, found.fewest, compare)
+    return DataBlock(
+        dataset,
+        tuple(told),
+        found.schema,
+        dealt=dealt,
+        fewest=_if_few(found.fewest),
+        local_lr=STEEP_LR if outcome in ("regression", "counts") else LOCAL_LR,
+        has_classes=Outcome(outcome).has_classes,
+    )
+
+
+def _one(patterns: list[str]) -> str | list[str]:
+    return patterns[0] if len(patterns) == 1 else patterns
+
+
+def _if_few(fewest: int | None) -> int | None:
+    """``fewest`` where a batch of a fixed share of so few records may be empty."""
+    return None if fewest is None or fewest >= FEW else fewest
 
 
 def _told_of_numbers(unused: Sequence[str], different: Sequence[str]) -> list[str]:
@@ -227,11 +193,6 @@ def _told_of_numbers(unused: Sequence[str], different: Sequence[str]) -> list[st
     return told
 
 
-def _flow(value: Any) -> str:
-    """In one line of YAML, as people write it."""
-    return yaml_text.flow(value)
-
-
 def _scales(names: Sequence[str], x: Features) -> list[str]:
     """What to say of columns whose scales differ so much that `unit_norm` leaves little of some of them."""
     sizes = np.sqrt(np.mean(np.square(x, dtype=np.float64), axis=0))
@@ -243,11 +204,6 @@ def _scales(names: Sequence[str], x: Features) -> list[str]:
         "unit_norm, which run.yaml has, would leave next to nothing of the small ones: bring columns to one scale in "
         "the files, by ranges that are public."
     ]
-
-
-def _yaml(value: Any) -> str:
-    """One line of JSON, which is YAML."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _inside(path: Path, folder: Path) -> Path | None:

@@ -206,10 +206,10 @@ class Run:
         return trained_model(self._files, config, *shape, Outcome.of_result(self.result))
 
     def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
-        """Write the model for other programs into a new folder; see `dpfl_plugin.api.exports.export`."""
-        from dpfl_plugin.api.exports import export
+        """Write the model for other programs into a new folder, which is returned; see `dpfl_plugin.export`."""
+        from dpfl_plugin.api.export import export
 
-        return export(self, folder, onnx=onnx)
+        return export(self, folder, onnx=onnx).folder
 
     def plot(self) -> Figure:
         """Accuracy and epsilon against rounds, as in `curves.png`."""

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Final
 from rich.table import Table
 from rich.text import Text
 
-from dpfl_plugin.api.reports import flat
-from dpfl_plugin.config.load import NOT_IN_ID, read_yaml
+from dpfl_plugin.config.load import NOT_IN_ID, flat, read_yaml
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import Printed, duration
 from dpfl_plugin.errors import ConfigError, DpflError, printable

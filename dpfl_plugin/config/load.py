@@ -245,6 +245,20 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str
     return result
 
 
+def flat(values: Mapping[str, Any], without: Mapping[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one: `{"a": {"b": 1}}` is `{"a.b": 1}`; keys in ``without`` are left out."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        left_out = (without or {}).get(key)
+        if left_out is True:
+            continue
+        if isinstance(value, Mapping):
+            result |= flat(value, dict.fromkeys(left_out, True) if left_out else None, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
 def joined(settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Settings as one change, so that their order does not matter to which options of a block are kept."""
     result: dict[str, Any] = {}

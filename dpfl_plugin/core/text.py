@@ -1,10 +1,23 @@
-"""Plain text for a terminal, and for a notebook."""
+"""Text for people: tables for terminals and notebooks, and pages from the templates of this package."""
 
 from __future__ import annotations
 
+import functools
 import html
 import itertools
+import re
 from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from dpfl_plugin.core.rounding import digits, odds, places
+
+if TYPE_CHECKING:
+    import jinja2
+
+_BLOCK: Final = re.compile(r"[#|]|[*-] | {4}")  # how a heading, a row, an item and a line of code begin in Markdown
+_FENCES: Final = ("```", "---")
+_UNDERSCORE: Final = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # one within a word is no mark-up
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -35,3 +48,98 @@ class Printed:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class Page:
+    """A page in Markdown: ``str`` of it is its text, a notebook shows it as it will be read."""
+
+    __slots__ = ()
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template of `dpfl_plugin/templates`; in one of `pages/` a paragraph, an item and a row are one line."""
+    text = _templates().get_template(template).render(values)
+    return _unwrapped(text) if template.startswith("pages/") else text
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    import jinja2  # here: most commands render nothing
+
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("dpfl_plugin"),
+        autoescape=lambda name: name is not None and ".html" in name,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = {
+        "cell": cell,
+        "counted": counted,
+        "digits": digits,
+        "epsilon": epsilon,
+        "factor": factor,
+        "number": number,
+        "odds": odds,
+        "one_in": one_in,
+        "places": places,
+        "sentence": sentence,
+    }
+    templates.filters.update(filters)
+    return templates
+
+
+def _unwrapped(text: str) -> str:
+    lines: list[str] = []
+    fenced = False
+    for line in text.splitlines():
+        last = lines[-1] if lines else ""
+        if line.startswith(_FENCES):
+            fenced = not fenced
+            lines.append(line)
+        elif fenced:
+            lines.append(line)
+        elif not line.strip():
+            lines += [""] * bool(last)
+        elif line.startswith("#"):
+            lines += [""] * bool(last) + [line.rstrip()]
+        elif not last or last.startswith(("#", "|", "```", "---")) or _BLOCK.match(line):
+            lines.append(line.rstrip())
+        else:
+            lines[-1] = f"{last} {line.strip()}"
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def number(value: float | None) -> str:
+    """With all its digits; "none" for None."""
+    return "none" if value is None else f"{value:.15g}"
+
+
+def epsilon(value: float | None) -> str:
+    """With four digits, rounded up; "none" where nothing is guaranteed."""
+    return "none" if value is None else digits(value, 4)
+
+
+def factor(value: float | None) -> str:
+    """What epsilon means, as a power of e and in plain digits."""
+    return f"e^{epsilon(value)}" + ("" if value is None else f" ({odds(value)})")
+
+
+def one_in(probability: float) -> str:
+    """An upper bound as "1 in 100,000", rounded up."""
+    return f"1 in {int(1 / Decimal(repr(probability))):,}" if probability else "0"
+
+
+def sentence(text: str) -> str:
+    """With a capital letter, unless it begins with a name of the configuration."""
+    return text if "_" in text.split()[0] else text[0].upper() + text[1:]
+
+
+def cell(text: str) -> str:
+    """A name in Markdown that ends no cell of a table, and begins no mark-up."""
+    escaped = "".join(f"\\{letter}" if letter in r"\`*|[]<>#" else letter for letter in text)
+    return _UNDERSCORE.sub(r"\\_", escaped)

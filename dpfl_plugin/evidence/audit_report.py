@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_FLOOR, Decimal
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
 from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.core.rounding import digits_down, places
-from dpfl_plugin.core.text import Printed, aligned
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.names import listed
 from dpfl_plugin.privacy.audit import Correlation, Interval
+from dpfl_plugin.terminal import printed
 
 FALSE_ALARM: Final = 1e-7  # of each of the eight statements by chance that may contradict: below 1e-6 together
 NOISE_MARGIN: Final = 0.03  # by which noise may differ from the claim, beyond chance: floating point, few releases
@@ -109,10 +112,23 @@ class Report(Printed):
         return _verdict(self)
 
     def __str__(self) -> str:
-        table = aligned([("seen by the server", "found", "claimed"), *self.rows])
-        return "\n".join([self.title, table, *self.verdict])
+        return "\n".join([self.title, printed(self._show), *self.verdict])
 
     __repr__ = __str__
+
+    def _show(self, console: Console) -> None:
+        table = Table()
+        table.add_column("seen by the server", overflow="fold")
+        for column in ("found", "claimed"):
+            table.add_column(column, justify="right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table, markup=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values without single scores, as `dpfl audit --json` prints them."""
+        values = {"consistent": self.consistent, **asdict(self)}
+        return {key: value for key, value in values.items() if key not in ("scores", "bits")}
 
 
 def judged(report: Report, missing: int, *, adapts: bool) -> Report:

@@ -27,7 +27,6 @@ from dpfl_plugin.models.fixed import Before, state_before
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.extra_releases import Beside
-from dpfl_plugin.privacy.held_by import HeldBy
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.engines import (
@@ -56,6 +55,7 @@ from dpfl_plugin.runs.silo_settings import (
     weights_by_noise,
     with_own,
 )
+from dpfl_plugin.runs.statement import HeldBy
 
 Hold = Callable[[Config, Path], Holding]
 

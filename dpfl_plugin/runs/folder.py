@@ -13,7 +13,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
-from dpfl_plugin.errors import BusyError, ConfigError, Worded, is_full
+from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, Worded, is_full
 from dpfl_plugin.file_permissions import private_file, private_folder
 
 TUNING: Final = "tuning.json"
@@ -102,9 +102,24 @@ def try_folder(path: Path) -> None:
             folder.rmdir()
 
 
-def try_file(path: Path) -> None:
-    """See that a new file can be made, as `try_folder`."""
-    path.open("x").close()
+def write_new(path: Path, text: str) -> None:
+    """Write ``out``, a file that is not there yet.
+
+    Raises:
+        ConfigError: it is there, or cannot be written.
+    """
+    try:
+        with naming(path), path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ArgumentError(f"{{out}}={str(path)!r} exists, and was left as it is. Use another name.") from error
+    except OSError as error:
+        raise ArgumentError(f"{{out}}={str(path)!r} cannot be written: {error.strerror}. Use another file.") from error
+
+
+def check_new(path: Path) -> None:
+    """Raise what `write_new` would, before anything is computed; leaves nothing."""
+    write_new(path, "")
     path.unlink()
 
 

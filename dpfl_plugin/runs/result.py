@@ -27,7 +27,6 @@ from dpfl_plugin.measures.histogram import auc
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.models.fixed import whole_state
 from dpfl_plugin.privacy.account import PrivacyAccount, fail
-from dpfl_plugin.privacy.held_by import HeldBy
 from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
@@ -38,8 +37,15 @@ from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.job import planner_of, stopping_of
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
-from dpfl_plugin.runs.publishable import write as write_statement
-from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, not_covered, statement
+from dpfl_plugin.runs.statement import (
+    ENDED_EARLY,
+    MEASUREMENTS,
+    SIMULATION,
+    HeldBy,
+    not_covered,
+    statement,
+    write_statement,
+)
 
 RESULT_SCHEMA = 1
 STAYED = (

@@ -28,7 +28,6 @@ from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.survivors import TooFewSilosError
 from dpfl_plugin.gradients.choice import faster
 from dpfl_plugin.models.fixed import fixed_digest
-from dpfl_plugin.privacy import held_by
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
@@ -59,14 +58,13 @@ from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.public_facts import names_its_classes
-from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.result import Ended, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded, weak_claims
 from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, describe_silos, in_facts, refuse_cycles, refuse_silos, unequal
 from dpfl_plugin.runs.stage import Stage
-from dpfl_plugin.runs.void_statement import void_statement
+from dpfl_plugin.runs.statement import holders_of, published, void_statement
 
 PROFILE_SCHEMA = 1
 FRESH: Final = "randomness fresh: batches and noise come from the operating system, and another run draws other ones."
@@ -417,7 +415,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         runtime = place.runtime(parts, account, config)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
-        holders = held_by.of_run(None if found is None else found.facts.get("held_by"), parts.held_by)
+        holders = holders_of(None if found is None else found.facts.get("held_by"), parts.held_by)
         facts = _lasting_facts(job) | {"revealed": revealed, "given": given, "held_by": holders}
 
         def save(progress: Progress) -> None:

@@ -1,55 +1,62 @@
-"""The privacy statement of a run as data: `ledger.json`; in words: `dpfl_plugin.privacy.statement_page`.
+"""The privacy statement of a run: `ledger.json`, its page `privacy.md`, and what of both may be published.
 
-What of the statement may be published: `published`.
+Both are to be shown to others. So they hold no digest of anything private, no name of noise, nothing of other runs but
+what they cost, no text of an error at a silo, no name of a class that was read from the records, no loss; and where
+something is claimed of an outsider who does not know who took part, nothing from which that could be told: neither what
+a single silo released nor the most that one did. The rest is in `details.json` and `result.json`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from dpfl_plugin.config.privacy import OF_PERSONS
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.core.rounding import digits
-from dpfl_plugin.data.base import AS_READ
+from dpfl_plugin.core.text import number, render
+from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.base import finite
-from dpfl_plugin.privacy.held_by import HeldBy, of_holders
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import adaptive_total, planned_total, runs_in
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
-from dpfl_plugin.privacy.statement_page import number
+from dpfl_plugin.privacy.statement_pages import privacy_page
+from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.rules import cycle_facts
 
 STATEMENT_SCHEMA: Final = 1
+DETAILS_SCHEMA: Final = 1
+FAILED: Final = "an error, which result.json tells"
+VOID: Final = "void: the run went on after this was stated, and released more"
 
-ASSUMPTIONS = (
-    "The server is honest but curious: it sees every message of every silo, and who took part.",
-    "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
-    "that it was drawn with the stated probability.",
-    "The user's own code is trusted: models and losses compute a record's output from that record and the parameters "
-    "alone, and plugins and callbacks do what they say.",
-    "The numbers of training and test records of the silos are public.",
-)
-DEALT = (
+HeldBy = Literal["process", "ranks", "simulation", "site"]
+"""Who held the records while a run went on. process: one process those of all silos. ranks: those of an MPI job. site:
+each silo its own, on a platform. simulation: on a platform, too, where whoever ran it had the records of all."""
+
+HOLDERS: Final[Mapping[HeldBy | None, tuple[str, ...]]] = {
+    "process": (
+        "The run was one process on one machine: the person who ran it held the records of all silos. The guarantee is "
+        "for what was published afterwards, not against that person.",
+    ),
+    "ranks": (
+        "The run was one MPI job: whoever started its ranks could read the records that they read. The guarantee is "
+        "for what left the silos' ranks, not against that person.",
+    ),
+    "simulation": (
+        "The run was a simulation: the person who ran it had the records of all silos. The guarantee is for what was "
+        "published afterwards, not against that person.",
+    ),
+}
+DEALT: Final = (
     "How records were dealt to silos (data.partition) is taken as given: a partition may look at the labels of all "
-    "records, and would deal others elsewhere if one were replaced.",
-)
-ORDERED = (
-    "Training and test records, and the shares of them that are read apart, were cut from an order by a keyed hash of "
-    "each record, so that replacing one moves no other. Its key is the silos' secret, and has to stay it.",
-)
-PERSONS = (
-    "The numbers of training persons and of test records of the silos are public; how many records a person has is "
-    "not.",
-    "The data say rightly whose records they are: two numbers or names of one person are two persons here, and each is "
-    "protected by itself. Where runs share a ledger, they mean the same persons.",
-    "Test records are those of other persons; nothing is promised to these.",
+    "records, and replacing one record may move others."
 )
 REVEALED = (
     "No epsilon covers everything that the server was given: by evaluation.reveal: server it has, of every silo, "
@@ -61,77 +68,15 @@ SIMULATION = (
     "Reproducible simulation. With fresh randomness these settings would cost epsilon = {epsilon}; this run's noise "
     "can be computed from its seed, so it protects nobody."
 )
-BY_SCHEMA = (
-    "The categories and ranges of the schema are public: they are known without the records, and not read from them.",
-)
-SEEDED = (
-    "Batches, noise and participants would be drawn unpredictably (privacy.randomness: fresh); here they follow from "
-    "the seed.",
-)
-FRESH = (
-    "Batches and noise came from AES in counter mode under keys that each silo drew from its operating system, used "
-    "for one computation and never stored: the seed of the run does not reveal them.",
-)
-FRESH_DRAWS = (
-    "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
-    "and are in its checkpoint only.",
-)
-ZERO_OUT = (
-    "add_or_remove means that a record (or a silo's update) is there or counts as zero, while the public numbers of "
-    "records and silos stay as they are; that these numbers changed is not hidden.",
-)
-SHARED = (
-    "The total covers the runs that the shared ledger holds, and no other use of the records. In each of them a record "
-    "is at one silo at most.",
-)
-TUNED = (
-    "What each place of the tuning's plan releases was fixed before the first of them; only which configuration takes "
-    "a place was chosen, from noisy scores, which are releases themselves. Nothing else was looked at but whether a "
-    "candidate failed: one that fails before its score ranks last there. The tuning's tuning.md and the winner's "
-    "statement name each that did; epsilon does not cover what that reveals.",
-)
-OUTSIDER = (
-    "What is said of an outsider needs more: nobody tells who took part in which round (whoever knows the seed can "
-    "compute it), and no silo tells its noise.",
-)
-SCORES = (
-    "Validation scores are releases too: each silo's noisy count of correct predictions on records that no gradient "
-    "reads, charged to those records, so for each record the costlier of rounds and scores counts.",
-)
-HISTOGRAMS = (
-    "Validation scores are releases too: each silo's noisy counts, by class and by the model's score, of records that "
-    "no gradient reads, charged to those records, so for each record the costlier of rounds and scores counts. A "
-    "record is in one count; noise is in proportion to how far one record moves all of them together, in L2.",
-)
-STATISTICS = (
-    "Statistics of columns are releases too: each silo's noisy sum, before the first round, over all records that "
-    "gradients may read. How records are scaled and filled in is made of these sums alone, so that publishing it "
-    "(result.json, exported models) tells no more than epsilon covers; test records are scaled by the same.",
-)
-EARLY_STOPPING = (
-    *SCORES,
-    "When the run ends depends on scores, which are releases. All rounds and scores that were planned are therefore "
-    "charged, also where it ended before: a shorter run is a function of the planned one.",
-)
-PERSONALISED = (
-    "Each silo's own model is made from private gradients, charged like those of a round, and stays at the silo. What "
-    "is reported of it is a measurement on test records, like every accuracy here.",
-)
-LOST = (
-    "Silos were lost while the run went on (see the notes), and a record may make its silo fail. What is said of who "
-    "takes part therefore does not count here: a third party's epsilon is the server's worst case, in which a silo is "
-    "in every round and in every attempt at one. A round in which a silo was lost was repeated by the others with "
-    "fresh noise, and every attempt is charged, including that of the lost silo.",
-)
 FAILURES = (
     "The server sees that a silo failed, when, and with what message, and this folder shows it; no epsilon covers what "
     "that reveals about the silo's records.",
 )
 TESTED = "Any record may be a test record, so raw test measures are covered for nobody."
 MEASUREMENTS = (
-    "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures of them are computed from "
-    "records without noise, for the experimenter, and those that cannot be used are left out; publishing them is not "
-    f"covered by any epsilon here. {TESTED}",
+    "Losses, accuracies and other measures in metrics.jsonl, result.json and pictures are computed from records "
+    "without noise, for the experimenter; values that cannot be used are left out. No epsilon here covers publishing "
+    f"them. {TESTED}",
 )
 ENDED_EARLY: Final[Mapping[Cause, str]] = {
     Cause.NOT_FINITE: "The run ended because its model or its loss was not finite, at a round that depends on records; "
@@ -141,8 +86,8 @@ ENDED_EARLY: Final[Mapping[Cause, str]] = {
 }
 TIMES = "The server sees how long silos take and when their messages arrive; no epsilon covers what that reveals."
 BITS = (
-    "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
-    "at most 0.2 % more noise. It is assumed that a row of a product of matrices does not depend on other rows."
+    "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity and takes "
+    "at most 0.2 % more noise. It is assumed that a row of a matrix product does not depend on other rows."
 )
 
 
@@ -160,6 +105,7 @@ def statement(
     revealed: bool = False,
     draws: bool = True,
     held_by: HeldBy | None = None,
+    public_schema: bool | None = None,
 ) -> dict[str, Any]:
     """The guarantee, for whom, and on what assumptions.
 
@@ -170,6 +116,7 @@ def statement(
         revealed: whether the server was given it.
         draws: whether this package drew who took part, and no platform.
         held_by: who held the records meanwhile; None where that is not known, or they are of one silo alone.
+        public_schema: whether a schema says what is public of the records; None: as the configuration says.
     """
     views, release = account.views(), rules.release(1.0)
     as_read = [text for text in caveats if text.startswith(AS_READ)]
@@ -192,10 +139,18 @@ def statement(
         "num_releases": sum(account.ledger.tally.totals().values()),
         "head": account.ledger.head,
         "shared": _shared(account, config.privacy.delta),
-        "assumptions": _assumptions(config, account, rules, "outsider" in views, bool(lost), draws),
+        "assumptions": _assumptions(
+            config,
+            account,
+            rules,
+            outsider="outsider" in views,
+            lost=bool(lost),
+            draws=draws,
+            public_schema=_has_public_schema(config) if public_schema is None else public_schema,
+        ),
         "lost": list(lost),
         "caveats": [
-            *of_holders(held_by),
+            *HOLDERS.get(held_by, ()),
             *(text for text in caveats if text not in as_read),
             *(FAILURES if lost or run["status"] == "failed" else ()),
             *measurements,
@@ -203,6 +158,11 @@ def statement(
         ],
         "notes": [*(text for text in as_read if text not in notes), *notes],
     }
+
+
+def holders_of(*sessions: HeldBy | None) -> HeldBy | None:
+    """Who held the records in all sessions of a run, the last one last: once one process had held all, it had."""
+    return "process" if "process" in sessions else sessions[-1]
 
 
 def _budget(config: Config) -> dict[str, Any]:
@@ -234,32 +194,39 @@ def _mechanism(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> 
 
 
 def _assumptions(
-    config: Config, account: PrivacyAccount, rules: PrivacyRules, outsider: bool, lost: bool, draws: bool
+    config: Config,
+    account: PrivacyAccount,
+    rules: PrivacyRules,
+    *,
+    outsider: bool,
+    lost: bool,
+    draws: bool,
+    public_schema: bool,
 ) -> list[str]:
-    release = rules.release(1.0)
-    return [
-        *ASSUMPTIONS[:-1],
-        *(PERSONS if rules.unit == "person" else ASSUMPTIONS[-1:]),
-        *_of_schema(config),
-        *(DEALT if _is_dealt(config) else ()),
-        *(ORDERED if rules.fresh else ()),
-        *(FRESH if rules.fresh else SEEDED),
-        *(FRESH_DRAWS if rules.fresh and draws else ()),
-        *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
-        *(OUTSIDER if outsider else ()),
-        *(STATISTICS if config.private_statistics is not None else ()),
-        *(EARLY_STOPPING if config.early_stopping is not None else ()),
-        *((HISTOGRAMS if config.private_evaluation.histogram_bins else SCORES) if config.private_evaluation else ()),
-        *(PERSONALISED if config.personalise is not None else ()),
-        *(SHARED if account.shared is not None else ()),
-        *(TUNED if "tuning" in account.ledger.facts else ()),
-        *(LOST if lost else ()),
-    ]
+    page = render(
+        "pages/assumptions.md.jinja",
+        unit=rules.unit,
+        neighbouring=rules.release(1.0).neighbouring,
+        public_schema=public_schema,
+        dealt=_is_dealt(config),
+        fresh=rules.fresh,
+        draws=draws,
+        outsider=outsider,
+        statistics=config.private_statistics is not None,
+        early_stopping=config.early_stopping is not None,
+        scores=config.private_evaluation is not None,
+        histograms=bool(config.private_evaluation and config.private_evaluation.histogram_bins),
+        personalise=config.personalise is not None,
+        shared=account.shared is not None,
+        tuned="tuning" in account.ledger.facts,
+        lost=lost,
+    )
+    return [line.removeprefix("* ") for line in page.splitlines()]
 
 
 def not_covered(config: Config) -> list[str]:
     """What no epsilon of a run covers, as `result.json` has it: a reader of accuracies alone should know."""
-    return [*(DEALT if _is_dealt(config) else ()), TESTED]
+    return [*([DEALT] if _is_dealt(config) else []), TESTED]
 
 
 def _of_computing(rules: PrivacyRules) -> list[str]:
@@ -267,11 +234,9 @@ def _of_computing(rules: PrivacyRules) -> list[str]:
     return [TIMES, *(() if _is_others(rules.mechanism) else (BITS,))]
 
 
-def _of_schema(config: Config) -> tuple[str, ...]:
-    """What holds of a table's schema, unless it says that it was drafted: that is a caveat of the data."""
-    if not has_schema(config):
-        return ()
-    return () if TableSchema.parse(config.data.dataset.options[SCHEMA_KEY]).drafted else BY_SCHEMA
+def _has_public_schema(config: Config) -> bool:
+    """Whether a table's schema was written by whoever knows it, and not drafted: that is a caveat of the data."""
+    return has_schema(config) and not TableSchema.parse(config.data.dataset.options[SCHEMA_KEY]).drafted
 
 
 def _is_dealt(config: Config) -> bool:
@@ -388,3 +353,66 @@ def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> lis
     if own is not None:
         lines.append(f"silos' own models: {own.local_steps} more releases of each silo, at the end")
     return lines
+
+
+def published(said: dict[str, Any]) -> dict[str, Any]:
+    """What `statement` says, without what is not to be published."""
+    shown = {key: value for key, value in said.items() if key not in ("head", "shared", "lost")}
+    for key in ("caveats", "notes"):
+        shown[key] = [text for text in said[key] if NOT_PUBLIC not in text]
+    if said["run"]["status"] == "failed":
+        shown["run"] = {**said["run"], "reason": FAILED}
+    shown["lost"] = [{key: value for key, value in loss.items() if key != "why"} for loss in said["lost"]]
+    shown["shared"] = None if said["shared"] is None else _cost_of_others(said["shared"])
+    if "outsider" in said["views"]:
+        shown["silos"] = None
+        shown["views"] = {**said["views"], "server": whoever_took_part(said["views"]["server"])}
+    return shown
+
+
+def whoever_took_part(server: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's view without what the silo that took part most often released: its number tells how often."""
+    return {
+        **server,
+        "epsilon": server["worst_case_epsilon"],
+        "basis": server["worst_case_basis"],
+        "worst_silo": None,
+    }
+
+
+def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:
+    return {key: shared[key] for key in ("adaptive", "planned", "num_runs", "num_same_records")}
+
+
+def details(said: dict[str, Any]) -> dict[str, Any]:
+    """What `published` leaves out, and what shows later whether the ledger is whole."""
+    keys = ("run", "views", "silos", "shared", "lost", "num_charges", "head")
+    held = {**{key: said[key] for key in keys}, "tuning": said.get("tuning")}
+    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **held}
+
+
+def write_statement(folder: RunFolder, said: dict[str, Any]) -> None:
+    """Write a run's statement: `details.json` first, by which `dpfl account` knows how much the ledger has to hold."""
+    shown = published(said)
+    folder.write(folder.details, to_json(details(said)))
+    folder.write(folder.statement, to_json(shown))
+    folder.write(folder.privacy, privacy_page(shown))
+
+
+def void_statement(folder: RunFolder) -> None:
+    """Let nothing in a run's folder state an epsilon but its ledger, while a session goes on with the run.
+
+    The session charges more, and may be killed: before it opens the ledger, what an earlier one stated is replaced.
+    `ledger.json` keeps what shows whether the ledger's end is missing: its length and its last checksum, as they were.
+    """
+    folder.result.unlink(missing_ok=True)
+    if not (folder.statement.exists() or folder.privacy.exists()):
+        return
+    try:
+        said = json.loads(folder.statement.read_text())
+    except (OSError, ValueError):
+        said = None
+    known = said if isinstance(said, dict) else {}
+    kept = {key: known[key] for key in ("schema", "num_charges", "counted", "head") if key in known}
+    folder.write(folder.privacy, render("pages/void.md.jinja"))
+    folder.write(folder.statement, to_json({**kept, "guarantee": VOID}))

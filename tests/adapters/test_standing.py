@@ -48,7 +48,7 @@ def stated(folder: Path) -> tuple[float, float] | None:
     epsilon = math.inf if said.get("guarantee", "").startswith("void") else said["views"]["server"]["epsilon"]
     if text.startswith("# Privacy statement: void"):
         return epsilon, math.inf
-    (row,) = (line for line in text.splitlines() if line.startswith("| server, as it went"))
+    (row,) = (line for line in text.splitlines() if line.startswith("| server, for the rounds that took place"))
     return epsilon, float(row.split("|")[2])
 
 
@@ -315,7 +315,7 @@ def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
             assert ahead <= len(written) / 16 and said["run"]["rounds"] <= len(written)
             text = (folder / "privacy.md").read_text()
             assert f"The numbers count {said['num_charges']} charges" in text
-            assert ("rounds to come among them" in text) == (ahead > 0)
+            assert ("future rounds like the last one" in text) == (ahead > 0)
     assert len(set(written)) < 45, "an accounting of all rounds after each of them would dominate a long run"
 
 
@@ -330,7 +330,7 @@ def test_who_settles_a_statement_may_have_it_serve_two_rounds_from_the_first_on(
             ahead.append(said["counted"]["rounds_ahead"])
             assert said["views"]["server"]["epsilon"] <= 4.0
             text = (folder / "privacy.md").read_text()
-            assert ("rounds to come among them" in text) == (ahead[-1] > 0)
+            assert ("future rounds like the last one" in text) == (ahead[-1] > 0)
             if made.server.rounds == 3:
                 made.silos[0].standing.settle()
                 assert stated(folder)[0] == pytest.approx(proven(folder), rel=1e-9)

@@ -255,7 +255,7 @@ def test_an_outsider_gets_the_sampled_sum_in_config_run_and_folder(tmp_path: Pat
     assert expected < (ahead["third party"] or 0) < (ahead["server, worst case"] or 0)
     assert by_accountant(Path(result["folder"]))["outsider"] == expected
     words = (Path(result["folder"]) / "privacy.md").read_text()
-    assert "third party who does not know who took part" in words and "nobody tells who took part" in words
+    assert "third party who does not know which silos took part" in words and "nobody reveals who took part" in words
 
 
 @pytest.mark.parametrize(

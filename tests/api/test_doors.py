@@ -203,7 +203,7 @@ def test_accounts_plans_predictions_and_reports_are_those_of_the_commands(tmp_pa
     answer = dpfl.plan(dpfl.load(path), epsilon=2.0, delta=1e-4, view="third_party")
     words = ("--epsilon", 2.0, "--delta", 1e-4, "--view", "third_party", "--json")
     assert answer.to_dict() == command("plan", path, *words).json
-    made = [dpfl.write_report(tmp_path / "runs", tmp_path / "one", html=False, where={"seed": 3})]
+    made = [dpfl.report(tmp_path / "runs", tmp_path / "one", html=False, where={"seed": 3})]
     said = command("report", tmp_path / "runs", "--out", tmp_path / "other", "--no-html", "--where", "seed=3")
     assert said.code == 0 and made[0].table.rows[0][0] in said.out
     for name in ("summary.csv", "summary.md", "summary.tex", "runs.csv"):
@@ -278,7 +278,7 @@ def test_predictions_are_those_of_the_command(tmp_path: Path) -> None:
         said["statement"],
         said["accuracy"],
     )
-    assert [row["line"] for row in made.rows] == [2, 3] and made.found.labelled == 1
+    assert [row["line"] for row in made.rows] == [2, 3] and made.predictions.labelled == 1
     assert made.labels == [row["predicted"] for row in said["predictions"]] and set(made.labels) <= {"no", "yes"}
 
 

@@ -62,7 +62,7 @@ def test_a_run_on_features_states_predicts_and_exports_them(tmp_path: Path, monk
         x = frozen().eval()(torch.from_numpy(raw) * 0.5)
         x = x / x.norm(dim=1, keepdim=True)
         outputs = run.model(x)
-    assert np.array_equal(predicted.found.predicted, outputs.argmax(1).numpy())
+    assert np.array_equal(predicted.predictions.predicted, outputs.argmax(1).numpy())
     program = torch.export.load(run.export(tmp_path / "exported") / "model.pt2").module()
     torch.testing.assert_close(program(torch.from_numpy(raw)), outputs, rtol=1e-4, atol=1e-5)
 

@@ -53,7 +53,7 @@ def test_a_data_frames_label_and_silo_are_known_by_their_names_to_predictions(tm
     for new in (FRAME.assign(number=range(N)), tmp_path / "new.csv"):
         found = dpfl.predict(run, new)
         right = np.mean(np.array(found.labels) == Y)
-        assert found.found.labelled == N and found.accuracy == pytest.approx(right)
+        assert found.predictions.labelled == N and found.accuracy == pytest.approx(right)
         assert not any("not used" in note for note in found.notes)
     with pytest.raises(DataError, match="row 0, column 'state': 'sick' is not one of the run's classes healthy, ill"):
         dpfl.predict(run, FRAME.assign(state="sick"))
@@ -107,8 +107,8 @@ def test_what_a_program_has_is_predicted_as_its_file_is(tmp_path: Path, kind: st
     of_file = dpfl.predict(run, file)
     for one in given:
         found = dpfl.predict(run, one)
-        assert found.labels == of_file.labels and found.found.labelled == of_file.found.labelled
-        assert np.array_equal(found.found.probabilities, of_file.found.probabilities)
+        assert found.labels == of_file.labels and found.predictions.labelled == of_file.predictions.labelled
+        assert np.array_equal(found.predictions.probabilities, of_file.predictions.probabilities)
         assert [row["record"] for row in found.rows] == list(range(len(of_file.rows)))
     if kind == "arrays":
         with pytest.raises(ConfigError, match="these records are none"):
@@ -204,7 +204,7 @@ def test_labels_are_what_the_program_gave(
     for opened in (run, dpfl.Run.open(run.folder), run.folder):
         found = dpfl.predict(opened, new)
         assert {type(label) for label in found.labels} == {kind}
-        assert found.labels == [sorted(set(y.tolist()))[number] for number in found.found.predicted]
+        assert found.labels == [sorted(set(y.tolist()))[number] for number in found.predictions.predicted]
         assert found.table.predicted.tolist() == found.labels
 
 

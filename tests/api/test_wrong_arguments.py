@@ -219,8 +219,8 @@ OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "resume": (lambda: dpfl.resume(5), ("folder=5 must be",)),
     "predict": (lambda: dpfl.predict(5, "x.csv"), ("run=5 must be",)),
     "predict for a frame": (lambda: dpfl.predict("run", 5), ("data is of type int: give the path of",)),
-    "report": (lambda: dpfl.write_report(5), ("folders=5 must be",)),
-    "report of nothing": (lambda: dpfl.write_report("no/such"), ("no/such is not a folder",)),
+    "report": (lambda: dpfl.report(5), ("folders=5 must be",)),
+    "report of nothing": (lambda: dpfl.report("no/such"), ("no/such is not a folder",)),
     "compare": (lambda: dpfl.compare(None), ("runs=None must be",)),
     "compare others": (lambda: dpfl.compare([3]), ("is a int, not a Run",)),
     "open": (lambda: dpfl.Run.open(5), ("folder=5 must be",)),
@@ -265,5 +265,5 @@ def test_a_folder_of_another_run(tmp_path: Path) -> None:
 def test_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.csv").write_text("age,ill\n1,y\n2,n\n")
-    refused(lambda: dpfl.init_project("new", **given), says)
+    refused(lambda: dpfl.init("new", **given), says)
     assert not Path("new").exists()

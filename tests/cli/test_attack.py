@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.attacks import rows
-from dpfl_plugin.api.attack_plots import image_shape
+from dpfl_plugin.api.attack import image_shape
 from dpfl_plugin.core.rounding import places
 from tests.cli.command import Done, dpfl, one_message, write
 
@@ -20,7 +20,7 @@ PICTURE = b"\x89PNG\r\n"
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture takes longer than a small attack."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("dpfl_plugin.api.attacks.write_pictures", lambda *args: None)
+        monkeypatch.setattr("dpfl_plugin.api.attack.write_pictures", lambda *args: None)
 
 
 def attack(config: Path, *args: object) -> Done:

@@ -30,7 +30,7 @@ def test_a_project_from_nothing_runs(tmp_path):
     assert set(written(folder)) == set(files) and len([path for path in files if path.endswith(".csv")]) == len(SILOS)
     for said in (*files, f"cd '{folder}'", "dpfl account run.yaml", "dpfl run run.yaml", "made up"):
         assert said in done.out
-    assert not re.search(r"\$[a-z]", "".join(files.values()))
+    assert not re.search("[{][{%]", "".join(files.values()))
     settings = yaml.safe_load(files["run.yaml"])
     check_settings(
         {key: settings[key] for key in settings if key not in ("data", "model")}, ""

@@ -8,7 +8,8 @@ import tomllib
 import pytest
 import yaml
 
-from dpfl_plugin.cli.new import KINDS, rendered
+from dpfl_plugin.api.projects import KINDS
+from dpfl_plugin.api.projects import rendered_package as rendered
 from dpfl_plugin.config.load import load
 from tests.cli.command import dpfl, one_message
 
@@ -27,7 +28,7 @@ def test_it_writes_a_package_and_says_what_to_do_next(tmp_path, kind):
     assert written == set(rendered("my_method", kind)) and len(written) == len(KINDS[kind].files)
     for path, text in rendered("my_method", kind).items():
         assert (folder / path).read_text() == text
-        assert "$" not in text and path in done.out
+        assert "{{" not in text and "{%" not in text and path in done.out
     for step in (f"cd {folder}", *STEPS[kind]):
         assert step in done.out
 

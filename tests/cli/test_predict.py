@@ -12,7 +12,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from dpfl_plugin.api.predictions import _plainly
+from dpfl_plugin.api.predict import _plainly
 from dpfl_plugin.api.runs import Run
 from tests.cli.command import BASE, Done, dpfl, one_message, run, write
 

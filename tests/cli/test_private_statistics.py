@@ -16,7 +16,7 @@ import yaml
 from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load_file
 
-from dpfl_plugin.api.exports import export
+from dpfl_plugin.api.export import export
 from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import SiloGroup
@@ -117,7 +117,7 @@ def test_each_silo_is_charged_for_one_more_gaussian_release_and_epsilon_is_that_
     assert whole["epsilon"]["server"]["epsilon"] == pytest.approx(expected, rel=2e-3)
     assert expected > by_dp_accounting(*[2.0] * 6) * 1.01, "too little for the test to tell"
     page = (Path(whole["folder"]) / "privacy.md").read_text()
-    assert "statistics of columns: one noisy sum of each silo" in page and "publishing it" in page
+    assert "statistics of columns: one noisy sum of each silo" in page and "publishing them" in page
     assert dpfl("account", whole["folder"]).code == 0
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
-
 from tests.cli.command import dpfl, one_message, run, write
-from tests.report.folders import made
+from tests.reports.folders import made
 
 
 def test_from_real_runs_to_all_files(tmp_path: Path, pictures: None, measured: None) -> None:
-    pytest.importorskip("jinja2", reason="needs the extra report")
     config = write(tmp_path)
     for seed in (0, 1):
         run(config, f"--set=seed={seed}")
@@ -72,13 +68,3 @@ def test_wrong_options_are_one_message(tmp_path: Path) -> None:
 def test_only_damaged_runs_are_one_message_that_names_them(tmp_path: Path) -> None:
     (made(tmp_path / "a") / "config.yaml").unlink()
     one_message(dpfl("report", tmp_path), "config.yaml is missing", str(tmp_path / "a"))
-
-
-def test_without_the_extra_only_the_page_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    made(tmp_path / "a")
-    done = dpfl("report", tmp_path, "--out", tmp_path / "out")
-    (said,) = (line for line in done.out.splitlines() if line.startswith("page: "))
-    assert done.code == 0 and "jinja2" in said and "left out" in said and "pip install 'dpfl-plugin[report]'" in said
-    assert len(list((tmp_path / "out" / "tables").iterdir())) == 4
-    assert not (tmp_path / "out" / "index.html").exists()

@@ -443,7 +443,7 @@ def test_a_ledger_without_a_limit_has_thresholds_that_never_fall(tmp_path: Path)
     done = dpfl("account", ledger, "--json").json["total at delta 1e-05"]
     assert [row["epsilon"] for row in done if row["accountant"] == "filter"] == said[-1:]
     page = (Path(result["folder"]) / "privacy.md").read_text()
-    assert "All runs, also if some were chosen by looking at others: epsilon" in page
+    assert "All runs, even if some were chosen by looking at others: epsilon" in page
 
 
 def test_a_limit_is_fixed_with_the_ledger_and_kept(tmp_path: Path) -> None:

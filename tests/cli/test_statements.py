@@ -130,7 +130,7 @@ def test_all_say_the_epsilon_that_follows_from_the_ledger(tmp_path: Path, change
         for row in csv.DictReader(table):
             own = realised[int(row["silo"])]
             assert float(row.get("epsilon") or own) == pytest.approx(own, **near)
-    lines = r"^\| (server, as it went|server, worst case|third party) \| (\S+) \|"
+    lines = r"^\| (server, for the rounds that took place|server, worst case|third party) \| (\S+) \|"
     page = dict(re.findall(lines, files.privacy.read_text(), re.MULTILINE))
     worst, third = views["server"]["worst_case_epsilon"], views["third_party"]["epsilon"]
     for name, value in zip(page, (views["server"]["epsilon"], worst, third), strict=True):

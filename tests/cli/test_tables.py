@@ -19,12 +19,12 @@ from dpfl_plugin.config.load import configure, load, run_id
 from dpfl_plugin.data.base import digest
 from dpfl_plugin.data.schema import DRAFTED, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.runs.statement import BY_SCHEMA
 from tests.adapters.federation import SimulatedSilo, block
 from tests.adapters.shared_folder import keys_of, members_of
 from tests.cli.command import BASE, one_message, write
 from tests.cli.command import dpfl as command
 
+PUBLIC_SCHEMA = "The categories and ranges of the schema are public"
 SCHEMA: dict[str, Any] = {
     "label": {"column": "ill", "classes": ["no", "yes"]},
     "silo": "clinic",
@@ -213,7 +213,7 @@ def test_a_drafted_schema_is_a_gap_and_another_an_assumption(tmp_path: Path, dra
     told = " ".join((checked.out + checked.err).split())
     for place in (told, done.json["notes"], said["caveats"]):
         assert (DRAFTED in place) == bool(drafted)
-    assert (BY_SCHEMA[0] in said["assumptions"]) == (not drafted)
+    assert (PUBLIC_SCHEMA in " ".join(said["assumptions"])) == (not drafted)
     assert not any("features by the schema" in text for text in said["caveats"])  # which is no gap
 
 
@@ -235,7 +235,7 @@ def test_a_site_is_told_what_its_schema_was_made_of(tmp_path: Path, drafted: boo
     with SimulatedSilo(project.agreement, 0, project.model, (x, y), tmp_path / "own") as silo:
         silo.write_statement()
     said = json.loads((tmp_path / "own" / "ledger.json").read_text())
-    assert (DRAFTED in said["caveats"]) == drafted and (BY_SCHEMA[0] in said["assumptions"]) == (not drafted)
+    assert (DRAFTED in said["caveats"]) == drafted and (PUBLIC_SCHEMA in " ".join(said["assumptions"])) == (not drafted)
 
 
 def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def test_a_column_that_recurs_as_patients_do_is_told_of(
     assert ["(type: ignored)" in line for line in hints] == [True, False]
     (hint,) = (
         note
-        for note in dpfl.init_project("own", data="all.csv", label="ill", schema=True).notes
+        for note in dpfl.init("own", data="all.csv", label="ill", schema=True).notes
         if "'Pat Nr'" in note and "looks like" in note
     )
     assert "(person='Pat Nr')" in hint

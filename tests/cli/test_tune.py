@@ -20,7 +20,7 @@ import dpfl_plugin as dpfl_python
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.report.runs import read as read_run
+from dpfl_plugin.reports.runs import read as read_run
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess

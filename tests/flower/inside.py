@@ -31,8 +31,8 @@ from dpfl_plugin.adapters.flower_seam import try_seam
 from dpfl_plugin.adapters.flower_settings import settings_of
 from dpfl_plugin.adapters.flower_waits import Evaluation
 from dpfl_plugin.adapters.owner import say_once, silo_limits
+from dpfl_plugin.api.projects import new as new_package
 from dpfl_plugin.callbacks import Callback
-from dpfl_plugin.cli.new import new_package
 from dpfl_plugin.errors import ConfigError, LimitError, TrainingError, UnsupportedError
 from tests.adapters.federation import PUBLIC, SimulatedSilo
 from tests.adapters.named_code import NAMED, recorded

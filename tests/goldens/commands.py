@@ -138,7 +138,7 @@ EVERYDAY: Final = ("run", "run, wrong", "account", "plan", "check", "predict", "
 
 def row(name: str, stage: Stage) -> Row:
     words = COMMANDS[name](stage)
-    with mock.patch("dpfl_plugin.api.attacks.write_pictures"):
+    with mock.patch("dpfl_plugin.api.attack.write_pictures"):
         done = dpfl(*words, "--json")
     if name in OF_THE_MACHINE:
         return {"keys": sorted(done.json)}

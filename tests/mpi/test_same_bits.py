@@ -15,10 +15,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpfl_plugin.data.base import NOT_PUBLIC
-from dpfl_plugin.privacy.held_by import of_holders
-from dpfl_plugin.report.runs import read
+from dpfl_plugin.reports.runs import read
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.measurements import join_lines, join_result
+from dpfl_plugin.runs.statement import HOLDERS
 from tests.cli.command import charges, dpfl, metrics, run, write
 from tests.cli.test_resume import crash
 from tests.mpi.launch import BOTH, FOUND, mpirun, needs_mpi
@@ -158,7 +158,7 @@ def stated(result: dict[str, Any], name: str) -> Any:
     if name == "ledger.jsonl":
         return text
     said = json.loads(text)
-    held = of_holders(said.pop("held_by"))
+    held = HOLDERS.get(said.pop("held_by"), ())
     return {**said, "caveats": [one for one in said["caveats"] if one not in held]}
 
 

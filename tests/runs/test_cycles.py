@@ -99,7 +99,7 @@ def test_a_budget_ends_a_run_after_a_pass(tmp_path: Path) -> None:
 
 def test_what_is_said(undisturbed: dict[str, Any]) -> None:
     said = (Path(undisturbed["folder"]) / "privacy.md").read_text()
-    assert "correlated over 4 steps" in said and "dealt out once" in said and "4 batches" in said
+    assert "correlated over 4 steps" in said and "dealt into batches once" in said and "4 batches" in said
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -99,7 +99,7 @@ def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> Non
     said = dpfl.predict(done, tmp_path / "new.npz")
     rows = said.rows
     assert len(rows) == 4
-    assert said.measures is None and said.found.labelled == 0
+    assert said.measures is None and said.predictions.labelled == 0
     if kind == "survival":
         curve = list(rows[0]["survival"].values())
         assert list(rows[0]["survival"]) == ["2", "5", "10"] and 1 > curve[0] > curve[1] > curve[2] > 0
@@ -187,7 +187,7 @@ def test_records_with_labels_are_measured_as_the_runs_own_test_records_are(kind:
     assert done.measures is not None
     found = dpfl.predict(done, test_file)
     assert_alike(found.measures, done.measures["pooled"]["model"])
-    assert found.found.labelled == N - 60
+    assert found.predictions.labelled == N - 60
     assert found.accuracy == found.measures.get("accuracy")
     said, score = command("predict", done.folder, test_file).err, next(iter(found.measures))
     assert found.constant_measures is not None and "no epsilon covers them" in said
@@ -202,7 +202,7 @@ def test_records_with_labels_are_measured_as_the_runs_own_test_records_are(kind:
     rest = [60 + record for record in range(30) if record not in without]
     some = dpfl.predict(done, written(tmp_path, kind, how, range(60, N), without))
     alone = dpfl.predict(done, written(tmp_path, kind, how, rest))
-    assert len(some.rows) == 30 and some.found.labelled == 27
+    assert len(some.rows) == 30 and some.predictions.labelled == 27
     assert some.measures is not None and alone.measures is not None
     assert_alike(some.measures, alone.measures)
 
@@ -420,7 +420,7 @@ def test_reports_and_comparisons_rank_by_the_tasks_measure(
 ) -> None:
     runs = two_of_a_kind[kind]
     folders = sorted({run.folder.parents[1].parent for run in runs.values()})
-    done = dpfl.write_report(folders, tmp_path, metrics=[metric] if metric else [], against=["rounds"])
+    done = dpfl.report(folders, tmp_path, metrics=[metric] if metric else [], against=["rounds"])
     assert [row[0] for row in done.table.rows] == ["local_lr=0.5", "local_lr=1e-300"]
     page = (tmp_path / "index.html").read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])  # the page sorts by these two

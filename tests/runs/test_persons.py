@@ -65,7 +65,11 @@ def test_a_run_counts_persons_and_says_so(tmp_path: Path) -> None:
     said, page = json.loads((folder / "ledger.json").read_text()), (folder / "privacy.md").read_text()
     assert said["protects"] == {**PERSON, "neighbouring": "replace_one", "shared_persons": "refuse"}
     assert [silo["num_records"] for silo in said["silos"]] == [9, 9, 9]
-    for words in ("At most 3 records of a person", "No person is at two silos", "clip(mean gradient of a person, C)"):
+    for words in (
+        "At most 3 records of a person",
+        "No person has records at two",
+        "clip(mean gradient of a person, C)",
+    ):
         assert words in page
     assert "| silo | persons |" in page and "patient" not in page.replace("`patient`", "")
 
@@ -86,7 +90,7 @@ def test_a_person_at_two_silos_is_refused_or_stated(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("ledger.jsonl"))
     path = config(tmp_path, privacy={"shared_persons": "per_silo"})
     page = (Path(run(path)["folder"]) / "privacy.md").read_text()
-    assert "**A person who is at several silos is protected at each of them by itself**" in page
+    assert "**A person with records at several silos is protected at each of them separately**" in page
     ledger = dpfl("run", path, "--ledger", tmp_path / "all.jsonl", "--set", "privacy.randomness=fresh")
     assert ledger.code == 2 and "per_silo" in ledger.err
 

@@ -50,7 +50,11 @@ def statements(files):
             json.loads(files.result.read_text())["epsilon"][view]["epsilon"] for view in ("server", "third_party")
         ]
     if files.privacy.exists():
-        rows = [line for line in files.privacy.read_text().splitlines() if line.startswith("| server, as it went")]
+        rows = [
+            line
+            for line in files.privacy.read_text().splitlines()
+            if line.startswith("| server, for the rounds that took place")
+        ]
         found += [float(row.split("|")[2]) for row in rows]
     return found
 

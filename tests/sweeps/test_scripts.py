@@ -25,10 +25,10 @@ def sweep_script(**changes: object) -> str:
     return scripts.sweep_script(**{**OPTIONS, **plain, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", scripts.templates())
+@pytest.mark.parametrize("name", scripts.rendered())
 def test_the_scripts_of_the_project_are_those_that_are_made(name: str) -> None:
     path = ROOT / "slurm" / name
-    assert path.read_text() == scripts.templates()[name], "run: python slurm/generate.py"
+    assert path.read_text() == scripts.rendered()[name], "run: python slurm/generate.py"
     assert os.access(path, os.X_OK)
     subprocess.run(["bash", "-n", path], check=True)
 
@@ -76,7 +76,7 @@ def test_any_path_of_the_interpreter_is_one_word(tmp_path: Path, folder: str, gi
 
 
 def test_ranks_that_fail_end_their_step() -> None:
-    text = scripts.templates()["many_nodes.sbatch"]
+    text = scripts.rendered()["many_nodes.sbatch"]
     assert "srun --kill-on-bad-exit=1" in text and "-m mpi4py -m dpfl_plugin run" in text
 
 
