@@ -31,7 +31,7 @@ from dpfl_plugin.runs.forecast import forecast, solving
 from dpfl_plugin.runs.rules import privacy_rules, weak_claims
 
 
-def account(what: Experiment | Run | str | Path) -> Rows | Accounts:
+def account(what: Experiment | Run | str | Path) -> Rows | Any:  # of several variants, or runs, Accounts
     """Epsilon of a configuration that was not run yet, or of all that a run's ledger or a shared one holds.
 
     Args:

@@ -84,7 +84,7 @@ class CheckedVariants(Printed, dict[str, Checked]):
         return in_python("\n".join([*lines, NOTHING_DONE]))
 
 
-def check(experiment: Experiment | Run | str | Path) -> Checked | CheckedVariants:
+def check(experiment: Experiment | Run | str | Path) -> Checked | Any:  # of several variants CheckedVariants
     """Check a configuration and its records as a new run of it would; train, release and write nothing.
 
     Returns:

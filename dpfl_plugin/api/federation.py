@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack
 
 import numpy as np
 import pydantic
@@ -19,6 +19,7 @@ from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import all_records
 from dpfl_plugin.api.asked import Asked
 from dpfl_plugin.api.objects import backbone_factory, digest, plain
+from dpfl_plugin.config.keys import DataKeys, shows
 from dpfl_plugin.config.load import refusal
 from dpfl_plugin.config.schema import DataConfig
 from dpfl_plugin.core.text import counted
@@ -187,6 +188,7 @@ class Federation(Asked):
         return cls(_checked(plain(block), {key: value for key, value in keys.items() if key in KEYS}))
 
     @classmethod
+    @shows(DataKeys)
     def from_frame(
         cls,
         frame: pandas.DataFrame,
@@ -197,7 +199,7 @@ class Federation(Asked):
         classes: list[int | float | str] | None = None,
         person: str | None = None,
         outcome: str | Mapping[str, Any] | None = None,
-        **keys: Any,
+        **keys: Unpack[DataKeys],
     ) -> Federation:
         """Records of a data frame, read as a CSV file of it would be: a column names the silo, another the class.
 
@@ -240,6 +242,7 @@ class Federation(Asked):
         return cls._of(held, classes, keys, natural=silo is not None, outcome=outcome, read=read)
 
     @classmethod
+    @shows(DataKeys)
     def from_arrays(
         cls,
         silos: Mapping[str, tuple[Any, ...]],
@@ -247,7 +250,7 @@ class Federation(Asked):
         classes: list[int | float | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         fields: Fields | None = None,
-        **keys: Any,
+        **keys: Unpack[DataKeys],
     ) -> Federation:
         """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied; or
         (features, labels, persons [n]), with whose records they are as words or whole numbers. Labels are whole
@@ -293,6 +296,7 @@ class Federation(Asked):
         return cls._of(held, classes, keys, natural=True, outcome=outcome)
 
     @classmethod
+    @shows(DataKeys)
     def from_datasets(
         cls,
         silos: Mapping[str, Any],
@@ -300,7 +304,7 @@ class Federation(Asked):
         classes: list[int | float | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         fields: Fields | None = None,
-        **keys: Any,
+        **keys: Unpack[DataKeys],
     ) -> Federation:
         """Records of torch's data sets or loaders, {silo's name: data}, each record once; they are read here, now.
 
@@ -329,11 +333,12 @@ class Federation(Asked):
         return cls.from_arrays(arrays, classes=classes, outcome=outcome, **keys)
 
     @classmethod
+    @shows(DataKeys)
     def from_table(
         cls,
         data: pandas.DataFrame | Mapping[str, pandas.DataFrame],
         schema: TableSchema | Mapping[str, Any],
-        **keys: Any,
+        **keys: Unpack[DataKeys],
     ) -> Federation:
         """Records of a data frame, or {silo's name: data frame}, read by a schema: words, dates, missing values.
 

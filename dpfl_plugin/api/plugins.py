@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, overload
 
 from rich.console import Console
 from rich.markup import escape
@@ -71,6 +71,10 @@ def show(console: Console, found: Mapping[str, Sequence[Plugin]]) -> None:
         console.print()
 
 
+@overload
+def plugins(group: str) -> OfGroup: ...
+@overload
+def plugins(group: None = None) -> OfAllGroups: ...
 def plugins(group: str | None = None) -> OfGroup | OfAllGroups:
     """The plugins that are installed, of this package and of others; as `dpfl list`.
 

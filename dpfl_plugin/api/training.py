@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +22,7 @@ from dpfl_plugin.api.run_text import doubts
 from dpfl_plugin.api.running import carried_out, place_here
 from dpfl_plugin.api.runs import Run, Shape
 from dpfl_plugin.api.signals import stopping
+from dpfl_plugin.config.keys import RunKeys, shows
 from dpfl_plugin.config.load import base_of, configure, load
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
@@ -41,6 +42,7 @@ RUNS: Final = "runs"
 AGAIN: Final = "To take them, run it once more, with another out or seed."
 
 
+@shows(RunKeys)
 def train(
     federation: Federation,
     *,
@@ -55,7 +57,7 @@ def train(
     callbacks: Sequence[Any] = (),
     progress: bool | None = None,
     profile: bool = False,
-    **keys: Any,
+    **keys: Unpack[RunKeys],
 ) -> Run:
     """Train privately; the same run, to the bit, as `dpfl run` of a file with these keys.
 
@@ -72,7 +74,7 @@ def train(
         ledger: a file by which several runs on the same data share a budget.
         callbacks: told how it goes, in this order. profile: take times, for `Run.profile`.
         progress: whether to show a bar; None: in a terminal and in Jupyter.
-        keys: any other key of a file: name, silo_rate, loss, l2, engine, evaluation, runtime, ...
+        keys: any other key of a file (docs/configuration.md).
 
     Returns:
         the run that is done, or whose budget is used up (``status``).
