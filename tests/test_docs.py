@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -54,7 +55,14 @@ def test_type_checkers_accept_the_python_of_every_page(tmp_path):
         if blocks := re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
             pages.append(tmp_path / f"page_{len(pages)}_{page.stem}.py")
             pages[-1].write_text(OF_A_PAGE + "\n".join(blocks))
-    done = subprocess.run([sys.executable, "-m", "mypy", *pages], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *pages],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

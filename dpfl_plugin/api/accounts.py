@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dpfl_plugin.api.account_text import Accounts, Rows
 from dpfl_plugin.api.experiment import Experiment

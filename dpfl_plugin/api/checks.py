@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dpfl_plugin import given
 from dpfl_plugin.api.experiment import Experiment, experiment_of

@@ -179,11 +179,10 @@ class Federation(Asked):
             known = registry.options(plugin)
             for key in options:
                 if key not in known:
-                    near = meant(key, [*known, *KEYS], "data")
-                    raise ConfigError(
-                        f"Federation.load({name!r}): {key} is not a known key{near}. Of the data set: "
-                        f"{', '.join(known) or 'none'}; of data: {', '.join(KEYS)}."
+                    near = meant(key, [*known, *KEYS], "data") or (
+                        f". Of the data set: {', '.join(known) or 'none'}; of data: {', '.join(KEYS)}"
                     )
+                    raise ConfigError(f"Federation.load({name!r}): {key} is not a known key{near}.")
             registry.check_options(plugin, options, where="data.dataset")
         return cls(_checked(plain(block), {key: value for key, value in keys.items() if key in KEYS}))
 
@@ -429,7 +428,8 @@ def _check_keys(keys: Mapping[str, Any], own: Sequence[str] = ()) -> None:
     known = [*own, *KEYS]
     for key in keys:
         if key not in KEYS:
-            raise ConfigError(f"{key} is not a known key{meant(key, known, 'data')}. Known: {', '.join(known)}.")
+            near = meant(key, known, "data") or f". Known: {', '.join(known)}"
+            raise ConfigError(f"{key} is not a known key{near}.")
 
 
 def _check_list(key: str, value: object) -> None:

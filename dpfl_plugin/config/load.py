@@ -303,10 +303,8 @@ def _describe(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         *parents, key = problem["loc"]
         known = _known_keys(parents)
-        path = ".".join(map(str, problem["loc"]))
-        return (
-            f"{path} is not a known key{meant(str(key), known, '.'.join(map(str, parents)))}. Known: {', '.join(known)}"
-        )
+        near = meant(str(key), known, ".".join(map(str, parents)))
+        return f"{'.'.join(map(str, problem['loc']))} is not a known key{near or '. Known: ' + ', '.join(known)}"
     if problem["type"] == "value_error":
         where = ".".join(map(str, problem["loc"]))
         return (f"{where}: " if where else "") + str(problem["ctx"]["error"])
