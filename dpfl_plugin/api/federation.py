@@ -410,7 +410,7 @@ def _check_fields(fields: Fields, keys: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: they are none, or steps would change what they hold.
     """
-    require(isinstance(fields, Fields), "fields", fields, "be dpfl.Fields(...), e.g. of a FieldsModel")
+    require(isinstance(fields, Fields), "fields", fields, "be dpfl.models.Fields(...), e.g. of a FieldsModel")
     if keys.get("preprocess"):
         raise ConfigError(
             "preprocess with fields: a step would change word numbers and masks, too. Prepare floats in the "

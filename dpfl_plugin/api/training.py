@@ -64,7 +64,7 @@ def train(
     Args:
         federation: the records, see `Federation`.
         model: an ``nn.Module`` (which stays as it is), a function that makes one, or a plugin's name or block.
-        algorithm: an instance, e.g. ``dpfl.Scaffold(local_steps=20, local_lr=1.0)``, a name or a block.
+        algorithm: an instance, e.g. ``dpfl.algorithms.Scaffold(local_steps=20, local_lr=1.0)``, a name or a block.
         privacy: `Privacy`, or its keys as a mapping.
         rounds: None: as many as ``privacy.epsilon`` allows.
         seed: None: noise is fresh, and another run draws another one. A number: a simulation that repeats, whose noise

@@ -95,5 +95,8 @@ def test_what_is_wrong_is_named(changes, says):
 def test_the_package_lists_its_names_and_knows_no_others():
     for name in dpfl.__all__:
         assert name in dir(dpfl) and getattr(dpfl, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'epsylon'"):
+    assert dir(dpfl) == sorted(dpfl.__all__) and len(dir(dpfl)) <= 45
+    with pytest.raises(AttributeError, match=r"has no attribute 'epsylon'$"):
         _ = dpfl.epsylon
+    with pytest.raises(AttributeError, match=r"it is dpfl\.algorithms\.Scaffold now"):
+        _ = dpfl.Scaffold
