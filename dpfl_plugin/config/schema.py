@@ -72,6 +72,8 @@ class DataConfig(Strict):
         if not isinstance(values, dict) or SCHEMA_KEY not in values:
             return values
         others = {key: value for key, value in values.items() if key != SCHEMA_KEY}
+        if values[SCHEMA_KEY] is None:
+            return others
         block = plugin_block(others.get("dataset"))
         block = block.model_dump(exclude_none=True) if isinstance(block, Block) else block
         if not isinstance(block, dict):
