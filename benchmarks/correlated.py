@@ -97,7 +97,7 @@ def measure(arm: str, epsilon: float, rate: float, seed: int) -> float:
     with tempfile.TemporaryDirectory() as out:
         run = dpfl.train(
             dpfl.Federation.from_arrays(silos()),
-            algorithm=dpfl.FedAvg(local_steps=10, local_lr=rate),
+            algorithm=dpfl.algorithms.FedAvg(local_steps=10, local_lr=rate),
             privacy={"clip_norm": 1.0, "delta": DELTA, "epsilon": epsilon, **ARMS[arm]},
             rounds=20,
             seed=seed,

@@ -96,7 +96,7 @@ def accuracy(case: Case, name: str, epsilon: float, seed: int) -> float:
         run = dpfl.train(
             dpfl.Federation.load(preprocess=case.features[name], **case.data),
             model="softmax",
-            algorithm=dpfl.MBSGD(lr=lr),
+            algorithm=dpfl.algorithms.MBSGD(lr=lr),
             privacy=dpfl.Privacy(epsilon=epsilon, delta=DELTA, clip_norm=CLIP_NORM, sampler="full"),
             rounds=rounds,
             seed=seed,

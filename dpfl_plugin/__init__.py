@@ -10,24 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dpfl_plugin.algorithms.accelerated import AcceleratedMBSGD as AcceleratedMBSGD
-    from dpfl_plugin.algorithms.accelerated import MultistageMBSGD as MultistageMBSGD
-    from dpfl_plugin.algorithms.fedavg import FedAvg as FedAvg
-    from dpfl_plugin.algorithms.fedavg import FedSGD as FedSGD
-    from dpfl_plugin.algorithms.fedavg_sync import FedAvgSync as FedAvgSync
-    from dpfl_plugin.algorithms.fedprox import FedProx as FedProx
-    from dpfl_plugin.algorithms.localized import LocalizedMBSGD as LocalizedMBSGD
-    from dpfl_plugin.algorithms.localized import LocalizedSubgradient as LocalizedSubgradient
-    from dpfl_plugin.algorithms.mb_sgd import MBSGD as MBSGD
-    from dpfl_plugin.algorithms.mb_sgd import NoisySubgradient as NoisySubgradient
-    from dpfl_plugin.algorithms.mr_mtl import MRMTL as MRMTL
-    from dpfl_plugin.algorithms.mr_mtl import Local as Local
-    from dpfl_plugin.algorithms.scaffnew import ScaffNew as ScaffNew
-    from dpfl_plugin.algorithms.scaffold import Scaffold as Scaffold
-    from dpfl_plugin.algorithms.scaffold import ScaffoldWarm as ScaffoldWarm
-    from dpfl_plugin.algorithms.smoothed import ConvolutionMBSGD as ConvolutionMBSGD
-    from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
-    from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
+    from dpfl_plugin import algorithms as algorithms
+    from dpfl_plugin import callbacks as callbacks
+    from dpfl_plugin import errors as errors
+    from dpfl_plugin import models as models
     from dpfl_plugin.api.account import account as account
     from dpfl_plugin.api.attack import attack as attack
     from dpfl_plugin.api.audit import audit as audit
@@ -56,12 +42,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.tuning import plan_tuning as plan_tuning
     from dpfl_plugin.api.tuning import tune as tune
     from dpfl_plugin.callbacks import Callback as Callback
-    from dpfl_plugin.callbacks import MLflow as MLflow
-    from dpfl_plugin.callbacks import TensorBoard as TensorBoard
-    from dpfl_plugin.callbacks import WandB as WandB
-    from dpfl_plugin.models.fields import Field as Field
-    from dpfl_plugin.models.fields import Fields as Fields
-    from dpfl_plugin.models.fields import FieldsModel as FieldsModel
     from dpfl_plugin.owners.lifetime import limits as limits
     from dpfl_plugin.privacy.epsilon import calibrate as calibrate
     from dpfl_plugin.privacy.epsilon import epsilon as epsilon
@@ -71,7 +51,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC: Final = {
-    "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
     "account": "dpfl_plugin.api.account",
     "attack": "dpfl_plugin.api.attack",
     "audit": "dpfl_plugin.api.audit",
@@ -80,34 +59,16 @@ _PUBLIC: Final = {
     "check": "dpfl_plugin.api.check",
     "check_tables": "dpfl_plugin.api.tables",
     "compare": "dpfl_plugin.api.comparison",
-    "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
     "draft_schema": "dpfl_plugin.api.tables",
     "engines": "dpfl_plugin.api.engines",
     "epsilon": "dpfl_plugin.privacy.epsilon",
     "Experiment": "dpfl_plugin.api.experiment",
     "export": "dpfl_plugin.api.export",
-    "FedAvg": "dpfl_plugin.algorithms.fedavg",
-    "FedAvgSync": "dpfl_plugin.algorithms.fedavg_sync",
     "Federation": "dpfl_plugin.api.federation",
-    "FedProx": "dpfl_plugin.algorithms.fedprox",
-    "FedSGD": "dpfl_plugin.algorithms.fedavg",
-    "Field": "dpfl_plugin.models.fields",
-    "Fields": "dpfl_plugin.models.fields",
-    "FieldsModel": "dpfl_plugin.models.fields",
     "init": "dpfl_plugin.api.projects",
     "Ledger": "dpfl_plugin.api.ledgers",
     "limits": "dpfl_plugin.owners.lifetime",
     "load": "dpfl_plugin.api.experiment",
-    "Local": "dpfl_plugin.algorithms.mr_mtl",
-    "LocalizedConvolution": "dpfl_plugin.algorithms.smoothed",
-    "LocalizedMBSGD": "dpfl_plugin.algorithms.localized",
-    "LocalizedNesterov": "dpfl_plugin.algorithms.smoothed",
-    "LocalizedSubgradient": "dpfl_plugin.algorithms.localized",
-    "MBSGD": "dpfl_plugin.algorithms.mb_sgd",
-    "MLflow": "dpfl_plugin.callbacks",
-    "MRMTL": "dpfl_plugin.algorithms.mr_mtl",
-    "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
-    "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
     "plan": "dpfl_plugin.api.plan",
     "plan_tuning": "dpfl_plugin.api.tuning",
     "plugins": "dpfl_plugin.api.plugins",
@@ -115,34 +76,66 @@ _PUBLIC: Final = {
     "Privacy": "dpfl_plugin.api.privacy",
     "PrivateOracle": "dpfl_plugin.api.private_oracle",
     "read_tables": "dpfl_plugin.api.tables",
+    "report": "dpfl_plugin.reports.report",
     "resume": "dpfl_plugin.api.training",
     "Run": "dpfl_plugin.api.runs",
-    "ScaffNew": "dpfl_plugin.algorithms.scaffnew",
-    "Scaffold": "dpfl_plugin.algorithms.scaffold",
-    "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
     "statement": "dpfl_plugin.api.statement",
     "sweep": "dpfl_plugin.sweeps.sweep",
-    "TensorBoard": "dpfl_plugin.callbacks",
     "train": "dpfl_plugin.api.training",
     "tune": "dpfl_plugin.api.tuning",
     "Tuning": "dpfl_plugin.api.tuning",
-    "WandB": "dpfl_plugin.callbacks",
-    "report": "dpfl_plugin.reports.report",
 }
 """Public name: the module that has it."""
 
-__all__ = ["__version__", *sorted(_PUBLIC)]
+_NAMESPACES: Final = ("algorithms", "callbacks", "errors", "models")
+_MOVED: Final = {
+    "init_project": "init",
+    "statement_to_sign": "statement",
+    "write_report": "report",
+    **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "callbacks."),
+    **dict.fromkeys(("Field", "Fields", "FieldsModel"), "models."),
+    **dict.fromkeys(
+        (
+            "AcceleratedMBSGD",
+            "ConvolutionMBSGD",
+            "FedAvg",
+            "FedAvgSync",
+            "FedProx",
+            "FedSGD",
+            "Local",
+            "LocalizedConvolution",
+            "LocalizedMBSGD",
+            "LocalizedNesterov",
+            "LocalizedSubgradient",
+            "MBSGD",
+            "MRMTL",
+            "MultistageMBSGD",
+            "NoisySubgradient",
+            "ScaffNew",
+            "Scaffold",
+            "ScaffoldWarm",
+        ),
+        "algorithms.",
+    ),
+}
+"""Names of version 0.1: their new names, or the namespaces in which they are."""
+
+__all__ = ["__version__", *sorted([*_PUBLIC, *_NAMESPACES])]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return __all__
 
 
 if not TYPE_CHECKING:  # a type checker shall know the names above, and no others
 
     def __getattr__(name: str) -> Any:
-        if name not in _PUBLIC:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(_PUBLIC[name]), name)
-        globals()[name] = found
-        return found
+        if name in _PUBLIC:
+            found = getattr(importlib.import_module(_PUBLIC[name]), name)
+            globals()[name] = found
+            return found
+        if name in _NAMESPACES:
+            return importlib.import_module(f"{__name__}.{name}")
+        new = _MOVED.get(name, "")
+        hint = f": it is dpfl.{new}{name if new.endswith('.') else ''} now" if new else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -48,6 +48,10 @@ class DpflError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows."""
+        return [f"{type(self).__name__}: {self}"]
+
     def __str__(self) -> str:
         return self.text.in_python if isinstance(self.text, Worded) else in_python(self.text)
 

@@ -99,9 +99,8 @@ def load(group: str, name: str) -> Callable[..., Any]:
     kind = group.rstrip("s")
     points = _entry_points()[group].get(name, [])
     if not points:
-        raise PluginError(
-            f"there is no {kind} {name!r}{meant_plugin(group, name, names(group))}. Known: {', '.join(names(group))}."
-        )
+        near = meant_plugin(group, name, names(group)) or f". Known: {', '.join(names(group))}"
+        raise PluginError(f"there is no {kind} {name!r}{near}.")
     if len(points) > 1:
         packages = ", ".join(f"{p.dist.name if p.dist else '?'} ({p.value})" for p in points)
         raise PluginError(f"{kind} {name!r} is registered by more than one package: {packages}. Uninstall all but one.")
@@ -198,7 +197,8 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
     if wrong:  # and with it what is missing, which often is the same option by another name
         required = (name for name, option in allowed.items() if option.default is inspect.Parameter.empty)
         wrong += [f"{where}.{name} {MISSING}" for name in required if name not in given]
-        known = f" Known options: {', '.join(allowed) or 'none'}." if any(NO_OPTION in one for one in wrong) else ""
+        unlike = any(one.endswith(NO_OPTION) for one in wrong)
+        known = f" Known options: {', '.join(allowed) or 'none'}." if unlike else ""
         raise ConfigError(";\n  ".join(wrong) + "." + known)
     model = _model_of_ours(plugin) if _is_ours(plugin) else _model_of(plugin, where)
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dpfl_plugin.errors import nearest
+from dpfl_plugin.errors import closest, nearest
 
 NOISE: Final = (
     "It is the noise's standard deviation divided by the L2 sensitivity, not the standard deviation itself. The "
@@ -120,6 +120,8 @@ def meant(word: str, known: Iterable[str], where: str | None = "") -> str:
     known = list(known)
     said = word.lower().replace("-", "_")
     keys = SYNONYMS.get(said) or _ELSEWHERE.get(said)
+    if keys is None and where == "":
+        keys = _ELSEWHERE.get(closest(word, [*_ELSEWHERE, *known]) or "")
     if keys is None:
         return nearest(word, known)
     name = next((key for key in map(_last, keys) if key in known), keys[0])

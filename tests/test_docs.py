@@ -2,7 +2,9 @@
 
 import ast
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +39,31 @@ def test_the_pages_of_platforms_show_the_lines_of_their_examples():
     generator = _generator()
     for platform in generator.PLATFORMS:
         assert generator.with_changes(platform) == (ROOT / "docs" / f"{platform}.md").read_text()
+
+
+# What a page leaves to its reader is undefined in it.
+OF_A_PAGE = (
+    '# mypy: disable-error-code="name-defined", allow-subclassing-any\n'
+    "# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-any-generics\n"
+)
+
+
+def test_type_checkers_accept_the_python_of_every_page(tmp_path):
+    """With the options of the package, whose cache makes it quick."""
+    pages = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*/*.md")]:
+        if blocks := re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            pages.append(tmp_path / f"page_{len(pages)}_{page.stem}.py")
+            pages[-1].write_text(OF_A_PAGE + "\n".join(blocks))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *pages],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 CONFIGS = sorted([*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "papers" / "configs").rglob("*.yaml")])

@@ -54,6 +54,13 @@ def test_a_message_names_an_argument_in_the_words_of_each_door(kind: type[DpflEr
     assert str(plain) == plain.as_options == "a {model} as it is"
 
 
+def test_a_notebook_shows_one_message() -> None:
+    with pytest.raises(ConfigError) as raised:
+        dpfl_plugin.Privacy(epsilom=3)  # type: ignore[call-arg]
+    (line,) = raised.value._render_traceback_()
+    assert line == "ConfigError: Privacy: privacy.epsilom is not a known key (did you mean 'epsilon'?)."
+
+
 @pytest.mark.parametrize(
     ("value", "must", "told"),
     [

@@ -14,6 +14,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 
 LIGHT = frozenset({"numpy", "pydantic", "yaml"})
 HEAVY = frozenset({"torch", "scipy", "sklearn", "pandas", "matplotlib", "numba", "opacus", "dp_accounting", "jinja2"})
+HEAVY |= {"scipy.signal", "scipy.stats"}  # most of what dp_accounting would take
 ACCOUNTANTS = frozenset({"scipy", "dp_accounting"})
 TOGETHER = """
 import json, os, runpy, sys

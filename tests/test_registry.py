@@ -50,7 +50,7 @@ def test_a_strangers_plugin(register: Point) -> None:
 
 
 def test_an_unknown_plugin() -> None:
-    with pytest.raises(PluginError, match=r"no algorithm 'scafold' \(did you mean 'scaffold'\?\)\. Known: .*fedavg"):
+    with pytest.raises(PluginError, match=r"no algorithm 'scafold' \(did you mean 'scaffold'\?\)\.$"):
         registry.load("algorithms", "scafold")
     with pytest.raises(PluginError, match=r"no model 'lstm'\. Known: .*softmax"):  # which is not near
         registry.load("models", "lstm")
@@ -120,16 +120,13 @@ def test_options() -> None:
         ({"count": 1, "mode": "c"}, r"block\.mode='c': .*'a' or 'b'"),
         ({"count": 1, "sizes": [1, "x"]}, r"block\.sizes\.1='x'"),
         ({"count": "x", "rate": "y"}, r"block\.count='x'.*;\n  block\.rate='y'"),
-        (
-            {"count": 1, "rat": 1},
-            r"block\.rat is not a .* \(did you mean 'rate'\?\)\. Known options: count, rate",
-        ),
+        ({"count": 1, "rat": 1}, r"block\.rat is not a .* \(did you mean 'rate'\?\)\.$"),
         ({"count": 1, "context": 1}, r"block\.context is not a known option"),
-        # All of it at once, and what there is said once.
+        # All of it at once.
         (
             {"rat": 1, "coun": 2},
             r"^block\.rat .* \(did you mean 'rate'\?\);\n  block\.coun .* \(did you mean 'count'\?\);\n"
-            r"  block\.count is missing; it is required\. Known options: [a-z, ]*\.$",
+            r"  block\.count is missing; it is required\.$",
         ),
         ({"count": 13}, r"block\.count=13 must be lucky"),
     ],

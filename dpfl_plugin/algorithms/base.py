@@ -47,7 +47,7 @@ def algorithm(cls: Class) -> Class:
                 if why := refusal(cls, name):
                     raise ArgumentError(f"{cls.__name__}: {name}: {why}")
                 near = meant(name, options, "algorithm")
-                raise ArgumentError(f"{cls.__name__}: {name} is not a known option{near}. {known}")
+                raise ArgumentError(f"{cls.__name__}: {name} is not a known option{near}.{'' if near else f' {known}'}")
         missing = [name for name in needed if name not in given]
         if missing:
             raise ArgumentError(f"{cls.__name__}: {', '.join(missing)} is missing. {known}")

@@ -87,7 +87,7 @@ class Experiment(Printed):
         callbacks: Sequence[Any] = (),
         progress: bool | None = None,
         profile: bool = False,
-    ) -> Run | Comparison:
+    ) -> Run | Any:  # a Comparison of several variants
         """Run it, or show what is finished; one after another where there are several variants.
 
         Arguments and errors are those of `dpfl.train`; ``out`` is by default the file's key.

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack
 
 import numpy as np
 import pydantic
@@ -19,6 +19,7 @@ from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import all_records
 from dpfl_plugin.api.federation_verbs import FederationVerbs
 from dpfl_plugin.api.objects import backbone_factory, digest, plain
+from dpfl_plugin.config.keys import DataKeys, shows
 from dpfl_plugin.config.load import refusal
 from dpfl_plugin.config.schema import DataConfig
 from dpfl_plugin.core.text import counted
@@ -178,15 +179,15 @@ class Federation(FederationVerbs):
             known = registry.options(plugin)
             for key in options:
                 if key not in known:
-                    near = meant(key, [*known, *KEYS], "data")
-                    raise ConfigError(
-                        f"Federation.load({name!r}): {key} is not a known key{near}. Of the data set: "
-                        f"{', '.join(known) or 'none'}; of data: {', '.join(KEYS)}."
+                    near = meant(key, [*known, *KEYS], "data") or (
+                        f". Of the data set: {', '.join(known) or 'none'}; of data: {', '.join(KEYS)}"
                     )
+                    raise ConfigError(f"Federation.load({name!r}): {key} is not a known key{near}.")
             registry.check_options(plugin, options, where="data.dataset")
         return cls(_checked(plain(block), {key: value for key, value in keys.items() if key in KEYS}))
 
     @classmethod
+    @shows(DataKeys)
     def from_frame(
         cls,
         frame: pandas.DataFrame,
@@ -197,7 +198,7 @@ class Federation(FederationVerbs):
         classes: list[int | float | str] | None = None,
         person: str | None = None,
         outcome: str | Mapping[str, Any] | None = None,
-        **keys: Any,
+        **keys: Unpack[DataKeys],
     ) -> Federation:
         """Records of a data frame, read as a CSV file of it would be: a column names the silo, another the class.
 
@@ -240,6 +241,7 @@ class Federation(FederationVerbs):
         return cls._of(held, classes, keys, natural=silo is not None, outcome=outcome, read=read)
 
     @classmethod
+    @shows(DataKeys)
     def from_arrays(
         cls,
         silos: Mapping[str, tuple[Any, ...]],
@@ -247,7 +249,7 @@ class Federation(FederationVerbs):
         classes: list[int | float | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         fields: Fields | None = None,
-        **keys: Any,
+        **keys: Unpack[DataKeys],
     ) -> Federation:
         """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied; or
         (features, labels, persons [n]), with whose records they are as words or whole numbers. Labels are whole
@@ -293,6 +295,7 @@ class Federation(FederationVerbs):
         return cls._of(held, classes, keys, natural=True, outcome=outcome)
 
     @classmethod
+    @shows(DataKeys)
     def from_datasets(
         cls,
         silos: Mapping[str, Any],
@@ -300,7 +303,7 @@ class Federation(FederationVerbs):
         classes: list[int | float | str] | None = None,
         outcome: str | Mapping[str, Any] | None = None,
         fields: Fields | None = None,
-        **keys: Any,
+        **keys: Unpack[DataKeys],
     ) -> Federation:
         """Records of torch's data sets or loaders, {silo's name: data}, each record once; they are read here, now.
 
@@ -329,11 +332,12 @@ class Federation(FederationVerbs):
         return cls.from_arrays(arrays, classes=classes, outcome=outcome, **keys)
 
     @classmethod
+    @shows(DataKeys)
     def from_table(
         cls,
         data: pandas.DataFrame | Mapping[str, pandas.DataFrame],
         schema: TableSchema | Mapping[str, Any],
-        **keys: Any,
+        **keys: Unpack[DataKeys],
     ) -> Federation:
         """Records of a data frame, or {silo's name: data frame}, read by a schema: words, dates, missing values.
 
@@ -406,7 +410,7 @@ def _check_fields(fields: Fields, keys: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: they are none, or steps would change what they hold.
     """
-    require(isinstance(fields, Fields), "fields", fields, "be dpfl.Fields(...), e.g. of a FieldsModel")
+    require(isinstance(fields, Fields), "fields", fields, "be dpfl.models.Fields(...), e.g. of a FieldsModel")
     if keys.get("preprocess"):
         raise ConfigError(
             "preprocess with fields: a step would change word numbers and masks, too. Prepare floats in the "
@@ -424,7 +428,8 @@ def _check_keys(keys: Mapping[str, Any], own: Sequence[str] = ()) -> None:
     known = [*own, *KEYS]
     for key in keys:
         if key not in KEYS:
-            raise ConfigError(f"{key} is not a known key{meant(key, known, 'data')}. Known: {', '.join(known)}.")
+            near = meant(key, known, "data") or f". Known: {', '.join(known)}"
+            raise ConfigError(f"{key} is not a known key{near}.")
 
 
 def _check_list(key: str, value: object) -> None:

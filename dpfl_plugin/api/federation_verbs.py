@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from dpfl_plugin.api.objects import plain
+from dpfl_plugin.config.keys import RunKeys, shows
 
 if TYPE_CHECKING:
     from dpfl_plugin.api.experiment import Experiment
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 class FederationVerbs:
     """The part of a `Federation` that needs an algorithm and privacy."""
 
+    @shows(RunKeys)
     def experiment(
         self,
         *,
@@ -25,7 +27,7 @@ class FederationVerbs:
         algorithm: Any,
         privacy: Privacy | Mapping[str, Any],
         rounds: int | None = None,
-        **keys: Any,
+        **keys: Unpack[RunKeys],
     ) -> Experiment:
         """What `dpfl.train` would run, for `dpfl.check`, `plan`, `account`, `audit`, `attack`, `engines` and `.run()`.
 
@@ -43,6 +45,7 @@ class FederationVerbs:
         values, held = values_of(cast("Federation", self), model, algorithm, privacy, keys)
         return given_experiment(values if rounds is None else {**values, "rounds": plain(rounds)}, held)
 
+    @shows(RunKeys)
     def tune(
         self,
         tune: Mapping[str, Any],
@@ -53,7 +56,7 @@ class FederationVerbs:
         rounds: int,
         out: str | Path | None = None,
         progress: bool | None = None,
-        **keys: Any,
+        **keys: Unpack[RunKeys],
     ) -> Tuning:
         """Tune within one budget; the same tuning, to the bit, as `dpfl tune` of a file with these keys.
 
@@ -74,6 +77,7 @@ class FederationVerbs:
         given = {"model": model, "algorithm": algorithm, "privacy": privacy, "rounds": rounds, **keys}
         return tune_given(cast("Federation", self), tune, given, out=out, progress=progress)
 
+    @shows(RunKeys)
     def plan_tuning(
         self,
         tune: Mapping[str, Any],
@@ -83,7 +87,7 @@ class FederationVerbs:
         privacy: Privacy | Mapping[str, Any],
         rounds: int,
         out: str | Path | None = None,
-        **keys: Any,
+        **keys: Unpack[RunKeys],
     ) -> Price:
         """What `tune` with these arguments costs, before anything is trained; ``print`` says it. Errors as there."""
         from dpfl_plugin.api.tuning import plan_given

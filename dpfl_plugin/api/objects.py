@@ -151,7 +151,7 @@ def algorithm_block(algorithm: Any) -> tuple[Any, object]:
     if not callable(getattr(algorithm, "local_update", None)):
         raise ConfigError(
             f"algorithm={algorithm!r} is a {kind.__name__}, not an algorithm: give a name "
-            f"({', '.join(registry.names('algorithms'))}), or an instance, e.g. dpfl.Scaffold(local_steps=20, ...)."
+            f"({', '.join(registry.names('algorithms'))}), or an instance, dpfl.algorithms.Scaffold(...)."
         )
     return _held("algorithm", algorithm, _Algorithm(algorithm))
 

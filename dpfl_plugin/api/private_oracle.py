@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.api.objects import loss_name, plain
 from dpfl_plugin.api.privacy import Privacy
+from dpfl_plugin.config.keys import PrivacyKeys
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
@@ -406,7 +407,7 @@ def _config(
         raise ConfigError(f"{WHERE}: net is a {type(net).__name__}: give an nn.Module, an instance with parameters.")
     if not isinstance(privacy, PrivacyConfig | Mapping):
         raise ConfigError(f"{WHERE}: privacy is a {type(privacy).__name__}: give dpfl.Privacy(epsilon=..., delta=...).")
-    given = privacy if isinstance(privacy, PrivacyConfig) else Privacy(**{str(k): v for k, v in privacy.items()})
+    given = privacy if isinstance(privacy, PrivacyConfig) else Privacy(**cast(PrivacyKeys, dict(privacy)))
     if given.unit != "record":
         raise UnsupportedError(f"privacy.unit={given.unit!r}: an oracle protects records. Use unit='record'.")
     if given.budget_view != "server":

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +22,7 @@ from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.api.progress import python_reporter
 from dpfl_plugin.api.runs import Run, Shape, doubts
 from dpfl_plugin.callbacks.base import Callback
+from dpfl_plugin.config.keys import RunKeys, shows
 from dpfl_plugin.config.load import Plan, Variant, base_of, configure, in_file, load
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
@@ -51,6 +52,7 @@ UNTIMED: Final = (
 )
 
 
+@shows(RunKeys)
 def train(
     federation: Federation,
     *,
@@ -65,14 +67,14 @@ def train(
     callbacks: Sequence[Any] = (),
     progress: bool | None = None,
     profile: bool = False,
-    **keys: Any,
+    **keys: Unpack[RunKeys],
 ) -> Run:
     """Train privately; the same run, to the bit, as `dpfl run` of a file with these keys.
 
     Args:
         federation: the records, see `Federation`.
         model: an ``nn.Module`` (which stays as it is), a function that makes one, or a plugin's name or block.
-        algorithm: an instance, e.g. ``dpfl.Scaffold(local_steps=20, local_lr=1.0)``, a name or a block.
+        algorithm: an instance, e.g. ``dpfl.algorithms.Scaffold(local_steps=20, local_lr=1.0)``, a name or a block.
         privacy: `Privacy`, or its keys as a mapping.
         rounds: None: as many as ``privacy.epsilon`` allows.
         seed: None: noise is fresh, and another run draws another one. A number: a simulation that repeats, whose noise
@@ -82,7 +84,7 @@ def train(
         ledger: a file by which several runs on the same data share a budget.
         callbacks: told how it goes, in this order. profile: take times, for `Run.profile`.
         progress: whether to show a bar; None: in a terminal and in Jupyter.
-        keys: any other key of a file: name, silo_rate, loss, l2, engine, evaluation, runtime, ...
+        keys: any other key of a file (docs/configuration.md).
 
     Returns:
         the run that is done, or whose budget is used up (``status``).

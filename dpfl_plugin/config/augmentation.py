@@ -16,8 +16,8 @@ class AugmentationConfig(Strict):
     """Random views of each image, whose mean gradient is clipped as the record's."""
 
     views: int = Field(ge=1, le=1024, description="k views of each record at every step; k times the work")
-    flip: bool = Field(False, description="views may be mirrored, left to right: not for digits or letters")
-    crop: int = Field(0, ge=0, description="pixels by which views are moved at most, with borders reflected")
+    flip: bool = Field(default=False, description="views may be mirrored, left to right: not for digits or letters")
+    crop: int = Field(default=0, ge=0, description="pixels by which views are moved at most, with borders reflected")
 
     @model_validator(mode="after")
     def _something(self) -> AugmentationConfig:

@@ -10,9 +10,21 @@ from dpfl_plugin import plain_values
 
 
 class Strict(BaseModel):
-    """A part of a configuration: keys that it does not know, and values of other types, are refused."""
+    """A part of a configuration: keys that it does not know, and values of other types, are refused.
+
+    A block, list or mapping that is null is left out.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        fields = cls.model_fields.items()
+        blocks = {one.alias or key for key, one in fields if isinstance(one.default, BaseModel | list | dict)}
+        return {key: value for key, value in values.items() if value is not None or key not in blocks}
 
     @field_validator("*", mode="before")
     @classmethod

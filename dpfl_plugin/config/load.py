@@ -144,19 +144,18 @@ def load(
     values, change = read_yaml(path), joined(parse_setting(setting) for setting in settings)
     if "out" not in change and (out := out_of(path)) is not None:
         values["out"] = str(out)
-    if "variants" in change and change["variants"] is None:
-        values.pop("compare", None)
-    values = merged(values, {key: change.pop(key) for key in ("variants", "compare") if key in change})
-    if "sweep" in values:
-        raise ConfigError(f"{path}: sweep: describes many runs. Use dpfl sweep {path}, or remove it for one run.")
-    if change.pop("tune", values.pop("tune", None)) is not None:
+    without_variants = "variants" in change and change["variants"] is None
+    values = merged(values, {key: change.pop(key) for key in OF_FILES if key in change})
+    sweep, tune, variants, compare = (values.pop(key, None) for key in OF_FILES)
+    if sweep is not None:
+        raise ConfigError(f"{path}: sweep: describes many runs. Use dpfl sweep {path}, or sweep=null for one run.")
+    if tune is not None:
         raise ConfigError(
-            f"{path}: tune: describes candidates. Use dpfl tune {path}, dpfl plan {path} for what that costs, or --set "
+            f"{path}: tune: describes candidates. Use dpfl tune {path}, dpfl plan {path} for what that costs, or "
             "tune=null for one run."
         )
-    variants, compare = values.pop("variants", None), values.pop("compare", None) or []
     if variants is None:
-        if compare:
+        if compare and not without_variants:
             raise ConfigError(f"{path}: compare names variants, but the file has none.")
         if variant is not None:
             raise ArgumentError(f"{{variant}} {variant!r}: {path} has no variants. Leave it out.")
@@ -171,7 +170,11 @@ def load(
         for label, own in zip(labels, variants.values(), strict=True)
         if variant in (None, label)
     ]
-    return Plan(tuple(configs), _pairs(compare, labels, path))
+    return Plan(tuple(configs), _pairs(compare or [], labels, path))
+
+
+OF_FILES: Final = ("sweep", "tune", "variants", "compare")
+"""Keys of a file that are no keys of a run."""
 
 
 def _budgeted(values: dict[str, Any], budget: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -227,13 +230,19 @@ GROUPS: Final = {
 
 
 def merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """``base`` with mappings merged key by key; a block that names another plugin keeps what that one knows."""
+    """``base`` with mappings merged key by key; a block that names another plugin keeps what that one knows.
+
+    null removes a block, a list or a mapping.
+    """
     result = copy.deepcopy(dict(base))
     for change in changes:
         for key, value in change.items():
             old = result.get(key)
             here = (*path, str(key))
             group = GROUPS.get(here[2:] if here[0] == "variants" else here)
+            if value is None and isinstance(old, dict | list):
+                del result[key]
+                continue
             if isinstance(old, str) and isinstance(value, dict) and group:
                 old = {"name": old}  # `model: mlp` with a later --set model.hidden=[50]
             if isinstance(old, dict) and isinstance(value, dict):
@@ -322,10 +331,8 @@ def _describe(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         *parents, key = problem["loc"]
         known = _known_keys(parents)
-        path = ".".join(map(str, problem["loc"]))
-        return (
-            f"{path} is not a known key{meant(str(key), known, '.'.join(map(str, parents)))}. Known: {', '.join(known)}"
-        )
+        near = meant(str(key), known, ".".join(map(str, parents)))
+        return f"{'.'.join(map(str, problem['loc']))} is not a known key{near or '. Known: ' + ', '.join(known)}"
     if problem["type"] == "value_error":
         where = ".".join(map(str, problem["loc"]))
         return (f"{where}: " if where else "") + str(problem["ctx"]["error"])

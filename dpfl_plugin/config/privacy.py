@@ -19,24 +19,27 @@ RECORD_RATE: Final = 0.2  # s of Noble et al.; a smaller one takes less noise, a
 class PrivacyConfig(Strict):
     """How releases are made private, and how much may be spent."""
 
-    unit: Literal["record", "person", "silo"] = Field("record", description="what neighbouring data sets differ in")
+    unit: Literal["record", "person", "silo"] = Field(
+        default="record", description="what neighbouring data sets differ in"
+    )
     max_records_per_person: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=10**6,
         description="unit: person: so many records of a person are used, drawn once where it has more",
     )
     shared_persons: Literal["refuse", "per_silo"] = Field(
-        "refuse", description="unit: person: one at several silos is refused, or protected at each of them by itself"
+        default="refuse",
+        description="unit: person: one at several silos is refused, or protected at each of them by itself",
     )
     neighbouring: Literal["replace_one", "add_or_remove"] | None = Field(
-        None, description="default: what the sampler is accounted under; replace_one for unit: silo"
+        default=None, description="default: what the sampler is accounted under; replace_one for unit: silo"
     )
     mechanism: PluginBlock = Field(default=Block(name="gaussian"), description="what makes a value noisy")
-    clip_norm: float = Field(1.0, gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
+    clip_norm: float = Field(default=1.0, gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
     clip: PluginBlock = Field(default=Block(name="flat"), description="how C bounds an example, and who chooses it")
     noise_multiplier: float | None = Field(
-        None,
+        default=None,
         ge=0,
         lt=math.inf,
         description="sigma_g, noise std / L2 sensitivity; 0: none; left out: the least that affords all rounds",
@@ -45,36 +48,42 @@ class PrivacyConfig(Strict):
         default=Block(name="constant"), description="how the noise changes from round to round, or step to step"
     )
     sampler: Literal["fixed", "poisson", "full", "with_replacement", "cyclic"] = Field(
-        "fixed",
+        default="fixed",
         description="how a batch is drawn; with_replacement: for unit: silo; cyclic: 1 / record_rate batches in turn, "
         "with correlated noise",
     )
     bands: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=1000,
         description="sampler: cyclic: over so many steps noise is correlated, at most those of a pass; 1: not at all; "
         "default: those of a pass",
     )
     record_rate: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=1,
         description="s, share of a silo's records (or persons) in a batch; 0.2 if batch_size is left out, too",
     )
-    batch_size: int | None = Field(None, ge=1, description="instead of record_rate, the same count at every silo")
-    epsilon: float | None = Field(None, gt=0, description="budget: the run stops before the round that would pass it")
-    delta: float = Field(1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
+    batch_size: int | None = Field(
+        default=None, ge=1, description="instead of record_rate, the same count at every silo"
+    )
+    epsilon: float | None = Field(
+        default=None, gt=0, description="budget: the run stops before the round that would pass it"
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
     ledger_epsilon: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="limit on all runs of a shared ledger together, at delta; fixed by the first of them. epsilon is "
         "the budget of each",
     )
-    budget_view: Literal["server", "third_party"] = Field("server", description="whose epsilon the budget bounds")
+    budget_view: Literal["server", "third_party"] = Field(
+        default="server", description="whose epsilon the budget bounds"
+    )
     accountant: PluginBlock = Field(default=Block(name="pld"), description="what composes the releases")
     randomness: Literal["fresh", "seeded"] | None = Field(
-        None,
+        default=None,
         description="fresh: batches, noise and participants from the operating system; seeded: from seed, which "
         "repeats and protects nobody; default: seeded where a seed is named",
     )
@@ -135,11 +144,11 @@ class PrivacyConfig(Strict):
 class SiloConfig(Strict):
     """Privacy settings of one silo's own; what is left out is that of `privacy`."""
 
-    epsilon: float | None = Field(None, gt=0, description="the silo's own budget: its noise is solved for that")
-    noise_multiplier: float | None = Field(None, gt=0, lt=math.inf, description="sigma_g of the silo")
-    record_rate: float | None = Field(None, gt=0, le=1, description="s, share of the silo's records in a batch")
-    batch_size: int | None = Field(None, ge=1, description="instead of record_rate")
-    clip_norm: float | None = Field(None, gt=0, lt=math.inf, description="C of the silo")
+    epsilon: float | None = Field(default=None, gt=0, description="the silo's own budget: its noise is solved for that")
+    noise_multiplier: float | None = Field(default=None, gt=0, lt=math.inf, description="sigma_g of the silo")
+    record_rate: float | None = Field(default=None, gt=0, le=1, description="s, share of the silo's records in a batch")
+    batch_size: int | None = Field(default=None, ge=1, description="instead of record_rate")
+    clip_norm: float | None = Field(default=None, gt=0, lt=math.inf, description="C of the silo")
 
     @model_validator(mode="after")
     def _something(self) -> SiloConfig:

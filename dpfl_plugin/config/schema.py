@@ -51,15 +51,19 @@ class DataConfig(Strict):
 
     dataset: PluginBlock = Field(default=Block(name="digits"), description="data set plugin and its options")
     partition: PluginBlock = Field(default=Block(name="iid"), description="how records are dealt to silos")
-    num_silos: int | None = Field(None, ge=1, description="M; left out where the data set has silos of its own")
-    max_records_per_silo: int | None = Field(None, ge=2, description="keep at most so many records of a silo")
-    test: Literal["split", "own"] = Field("split", description="test on a share of each silo, or on the set's own part")
-    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of a silo's records held out (test: split)")
+    num_silos: int | None = Field(default=None, ge=1, description="M; left out where the data set has silos of its own")
+    max_records_per_silo: int | None = Field(default=None, ge=2, description="keep at most so many records of a silo")
+    test: Literal["split", "own"] = Field(
+        default="split", description="test on a share of each silo, or on the set's own part"
+    )
+    test_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="share of a silo's records held out (test: split)"
+    )
     preprocess: list[PluginBlock] = Field(
         default=[], description="steps in order: unit_norm, standardise, pca, hog, backbone"
     )
-    folder: str | None = Field(None, description="where data files are; else $DPFL_DATA, else ~/.cache/dpfl")
-    memory_map: str | None = Field(None, description="a folder on a disk: keep records there, not in memory")
+    folder: str | None = Field(default=None, description="where data files are; else $DPFL_DATA, else ~/.cache/dpfl")
+    memory_map: str | None = Field(default=None, description="a folder on a disk: keep records there, not in memory")
 
     @model_validator(mode="before")
     @classmethod
@@ -68,6 +72,8 @@ class DataConfig(Strict):
         if not isinstance(values, dict) or SCHEMA_KEY not in values:
             return values
         others = {key: value for key, value in values.items() if key != SCHEMA_KEY}
+        if values[SCHEMA_KEY] is None:
+            return others
         block = plugin_block(others.get("dataset"))
         block = block.model_dump(exclude_none=True) if isinstance(block, Block) else block
         if not isinstance(block, dict):
@@ -83,13 +89,15 @@ class EvaluationConfig(Strict):
     """What is measured while training. Measurements read records without noise: they are for the experimenter."""
 
     every: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="rounds between evaluations; default: about 100 in a run, at most 10 % of its work",
     )
-    dissimilarity: bool = Field(False, description="also 1/M sum ||grad F_i||^2 - ||grad F||^2: a pass over the data")
+    dissimilarity: bool = Field(
+        default=False, description="also 1/M sum ||grad F_i||^2 - ||grad F||^2: a pass over the data"
+    )
     reveal: Literal["experimenter", "server"] = Field(
-        "experimenter",
+        default="experimenter",
         description="who gets measurements of raw records; server: rank 0 of MPI ranks, too; no epsilon covers that",
     )
 
@@ -105,10 +113,16 @@ class StatisticsConfig(Strict):
     """Noisy statistics of columns, by which records are scaled and filled in: one release of each silo, at first."""
 
     epsilon_share: float = Field(
-        0.25, gt=0, lt=1, description="of privacy.epsilon: what they alone would cost; their noise is solved for it"
+        default=0.25,
+        gt=0,
+        lt=1,
+        description="of privacy.epsilon: what they alone would cost; their noise is solved for it",
     )
     noise_multiplier: float | None = Field(
-        None, ge=0, lt=math.inf, description="noise std / sensitivity of a silo's sum, in place of epsilon_share"
+        default=None,
+        ge=0,
+        lt=math.inf,
+        description="noise std / sensitivity of a silo's sum, in place of epsilon_share",
     )
 
 
@@ -118,9 +132,9 @@ CHECKPOINT_SECONDS: Final = 30.0
 class CheckpointConfig(Strict):
     """When the state is saved, besides at the end and when interrupted."""
 
-    every: int | None = Field(None, ge=1, description="rounds between checkpoints")
+    every: int | None = Field(default=None, ge=1, description="rounds between checkpoints")
     seconds: float | None = Field(
-        None,
+        default=None,
         ge=0,
         description="or seconds between them, more where one takes over a twentieth of that; 0: after every round; "
         "default: 30, and with fresh noise, unless `every` is given, after every round",
@@ -141,45 +155,53 @@ class RuntimeConfig(Strict):
     """How it is computed. On CPUs of one kind, results are the same bits for every stack and number of ranks, with as
     many threads; but in lockstep."""
 
-    kind: str = Field("auto", description="runtime plugin; auto: mpi if mpirun started several ranks, else in_process")
+    kind: str = Field(
+        default="auto", description="runtime plugin; auto: mpi if mpirun started several ranks, else in_process"
+    )
 
-    dtype: Literal["float32", "float64"] = Field("float32", description="of model, gradients and noise")
+    dtype: Literal["float32", "float64"] = Field(default="float32", description="of model, gradients and noise")
     precision: Literal["float32", "bf16", "tf32"] = Field(
-        "float32",
+        default="float32",
         description="of products in forward and backward passes; norms, clipping, sums and noise are in dtype",
     )
-    device: str = Field("cpu", description="torch device")
-    threads: int = Field(1, ge=1, description="torch threads")
+    device: str = Field(default="cpu", description="torch device")
+    threads: int = Field(default=1, ge=1, description="torch threads")
     stack: int | None = Field(
-        None, ge=1, description="silos advanced together; default: 1, in lockstep all of a round that a process has"
+        default=None,
+        ge=1,
+        description="silos advanced together; default: 1, in lockstep all of a round that a process has",
     )
     lockstep: bool | None = Field(
-        None,
+        default=None,
         description="a stack's gradients by one set of products, which round by who is in it; default: on CUDA only",
     )
     graphs: bool = Field(
-        False,
+        default=False,
         description="on CUDA: what sums of gradients take is recorded once as a CUDA graph, and replayed at every step",
     )
     memory_budget: str | None = Field(
-        None,
+        default=None,
         description="of a run, e.g. 8GB or 500 MiB: for records, states, gradients; left out: 80 % of what there is",
     )
     aggregation: Literal["gather", "reduce"] = Field(
-        "gather", description="mpi: add uploads in silo order, or by MPI_Reduce, whose bits depend on the ranks"
+        default="gather", description="mpi: add uploads in silo order, or by MPI_Reduce, whose bits depend on the ranks"
     )
     silo_timeout: float | None = Field(
-        600.0, gt=0, description="mpi: seconds after which a silo rank that owes an answer is given up; null: never"
+        default=600.0,
+        gt=0,
+        description="mpi: seconds after which a silo rank that owes an answer is given up; null: never",
     )
     server_timeout: float | None = Field(
-        600.0, gt=0, description="mpi: seconds after which silo ranks give up a server that says nothing; null: never"
+        default=600.0,
+        gt=0,
+        description="mpi: seconds after which silo ranks give up a server that says nothing; null: never",
     )
     on_silo_failure: Literal["abort", "continue"] = Field(
-        "abort", description="mpi: end the run, or go on without silos whose rank fails (Open MPI 5 with ULFM)"
+        default="abort", description="mpi: end the run, or go on without silos whose rank fails (Open MPI 5 with ULFM)"
     )
-    min_silos: int = Field(1, ge=1, description="continue: the fewest silos to go on with")
+    min_silos: int = Field(default=1, ge=1, description="continue: the fewest silos to go on with")
     silo_folder: str | None = Field(
-        None,
+        default=None,
         description="mpi: for what rank 0 must not have, the silos' key and measurements; default: in the run's folder",
     )
 
@@ -237,52 +259,61 @@ class RuntimeConfig(Strict):
 class Config(Strict):
     """A run: data, model, algorithm, privacy, and how it is computed."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under out")
-    description: str = Field("", description="for readers")
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under out")
+    description: str = Field(default="", description="for readers")
     seed: int | None = Field(
-        None,
+        default=None,
         ge=0,
         lt=2**63,
         description="of the initial model and of how records are dealt, and of the noise where privacy.randomness is "
         "seeded, as it is by default with a seed; left out: drawn, and noise is fresh",
     )
-    rounds: int | None = Field(None, ge=1, le=10**7, description="T; left out: as many as privacy.epsilon allows")
-    silo_rate: float = Field(1.0, gt=0, le=1, description="l, share of silos in a round")
+    rounds: int | None = Field(
+        default=None, ge=1, le=10**7, description="T; left out: as many as privacy.epsilon allows"
+    )
+    silo_rate: float = Field(default=1.0, gt=0, le=1, description="l, share of silos in a round")
     max_participations: int | None = Field(
-        None, ge=1, description="the most rounds that a silo takes part in; the run ends when too few are left"
+        default=None, ge=1, description="the most rounds that a silo takes part in; the run ends when too few are left"
     )
     silo_weights: Literal["equal", "records", "noise"] | dict[str, Annotated[float, Field(gt=0, lt=math.inf)]] = Field(
-        "equal",
+        default="equal",
         description="of each silo in the mean; noise: by 1 / variance of its noise; or a number for each silo, by name",
     )
     data: DataConfig = DataConfig()
     model: PluginBlock = Field(default=Block(name="softmax"), description="model plugin, or module")
-    loss: str = Field("auto", description="auto, cross_entropy, logistic, hinge, huber, or package.module:function")
-    l2: float = Field(0.0, ge=0, lt=math.inf, description="lambda of lambda/2 ||y||^2, added after clipping and noise")
+    loss: str = Field(
+        default="auto", description="auto, cross_entropy, logistic, hinge, huber, or package.module:function"
+    )
+    l2: float = Field(
+        default=0.0, ge=0, lt=math.inf, description="lambda of lambda/2 ||y||^2, added after clipping and noise"
+    )
     algorithm: PluginBlock = Field(description="algorithm plugin and its options")
     privacy: PrivacyConfig
     silos: dict[str, SiloConfig] = Field(
         default={}, description="privacy settings of single silos, by name or number; others have those of privacy"
     )
-    engine: str = Field("auto", description="per-example gradient engine")
+    engine: str = Field(default="auto", description="per-example gradient engine")
     augmentation: AugmentationConfig | None = Field(
-        None, description="random views of each image, whose mean gradient is clipped as the record's"
+        default=None, description="random views of each image, whose mean gradient is clipped as the record's"
     )
     evaluation: EvaluationConfig = EvaluationConfig()
-    early_stopping: EarlyStoppingConfig | None = Field(None, description="by private validation scores")
+    early_stopping: EarlyStoppingConfig | None = Field(default=None, description="by private validation scores")
     private_evaluation: PrivateEvaluationConfig | None = Field(
-        None, description="accuracy, or AUC, by noisy counts that are charged to the budget"
+        default=None, description="accuracy, or AUC, by noisy counts that are charged to the budget"
     )
-    personalise: PersonaliseConfig | None = Field(None, description="a model of each silo's own, charged to the budget")
+    personalise: PersonaliseConfig | None = Field(
+        default=None, description="a model of each silo's own, charged to the budget"
+    )
     private_statistics: StatisticsConfig | None = Field(
-        None, description="what the schema of a table asks for by scale: mean, quantiles and missing: most_frequent"
+        default=None,
+        description="what the schema of a table asks for by scale: mean, quantiles and missing: most_frequent",
     )
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     trackers: list[PluginBlock] = Field(
         default=[], description="what keeps curves and results: tensorboard, mlflow, wandb; nothing of it changes a run"
     )
-    out: str = Field("runs", description="folder of run folders")
+    out: str = Field(default="runs", description="folder of run folders")
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -509,30 +540,34 @@ class When(Strict):
 class SweepConfig(Strict):
     """Which runs: every entry of ``list`` with every combination of ``grid``, with every seed."""
 
-    grid: dict[str, list[Any]] = Field({}, description="key.path: list of values; all combinations")
+    grid: dict[str, list[Any]] = Field(default={}, description="key.path: list of values; all combinations")
     entries: list[dict[str, Any]] = Field(
-        [], alias="list", description="changes of the file, one entry for each group of runs"
+        default=[], alias="list", description="changes of the file, one entry for each group of runs"
     )
-    when: list[When] = Field([], description="further grids under a condition")
+    when: list[When] = Field(default=[], description="further grids under a condition")
     exclude: list[dict[str, Any]] = Field(
-        [], description="combinations to leave out: key.path: value, or list of values"
+        default=[], description="combinations to leave out: key.path: value, or list of values"
     )
-    seeds: int | list[int] | None = Field(None, description="a list, or their number: 3 is [0, 1, 2]")
-    ranks: int | None = Field(None, ge=2, description="MPI ranks of each run; left out: no MPI")
+    seeds: int | list[int] | None = Field(default=None, description="a list, or their number: 3 is [0, 1, 2]")
+    ranks: int | None = Field(default=None, ge=2, description="MPI ranks of each run; left out: no MPI")
     launcher: str | None = Field(
-        None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}; words as in a shell"
+        default=None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}; words as in a shell"
     )
     slurm: dict[str, Annotated[str | int | bool, BeforeValidator(_single)]] = Field(
-        {}, description="options of sbatch: time, partition, gres, ..."
+        default={}, description="options of sbatch: time, partition, gres, ..."
     )
     retry_mem_factor: float | None = Field(
-        None, gt=1, description="memory of a task that sacct says ran out of it: times this, each time it is submitted"
+        default=None,
+        gt=1,
+        description="memory of a task that sacct says ran out of it: times this, each time it is submitted",
     )
-    retry_time_factor: float | None = Field(None, gt=1, description="the same for a task that hit its time limit")
+    retry_time_factor: float | None = Field(
+        default=None, gt=1, description="the same for a task that hit its time limit"
+    )
     max_requeues: int | None = Field(
-        None, ge=0, description="a run that Slurm queued again more often than this counts as failed"
+        default=None, ge=0, description="a run that Slurm queued again more often than this counts as failed"
     )
-    setup: list[str] = Field([], description="shell lines before a Slurm task begins: module load ...")
+    setup: list[str] = Field(default=[], description="shell lines before a Slurm task begins: module load ...")
 
     @field_validator("grid")
     @classmethod

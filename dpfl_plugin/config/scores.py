@@ -16,10 +16,14 @@ BINS_OF_AUC: Final = 10
 class ScoresConfig(Strict):
     """Noisy validation scores, on records set apart."""
 
-    share: float = Field(0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on")
-    every: int | None = Field(None, ge=1, description="rounds between scores; left out: one, after the last round")
+    share: float = Field(
+        default=0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on"
+    )
+    every: int | None = Field(
+        default=None, ge=1, description="rounds between scores; left out: one, after the last round"
+    )
     noise_multiplier: float | None = Field(
-        None,
+        default=None,
         ge=0,
         lt=math.inf,
         description="noise std of a count; left out: the least for which all scores fit epsilon",
@@ -30,13 +34,14 @@ class PrivateEvaluationConfig(ScoresConfig):
     """Noisy counts on records set apart: of right answers, or of two classes by the model's score."""
 
     at: list[Annotated[int, Field(ge=1)]] | None = Field(
-        None, min_length=1, description="in place of every: the rounds after which scores are made, ascending"
+        default=None, min_length=1, description="in place of every: the rounds after which scores are made, ascending"
     )
     measure: Literal["accuracy", "auc"] = Field(
-        "accuracy", description="what is released; auc, of two classes: histograms, from which accuracy follows, too"
+        default="accuracy",
+        description="what is released; auc, of two classes: histograms, from which accuracy follows, too",
     )
     bins: int | None = Field(
-        None,
+        default=None,
         ge=2,
         le=1000,
         description=f"of measure: auc, of the second class's probability, an even number; default: {BINS_OF_AUC}",
@@ -77,11 +82,15 @@ class PrivateEvaluationConfig(ScoresConfig):
 class EarlyStoppingConfig(ScoresConfig):
     """Noisy validation scores, on records set apart, and when they end the run."""
 
-    every: int = Field(10, ge=1, description="rounds between scores")
-    patience: int = Field(3, ge=1, description="scores in a row that are no better than the best, which end the run")
-    min_gain: float = Field(0.0, ge=0, lt=1, description="by how much a score has to beat the best to be better")
+    every: int = Field(default=10, ge=1, description="rounds between scores")
+    patience: int = Field(
+        default=3, ge=1, description="scores in a row that are no better than the best, which end the run"
+    )
+    min_gain: float = Field(
+        default=0.0, ge=0, lt=1, description="by how much a score has to beat the best to be better"
+    )
     keep: Literal["best", "last"] = Field(
-        "best", description="the model that is the result: of the best score, or the last"
+        default="best", description="the model that is the result: of the best score, or the last"
     )
 
 

@@ -84,7 +84,7 @@ def expand(
     variants = base.pop("variants", None) or {}
     if not isinstance(variants, dict) or not all(isinstance(change, dict) for change in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file.")
-    if "sweep" not in base and not variants:
+    if base.get("sweep") is None and not variants:
         raise ConfigError(f"{path}: has no sweep. Add one, e.g. sweep: {{seeds: 5}}, or use dpfl run.")
     spec = _spec(base.pop("sweep", None), path)
     rows: dict[str, Row] = {}

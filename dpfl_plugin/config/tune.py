@@ -79,6 +79,7 @@ def tune_of(values: Mapping[str, Any], source: str) -> TuneFile:
             raise ConfigError(
                 f"{source}: {key} with tune: it is one tuning that is charged to one budget. Leave {key} out."
             )
+        base.pop(key, None)
     if base.get("tune") is None:
         raise ConfigError(
             f"{source}: has no tune. Add one, e.g. tune: {{grid: {{algorithm.local_lr: [0.1, 0.3, 1.0]}}, rungs: [5]}}."

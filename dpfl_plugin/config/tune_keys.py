@@ -14,17 +14,21 @@ MOST_CANDIDATES: Final = 1000
 class TuneConfig(Strict):
     """Candidates, and when they are compared: all that they release is charged to privacy.epsilon."""
 
-    grid: dict[str, list[Any]] = Field({}, description="key.path: list of values")
+    grid: dict[str, list[Any]] = Field(default={}, description="key.path: list of values")
     random: dict[str, tuple[float, float]] = Field(
-        {}, description="key.path: [low, high], drawn log-uniformly; needs candidates"
+        default={}, description="key.path: [low, high], drawn log-uniformly; needs candidates"
     )
     candidates: int | None = Field(
-        None, ge=2, le=MOST_CANDIDATES, description="so many draws; left out: all combinations of grid"
+        default=None, ge=2, le=MOST_CANDIDATES, description="so many draws; left out: all combinations of grid"
     )
-    seed: int = Field(0, ge=0, description="of the draws of candidates; it is public")
+    seed: int = Field(default=0, ge=0, description="of the draws of candidates; it is public")
     rungs: list[int] = Field(min_length=1, description="rounds after which candidates are compared, ascending")
-    eta: int = Field(3, ge=2, description="one in so many candidates goes on from a rung; from the last one does")
-    share: float = Field(0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on")
+    eta: int = Field(
+        default=3, ge=2, description="one in so many candidates goes on from a rung; from the last one does"
+    )
+    share: float = Field(
+        default=0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on"
+    )
 
     def left(self, candidates: int) -> tuple[int, ...]:
         """How many candidates each rung compares."""

@@ -170,7 +170,7 @@ class Hazards(ClosedLoss):
 class Cumulative(OutcomeLoss):
     """-ln P(label), where P(label <= j) = sigmoid(z_j): cumulative logits (McCullagh 1980); labels (n,) int64.
 
-    Outputs (n, K - 1), increasing in j: a model of one output behind `dpfl_plugin.models.ordinal.Thresholds`.
+    Outputs (n, K - 1), increasing in j: a model of one output behind `dpfl_plugin.models.Thresholds`.
     """
 
     num_classes: int

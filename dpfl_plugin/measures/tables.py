@@ -1,6 +1,7 @@
-"""How well a model does on records with labels, by scikit-learn and lifelines; what is not defined is None.
+"""How well a model does on records with labels; what is not defined is None.
 
-Measures are computed from records without noise: they are for the experimenter, and no epsilon covers them.
+Measures are computed from records without noise: they are for the experimenter, and no epsilon covers them. Their
+definitions are those of scikit-learn, which takes longer to import than a small run to train (`measures.formulas`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.measures import formulas
 from dpfl_plugin.measures.answers import Answers, at_risk, losses_of_bins
 
 Table = dict[str, Any]
@@ -53,12 +55,7 @@ def table(outcome: Outcome, said: Answers, labels: NDArray[Any], *, curves: bool
         "ordinal": _ordinal,
         "multi_label": _multi_label,
     }
-    import sklearn
-
-    # What is given is checked above, and what is not defined is None here. Warnings are not switched off: that is one
-    # switch for all threads of a process.
-    settings = sklearn.config_context(assume_finite=True, skip_parameter_validation=True)
-    with settings, np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # what is not defined is None
         if outcome.kind == "regression":
             assert said.predicted is not None
             found = _of_numbers(labels, said.predicted)
@@ -79,126 +76,104 @@ def _finite(said: Answers) -> bool:
 
 def _classes(said: Answers, y: NDArray[Any], curves: bool) -> Table:
     """Of two classes the second is the positive one."""
-    from sklearn import metrics
-
     assert said.predicted is not None
     found: Table = {
-        "accuracy": metrics.accuracy_score(y, said.predicted),
-        "balanced_accuracy": _balanced_accuracy(y, said.predicted),
+        "accuracy": float(np.mean(y == said.predicted)),
+        "balanced_accuracy": formulas.balanced_accuracy(y, said.predicted),
     }
     p = said.probabilities
-    if said.scores is not None:  # two classes
-        found["auc"] = _defined(lambda: metrics.roc_auc_score(y, said.scores), (y.min() != y.max()))
-        found["pr_auc"] = _defined(lambda: metrics.average_precision_score(y, said.scores), bool(y.any()))
-        positive = bool((said.predicted == 1).any())
-        found["f1"] = _defined(lambda: metrics.f1_score(y, said.predicted), positive or bool((y == 1).any()))
-        found["sensitivity"] = _defined(lambda: metrics.recall_score(y, said.predicted), bool((y == 1).any()))
-        found["specificity"] = _defined(
-            lambda: metrics.recall_score(y, said.predicted, pos_label=0), bool((y == 0).any())
-        )
-        found["precision"] = _defined(lambda: metrics.precision_score(y, said.predicted), positive)
+    if (scores := said.scores) is not None:  # two classes
+        found["auc"] = _defined(lambda: formulas.auc(y == 1, scores), y.min() != y.max())
+        found["pr_auc"] = _defined(lambda: formulas.average_precision(y == 1, scores), y.any())
+        hits, positives, found_positive = formulas.counts(y == 1, said.predicted == 1)
+        negatives = len(y) - positives
+        found["f1"] = _defined(lambda: 2 * hits / (positives + found_positive), positives + found_positive)
+        found["sensitivity"] = _defined(lambda: hits / positives, positives)
+        found["specificity"] = _defined(lambda: (negatives - found_positive + hits) / negatives, negatives)
+        found["precision"] = _defined(lambda: hits / found_positive, found_positive)
     else:
-        every = p is not None and len(np.unique(y)) == p.shape[1]
-        found["auc"] = _defined(lambda: metrics.roc_auc_score(y, p, multi_class="ovr", average="macro"), every)
-        one_hot = None if p is None else np.eye(p.shape[1])[y]
-        found["pr_auc"] = _defined(lambda: metrics.average_precision_score(one_hot, p, average="macro"), every)
-        found["f1"] = metrics.f1_score(y, said.predicted, average="macro", zero_division=0.0)
+        for name, measure in (("auc", formulas.auc), ("pr_auc", formulas.average_precision)):
+            every = p is not None and len(np.unique(y)) == p.shape[1]
+            found[name] = formulas.each_class(measure, y, p) if p is not None and every else None
+        known = np.union1d(y, said.predicted)
+        found["f1"] = float(np.mean([formulas.f1(y == k, said.predicted == k) for k in known]))
     found |= _of_probabilities(p, y)
     if curves:
         found |= _curves(said, y)
     return _plain(found)
 
 
-def _balanced_accuracy(y: NDArray[Any], predicted: NDArray[Any]) -> float:
-    """The mean recall of the classes that occur, without scikit-learn's warning where one class is all there is."""
-    from sklearn import metrics
-
-    return float(metrics.recall_score(y, predicted, labels=np.unique(y), average="macro", zero_division=0.0))
-
-
 def _of_probabilities(p: NDArray[Any] | None, y: NDArray[Any]) -> Table:
     """Brier (of two classes that of the second, else the sum over classes) and log loss; None without probabilities."""
-    from sklearn import metrics
-
     if p is None:
         return {"brier": None, "log_loss": None}
     K = p.shape[1]
-    summed = metrics.mean_squared_error(np.eye(K)[y], p) * K
-    return {"brier": summed / 2 if K == 2 else summed, "log_loss": metrics.log_loss(y, p, labels=range(K))}
+    summed = float(np.square(np.eye(K)[y] - p).mean()) * K
+    return {"brier": summed / 2 if K == 2 else summed, "log_loss": formulas.log_loss(y, p)}
 
 
 def _curves(said: Answers, y: NDArray[Any]) -> Table:
-    from sklearn import calibration, metrics
-
+    assert said.predicted is not None
     found: Table = {}
     p = said.probabilities
     K = p.shape[1] if p is not None else 2 if said.scores is not None else MOST_CLASSES + 1
     if K <= MOST_CLASSES:
-        found["confusion_matrix"] = metrics.confusion_matrix(y, said.predicted, labels=range(K)).tolist()
+        found["confusion_matrix"] = formulas.confusion(y, said.predicted, K).tolist()
     if p is not None and K == 2:
-        share, mean = calibration.calibration_curve(y == 1, p[:, 1], n_bins=BINS)
+        mean, share = formulas.calibration(y == 1, p[:, 1], BINS)
         found["calibration_curve"] = {"predicted": mean.tolist(), "observed": share.tolist()}
     return found
 
 
 def _ordinal(said: Answers, y: NDArray[Any], curves: bool) -> Table:
-    from sklearn import metrics
-
     assert said.predicted is not None
     # Of all levels, in their order: those that occur would stand next to each other.
-    levels = range(
-        2 + max(y.max(), said.predicted.max()) if said.probabilities is None else said.probabilities.shape[1]
-    )
+    p = said.probabilities
+    K = int(2 + max(y.max(), said.predicted.max()) if p is None else p.shape[1])
+    confusion = formulas.confusion(y, said.predicted, K)
     kappa = _defined(
-        lambda: metrics.cohen_kappa_score(y, said.predicted, labels=levels, weights="quadratic"),
+        lambda: formulas.quadratic_kappa(confusion),
         y.min() != y.max() or (said.predicted != y).any(),  # one level is said of one level: chance is as good
     )
     found = {
-        "mae": metrics.mean_absolute_error(y, said.predicted),
-        "accuracy": metrics.accuracy_score(y, said.predicted),
-        "balanced_accuracy": _balanced_accuracy(y, said.predicted),
+        "mae": float(np.abs(y - said.predicted).mean()),
+        "accuracy": float(np.mean(y == said.predicted)),
+        "balanced_accuracy": formulas.balanced_accuracy(y, said.predicted),
         "quadratic_kappa": kappa,
-        **_of_probabilities(said.probabilities, y),
+        **_of_probabilities(p, y),
     }
-    if curves and said.probabilities is not None and len(levels) <= MOST_CLASSES:
-        found["confusion_matrix"] = metrics.confusion_matrix(y, said.predicted, labels=levels).tolist()
+    if curves and p is not None and K <= MOST_CLASSES:
+        found["confusion_matrix"] = confusion.tolist()
     return _plain(found)
 
 
 def _of_numbers(y: NDArray[Any], predicted: NDArray[Any] | None) -> Table:
-    from sklearn import metrics
-
+    assert predicted is not None
     y = y.astype(np.float64)
     return _plain(
         {
-            "rmse": math.sqrt(metrics.mean_squared_error(y, predicted)),
-            "mae": metrics.mean_absolute_error(y, predicted),
-            "r2": _defined(lambda: metrics.r2_score(y, predicted), len(y) > 1),
+            "rmse": math.sqrt(np.square(y - predicted).mean()),
+            "mae": float(np.abs(y - predicted).mean()),
+            "r2": _defined(lambda: formulas.r2(y, predicted), len(y) > 1),
         }
     )
 
 
 def _poisson(labels: NDArray[Any], said: Answers) -> tuple[float, NDArray[Any], NDArray[Any]]:
     """(mean deviance, counts, expected counts)"""
-    from sklearn import metrics
-
     assert said.predicted is not None
     y, exposure = labels.astype(np.float64).T
     expected = np.clip(said.predicted * exposure, np.finfo(np.float64).tiny, np.finfo(np.float64).max)
-    return float(metrics.mean_poisson_deviance(y, expected)), y, expected
+    return formulas.poisson_deviance(y, expected), y, expected
 
 
 def _counts(labels: NDArray[Any], said: Answers) -> Table:
-    from sklearn import metrics
-
     deviance, y, expected = _poisson(labels, said)
-    explained = _defined(lambda: metrics.d2_tweedie_score(y, expected, power=1), y.min() != y.max())
+    explained = _defined(lambda: 1 - deviance / formulas.poisson_deviance(y, y.mean()), y.min() != y.max())
     return _plain({"deviance": deviance, "d2": explained, **_of_numbers(y, expected)})
 
 
 def _multi_label(said: Answers, y: NDArray[Any], curves: bool) -> Table:
-    from sklearn import metrics
-
     p = said.probabilities
     assert p is not None and said.predicted is not None
     y = y.astype(np.int64)
@@ -207,16 +182,16 @@ def _multi_label(said: Answers, y: NDArray[Any], curves: bool) -> Table:
         both = bool(y[:, k].min() != y[:, k].max())
         per_label.append(
             {
-                "auc": _defined(lambda k=k: metrics.roc_auc_score(y[:, k], p[:, k]), both),  # type: ignore[misc]
-                "pr_auc": _defined(lambda k=k: metrics.average_precision_score(y[:, k], p[:, k]), both),  # type: ignore[misc]
-                "f1": metrics.f1_score(y[:, k], said.predicted[:, k], zero_division=0.0),
-                "brier": metrics.mean_squared_error(y[:, k], p[:, k]),
+                "auc": formulas.auc(y[:, k] == 1, p[:, k]) if both else None,
+                "pr_auc": formulas.average_precision(y[:, k] == 1, p[:, k]) if both else None,
+                "f1": formulas.f1(y[:, k] == 1, said.predicted[:, k] == 1),
+                "brier": float(np.square(y[:, k] - p[:, k]).mean()),
             }
         )
     every = all(one["auc"] is not None for one in per_label)
     found = {
         "brier": float(np.mean([one["brier"] for one in per_label])),
-        "accuracy": 1 - metrics.hamming_loss(y, said.predicted),
+        "accuracy": float(np.mean(y == said.predicted)),
         "subset_accuracy": float((y == said.predicted).all(axis=1).mean()),
         "auc": _defined(lambda: float(np.mean([one["auc"] for one in per_label])), every),
         "pr_auc": _defined(lambda: float(np.mean([one["pr_auc"] for one in per_label])), every),

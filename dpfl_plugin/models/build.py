@@ -213,8 +213,8 @@ def _how_to_wrap(model: nn.Module, feature_shape: tuple[int, ...], error: Except
         return ""
     below = max(looked_up, default=1000)
     return (
-        " A model of words or categories gets whole numbers in their range by dpfl.FieldsModel(model, "
-        f"dpfl.Fields(x=dpfl.Field({feature_shape}, below={below})), positional=True) (docs/models.md)."
+        " A model of words or categories gets whole numbers in their range by dpfl.models.FieldsModel(model, "
+        f"dpfl.models.Fields(x=dpfl.models.Field({feature_shape}, below={below})), positional=True) (docs/models.md)."
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin import registry
 from dpfl_plugin.errors import UnsupportedError, require
+from dpfl_plugin.late import dp_accounting
 from dpfl_plugin.privacy import pld
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.samplers import whole_batches
@@ -259,11 +260,9 @@ class Gaussian(Checked):
 
 @functools.lru_cache(maxsize=4096)
 def _gaussian(terms: tuple[Term, ...], delta: float) -> float:
-    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
-
     mu = math.hypot(*(math.sqrt(t.count * t.rounds) / t.release.noise_multiplier for t in terms))
     with np.errstate(divide="ignore"):  # log(0), where not even epsilon 0 has that delta
-        return float(get_epsilon_gaussian(1 / mu, delta))
+        return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +282,9 @@ class RDP(Checked):
 
     def bound(self, terms: tuple[Term, ...], delta: float) -> float:
         """See `Checked.bound`."""
-        from dp_accounting import rdp
-
-        orders = rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS
+        orders = dp_accounting.rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS
         total = sum(_round_rdp(term) * term.rounds for term in terms)
-        return float(rdp.compute_epsilon(orders, total, delta)[0])
+        return float(dp_accounting.rdp.compute_epsilon(orders, total, delta)[0])
 
 
 def _round_rdp(term: Term) -> Array:
@@ -319,17 +316,14 @@ def _release_rdp(release: SampledGaussian) -> tuple[Array, Array]:
     replacement reads it as std / sensitivity under replacement, which is ours. A Gaussian without sampling is handed
     over as add-or-remove, where it is std / sensitivity in every version: alpha / (2 sigma^2) holds for any relation.
     """
-    from dp_accounting import dp_event
-    from dp_accounting.privacy_accountant import NeighboringRelation as Relation
-    from dp_accounting.rdp import RdpAccountant
-
+    dp_event, relations = dp_accounting.dp_event, dp_accounting.NeighboringRelation
     gaussian = dp_event.GaussianDpEvent(release.noise_multiplier)
-    event, relation = gaussian, Relation.ADD_OR_REMOVE_ONE
+    event, relation = gaussian, relations.ADD_OR_REMOVE_ONE
     if release.rate < 1 and release.sampler == "fixed":
-        event, relation = dp_event.SampledWithoutReplacementDpEvent(1, release.rate, gaussian), Relation.REPLACE_ONE
+        event, relation = dp_event.SampledWithoutReplacementDpEvent(1, release.rate, gaussian), relations.REPLACE_ONE
     elif release.rate < 1:
         event = dp_event.PoissonSampledDpEvent(release.rate, gaussian)
-    accountant = RdpAccountant(neighboring_relation=relation).compose(event)
+    accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation).compose(event)
     computed = np.asarray(accountant._rdp, dtype=np.float64)
     return np.asarray(accountant._orders, dtype=np.float64), np.maximum(computed, 0.0) + _RDP_ROUNDING
 

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from dpfl_plugin.late import dp_accounting
+
 Array = NDArray[np.float64]
 Bits = NDArray[np.bool_]
 
@@ -115,11 +117,9 @@ def _noncentrality(t: float, freedom: int, level: float) -> float:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon at delta of mu-Gaussian differential privacy (Balle, Wang 2018, Thm 8)."""
-    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
-
     if mu <= 0:
         return 0.0
-    return float(get_epsilon_gaussian(1 / mu, delta)) if math.isfinite(mu) else math.inf
+    return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if math.isfinite(mu) else math.inf
 
 
 def spread(values: Array, freedom: int, false_alarm: float) -> Interval:

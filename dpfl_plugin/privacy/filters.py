@@ -73,6 +73,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from dpfl_plugin.errors import LedgerError, require
+from dpfl_plugin.late import dp_accounting
 from dpfl_plugin.privacy import pld
 from dpfl_plugin.privacy.accountants import LEAST_NOISE, MOST_NOISE, PLD, Accountant, in_passes
 from dpfl_plugin.privacy.calibration import worst_epsilon
@@ -150,9 +151,7 @@ def epsilon_of(mu: float, disclosed: float, delta: float) -> float:
         return math.inf
     if mu == 0:
         return 0.0
-    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
-
-    return float(get_epsilon_gaussian(1 / mu, (delta - disclosed) / (1 - disclosed)))
+    return float(dp_accounting.get_epsilon_gaussian(1 / mu, (delta - disclosed) / (1 - disclosed)))
 
 
 def most_mu(epsilon: float, disclosed: float, delta: float) -> float:

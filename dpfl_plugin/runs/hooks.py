@@ -97,7 +97,7 @@ def check_callbacks(given: Sequence[object], where: str) -> None:
         if not isinstance(one, Callback):
             hint = f"; make one: {one.__name__}()" if isinstance(one, type) else ""
             if isinstance(one, str):
-                hint = f", such as dpfl.TensorBoard(). To name a tracker as in a file: trackers=[{one!r}]"
+                hint = f", such as dpfl.callbacks.TensorBoard(). To name a tracker as in a file: trackers=[{one!r}]"
             raise ConfigError(f"{where}[{i}]={one!r} must be an instance of dpfl_plugin.callbacks.Callback{hint}.")
 
 

@@ -23,7 +23,7 @@ import dpfl_plugin as dpfl
 
 SILOS = ("north", "east", "west")
 ASKEW = 25  # degrees
-FIELDS = dpfl.Fields(pixel_values=dpfl.Field((1, 8, 8)))  # the model is called with pixel_values=...
+FIELDS = dpfl.models.Fields(pixel_values=dpfl.models.Field((1, 8, 8)))  # the model is called with pixel_values=...
 
 
 class Scans(Dataset[dict[str, Any]]):
@@ -72,7 +72,7 @@ def pretrained(public: Scans, epochs: int) -> ViTForImageClassification:
     return model.eval()
 
 
-def adapted(network: nn.Module) -> dpfl.FieldsModel:
+def adapted(network: nn.Module) -> dpfl.models.FieldsModel:
     """The same network, of which adapters of rank 4 and the last layer are trained."""
     config = LoraConfig(
         r=4,
@@ -81,7 +81,7 @@ def adapted(network: nn.Module) -> dpfl.FieldsModel:
         target_modules=["q_proj", "v_proj"],
         modules_to_save=["classifier"],
     )
-    return dpfl.FieldsModel(get_peft_model(network, config), FIELDS, output="logits")
+    return dpfl.models.FieldsModel(get_peft_model(network, config), FIELDS, output="logits")
 
 
 def size(model: nn.Module) -> tuple[int, int]:
@@ -107,13 +107,13 @@ def main(arguments: list[str] | None = None) -> dpfl.Run:
     options = parser.parse_args(arguments)
     public, silos = scans()
     network = pretrained(public, options.epochs)
-    model = dpfl.FieldsModel(network, FIELDS, output="logits") if options.all else adapted(network)
+    model = dpfl.models.FieldsModel(network, FIELDS, output="logits") if options.all else adapted(network)
     print("trained, clipped, noised and sent: {:,} of {:,} parameters".format(*size(model)))
     print(f"accuracy at the silos before: {accuracy(model, silos):.3f}")
     run = dpfl.train(
         dpfl.Federation.from_datasets(silos, fields=FIELDS, classes=list(range(10))),
         model=model,
-        algorithm=dpfl.MBSGD(lr=1.0),
+        algorithm=dpfl.algorithms.MBSGD(lr=1.0),
         privacy=dpfl.Privacy(epsilon=4, delta=1e-3, clip_norm=0.5, sampler="full"),
         rounds=options.rounds,
         evaluation={"every": options.rounds},

@@ -20,11 +20,11 @@ FULL = ("privacy.sampler=full", "privacy.record_rate=null", "privacy.batch_size=
 # What the theorems decide by themselves, if the configuration leaves it out.
 DECIDED = ("phases", "exponent", "regularisation", "eta", "smoothing_radius", "envelope", "stage_rounds")
 ALGORITHMS = {
-    "localized_mb_sgd": dpfl.LocalizedMBSGD,
-    "localized_convolution": dpfl.LocalizedConvolution,
-    "localized_nesterov": dpfl.LocalizedNesterov,
-    "localized_subgradient": dpfl.LocalizedSubgradient,
-    "multistage_mb_sgd": dpfl.MultistageMBSGD,
+    "localized_mb_sgd": dpfl.algorithms.LocalizedMBSGD,
+    "localized_convolution": dpfl.algorithms.LocalizedConvolution,
+    "localized_nesterov": dpfl.algorithms.LocalizedNesterov,
+    "localized_subgradient": dpfl.algorithms.LocalizedSubgradient,
+    "multistage_mb_sgd": dpfl.algorithms.MultistageMBSGD,
 }
 WITH_THEOREM = (
     "localized_mb_sgd (Theorem C.1), localized_convolution (D.5), localized_nesterov (E.2), localized_subgradient "
@@ -105,11 +105,11 @@ def _constants(case: Case, algorithm: Any) -> tuple[list[Constant], list[str]]:
         D = case.needed("distance", why) if asked else float(algorithm.diameter or 0)
         constants.append(Constant("D", D, "--distance" if asked else "algorithm.diameter"))
         settings.append(f"algorithm.diameter={D!r}")
-    if isinstance(algorithm, dpfl.LocalizedMBSGD | dpfl.MultistageMBSGD):
+    if isinstance(algorithm, dpfl.algorithms.LocalizedMBSGD | dpfl.algorithms.MultistageMBSGD):
         beta = _smoothness(case, algorithm)
         constants.append(beta)
         settings.append(f"algorithm.smoothness={number(beta.value)!r}")
-    if isinstance(algorithm, dpfl.MultistageMBSGD):
+    if isinstance(algorithm, dpfl.algorithms.MultistageMBSGD):
         constants.append(Constant("mu", algorithm.strong_convexity, "algorithm.strong_convexity"))
     constants += [
         Constant("n", facts.num_records, "training records of the smallest silo"),
@@ -135,7 +135,7 @@ def _left_to_the_theorem(config: Any, algorithm: Any) -> list[str]:
     options = config.algorithm.options
     gone = [name for name in (*DECIDED, "phase_rounds") if options.get(name) is not None]
     more = []
-    if isinstance(algorithm, dpfl.LocalizedMBSGD):
+    if isinstance(algorithm, dpfl.algorithms.LocalizedMBSGD):
         more = ["algorithm.subsolver=multistage"]
         gone += [
             name
@@ -174,7 +174,7 @@ def _values(algorithm: Any, facts: Facts) -> tuple[str, list[Value]]:
     known = algorithm.need_theorem(facts, "diameter", algorithm.theorem_name)
     first = (
         Value("eta", number(theory.step_size(**known)), "eta_i = eta / 2^(i p), lambda_i = 1 / (eta_i n_i)")
-        if isinstance(algorithm, dpfl.LocalizedSubgradient)
+        if isinstance(algorithm, dpfl.algorithms.LocalizedSubgradient)
         else Value("lambda", number(theory.regularisation(**known)), "lambda_i = lambda 2^((i-1) p)")
     )
     smoothing = []

@@ -125,7 +125,7 @@ def plan(case: Case) -> Plan:
     """
     if case.config.algorithm.name != "fedavg_sync":
         raise ConfigError(f"algorithm.name={case.config.algorithm.name!r}: the paper's is fedavg_sync.")
-    algorithm = dpfl.FedAvgSync(**case.config.algorithm.options)
+    algorithm = dpfl.algorithms.FedAvgSync(**case.config.algorithm.options)
     rounds = case.config.rounds
     if rounds is None:
         raise ConfigError("rounds is missing: the best number of local steps is that of a number of rounds.")
@@ -153,7 +153,7 @@ def plan(case: Case) -> Plan:
     )
 
 
-def _problem(case: Case, algorithm: dpfl.FedAvgSync) -> tuple[FedAvgSyncProblem, Sequence[Constant]]:
+def _problem(case: Case, algorithm: dpfl.algorithms.FedAvgSync) -> tuple[FedAvgSyncProblem, Sequence[Constant]]:
     config, setting, counts, known = case.config, case.setting, case.num_records, linear(case)
     mu, L = convexity(case, "Theorem 3")
     if known is None:

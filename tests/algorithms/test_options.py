@@ -34,12 +34,16 @@ def test_a_misspelt_or_missing_option_is_told(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "word", "says"),
     [
-        (dpfl.Scaffold, "lr", r" \(did you mean 'local_lr'\?\)"),
-        (dpfl.MBSGD, "learning_rate", r" \(did you mean 'lr'\?\)"),
-        (dpfl.Scaffold, "epochs", r" \(did you mean 'local_steps'\? It counts gradient steps in a round, not passes "),
-        (dpfl.MBSGD, "epochs", r"[.;](.|\n)*Known options: "),  # it takes one step a round
-        (dpfl.FedAvg, "batch_size", r" \(did you mean 'privacy.batch_size'\?\)"),
-        (dpfl.FedAvg, "rounds", r" \(did you mean 'rounds', at the top level\?\)"),
+        (dpfl.algorithms.Scaffold, "lr", r" \(did you mean 'local_lr'\?\)"),
+        (dpfl.algorithms.MBSGD, "learning_rate", r" \(did you mean 'lr'\?\)"),
+        (
+            dpfl.algorithms.Scaffold,
+            "epochs",
+            r" \(did you mean 'local_steps'\? It counts gradient steps in a round, not passes ",
+        ),
+        (dpfl.algorithms.MBSGD, "epochs", r"[.;](.|\n)*Known options: "),  # it takes one step a round
+        (dpfl.algorithms.FedAvg, "batch_size", r" \(did you mean 'privacy.batch_size'\?\)"),
+        (dpfl.algorithms.FedAvg, "rounds", r" \(did you mean 'rounds', at the top level\?\)"),
     ],
 )
 def test_another_word_for_an_option_names_ours(kind: type, word: str, says: str) -> None:
@@ -51,9 +55,9 @@ def test_another_word_for_an_option_names_ours(kind: type, word: str, says: str)
 
 
 def test_an_algorithm_is_a_frozen_dataclass_as_before() -> None:
-    one = dpfl.Scaffold(local_steps=3, local_lr=1.0)
+    one = dpfl.algorithms.Scaffold(local_steps=3, local_lr=1.0)
     assert dataclasses.replace(one, local_steps=4).local_steps == 4
     assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
-    assert inspect.signature(dpfl.Scaffold).parameters["option"].default == "II"
+    assert inspect.signature(dpfl.algorithms.Scaffold).parameters["option"].default == "II"
     with pytest.raises(dataclasses.FrozenInstanceError):
         one.local_steps = 4  # type: ignore[misc]

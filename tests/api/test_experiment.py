@@ -70,7 +70,11 @@ def test_what_is_wrong_is_named(tmp_path):
     for call, error, says in (
         (lambda: dpfl.load(tmp_path / "none.yaml"), ConfigError, "none.yaml: cannot be read"),
         (lambda: dpfl.load(path).with_(seeds=1), ConfigError, "seeds is not a known key.*did you mean 'seed'"),
-        (lambda: dpfl.load(path).with_(algorithm=dpfl.FedAvg(local_steps=1, local_lr=1)), ConfigError, "plain values"),
+        (
+            lambda: dpfl.load(path).with_(algorithm=dpfl.algorithms.FedAvg(local_steps=1, local_lr=1)),
+            ConfigError,
+            "plain values",
+        ),
         (lambda: dpfl.load(path, variant="a"), ConfigError, "has no variants"),
         (lambda: dpfl.Ledger.open(tmp_path), DataError, "there is no ledger"),
     ):
@@ -104,7 +108,10 @@ def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a
     rows = rng.normal(size=(120, 3))
     frame = pd.DataFrame(rows, columns=["a", "b", "c"]).assign(site=["x", "y"] * 60, label=(rows[:, 0] > 0).astype(int))
     federation = dpfl.Federation.from_frame(frame, silo="site", classes=[0, 1], test_fraction=0.25)
-    given = {"algorithm": dpfl.FedAvg(local_steps=2, local_lr=0.5), "privacy": dpfl.Privacy(epsilon=3, delta=1e-3)}
+    given = {
+        "algorithm": dpfl.algorithms.FedAvg(local_steps=2, local_lr=0.5),
+        "privacy": dpfl.Privacy(epsilon=3, delta=1e-3),
+    }
     mine = federation.experiment(**given, rounds=3, seed=3)
     run = dpfl.train(federation, **given, rounds=3, seed=3, out="trained", progress=False)
     assert "data: Federation(120 records" in str(mine) and "algorithm: {name: fedavg, local_steps: 2" in str(mine)

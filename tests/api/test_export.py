@@ -30,7 +30,7 @@ STEPS = [
 def trained(tmp_path, **keys):
     options = {"model": "softmax", "preprocess": STEPS, "privacy": {"noise_multiplier": 4.0}} | keys
     federation = dpfl.Federation.load("digits", num_silos=2, preprocess=options.pop("preprocess"))
-    step = dpfl.MBSGD(lr=1.0)
+    step = dpfl.algorithms.MBSGD(lr=1.0)
     return dpfl.train(federation, algorithm=step, rounds=1, out=tmp_path / "runs", progress=False, **options)
 
 
@@ -101,7 +101,7 @@ def test_names_of_classes_that_were_read_from_records_stay_here(tmp_path, classe
     records = {name: (rng.random((20, 3)), np.array(["ill", "well"] * 10)) for name in "ab"}
     run = dpfl.train(
         dpfl.Federation.from_arrays(records, classes=classes),
-        algorithm=dpfl.MBSGD(lr=1.0),
+        algorithm=dpfl.algorithms.MBSGD(lr=1.0),
         privacy={"noise_multiplier": 4.0},
         rounds=1,
         out=tmp_path / "runs",
@@ -144,7 +144,7 @@ def test_models_of_every_outcome_are_exported(tmp_path, label, outputs, said):
     run = dpfl.train(
         federation,
         model="linear" if label.get("outcome") else "softmax",
-        algorithm=dpfl.MBSGD(lr=1.0),
+        algorithm=dpfl.algorithms.MBSGD(lr=1.0),
         privacy=dpfl.Privacy(noise_multiplier=4.0),
         rounds=1,
         out=tmp_path / "runs",
@@ -181,7 +181,7 @@ def test_the_card_says_how_a_table_becomes_records(tmp_path):
     run = dpfl.train(
         federation,
         model="linear",
-        algorithm=dpfl.MBSGD(lr=1.0),
+        algorithm=dpfl.algorithms.MBSGD(lr=1.0),
         privacy=dpfl.Privacy(noise_multiplier=4.0),
         rounds=1,
         out=tmp_path / "runs",

@@ -37,7 +37,7 @@ def frozen() -> nn.Module:
 
 def train(federation: dpfl.Federation, out: Path, **keys: object) -> dpfl.Run:
     options = {"model": "softmax", "privacy": {"noise_multiplier": 4.0}, "out": out, "progress": False, **keys}
-    return dpfl.train(federation, algorithm=dpfl.MBSGD(lr=1.0), rounds=2, **options)  # type: ignore[arg-type]
+    return dpfl.train(federation, algorithm=dpfl.algorithms.MBSGD(lr=1.0), rounds=2, **options)  # type: ignore[arg-type]
 
 
 def test_a_run_on_features_states_predicts_and_exports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,8 @@ def loss(outputs, labels):
 
 
 def trained(name, records, **keys):
-    step, privacy = dpfl.FedAvg(local_steps=2, local_lr=0.5), dpfl.Privacy(epsilon=4, delta=1e-3, randomness="fresh")
+    step = dpfl.algorithms.FedAvg(local_steps=2, local_lr=0.5)
+    privacy = dpfl.Privacy(epsilon=4, delta=1e-3, randomness="fresh")
     given = {"algorithm": step, "privacy": privacy, "rounds": 2, "out": "runs", "progress": False, **keys}
     return dpfl.train(records, name=name, **given)
 
@@ -189,7 +190,7 @@ def test_a_model_of_a_module_is_found_and_must_be_what_it_was(tmp_path):
 silos = {{name: (shift + {x}, np.arange(40) % 2) for shift, name in enumerate("ab")}}
 run = dpfl.train(
     dpfl.Federation.from_arrays(silos), model={{"module": "model_made_later:make"}},
-    privacy={{"noise_multiplier": 4.0}}, algorithm=dpfl.MBSGD(lr=1.0), rounds=1, out="runs", progress=False,
+    privacy={{"noise_multiplier": 4.0}}, algorithm=dpfl.algorithms.MBSGD(lr=1.0), rounds=1, out="runs", progress=False,
 )"""
     opened, again = "run = dpfl.Run.open(sys.argv[1])", f"\nprint(run.model, dpfl.predict(run, {x}).rows)"
     done = python(tmp_path, train + again + "\nprint(run.folder)")

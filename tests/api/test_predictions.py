@@ -26,7 +26,7 @@ Y = np.where(X[:, 0] > 0, "ill", "healthy")
 SITES = np.array(["east", "west"])[np.arange(N) % 2]
 FRAME = pandas.DataFrame({"age": X[:, 0], "dose": X[:, 1], "old": X[:, 1] > 0.5, "state": Y, "site": SITES})
 SETTING: dict[str, Any] = {
-    "algorithm": dpfl.FedAvg(local_steps=2, local_lr=0.5),
+    "algorithm": dpfl.algorithms.FedAvg(local_steps=2, local_lr=0.5),
     "privacy": {"noise_multiplier": 1.0},
     "rounds": 2,
     "progress": False,

@@ -263,7 +263,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = {name: (np.random.default_rng(0).random((n, 4)), np.arange(n) % 2) for name, n in (("=A", 40), ("B", 20))}
     run = dpfl.train(
         dpfl.Federation.from_arrays(arrays, classes=[0, 1]),
-        algorithm=dpfl.FedAvg(local_steps=1, local_lr=0.1),
+        algorithm=dpfl.algorithms.FedAvg(local_steps=1, local_lr=0.1),
         privacy=dpfl.Privacy(noise_multiplier=5.0, randomness="fresh"),
         rounds=1,
         out=tmp_path_factory.mktemp("named"),

@@ -87,7 +87,7 @@ TRAIN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_an_argument_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any, says: Any) -> None:
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {
-        "algorithm": dpfl.FedAvg(local_steps=2, local_lr=0.5),
+        "algorithm": dpfl.algorithms.FedAvg(local_steps=2, local_lr=0.5),
         "privacy": {"noise_multiplier": 4.0},
         "rounds": 2,
         **changes,
@@ -112,7 +112,7 @@ def test_an_argument_of_privacy(changes: dict[str, Any], says: str) -> None:
     refused(lambda: dpfl.Privacy(**changes), says)
 
 
-@pytest.mark.parametrize("algorithm", [dpfl.FedAvg, dpfl.Scaffold, dpfl.ScaffoldWarm])
+@pytest.mark.parametrize("algorithm", [dpfl.algorithms.FedAvg, dpfl.algorithms.Scaffold, dpfl.algorithms.ScaffoldWarm])
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -239,7 +239,7 @@ def test_an_argument_of_the_other_functions(
 def test_a_folder_of_another_run(tmp_path: Path) -> None:
     """An unfinished run of the same configuration is gone on with or left; one of another has its own folder."""
     given: dict[str, Any] = {
-        "algorithm": dpfl.FedAvg(local_steps=2, local_lr=0.5),
+        "algorithm": dpfl.algorithms.FedAvg(local_steps=2, local_lr=0.5),
         "privacy": {"noise_multiplier": 4.0},
         "out": tmp_path,
         "rounds": 1,

@@ -72,7 +72,7 @@ SETTINGS = {
     # unknown keys
     "seeed=1": ["seeed", "did you mean 'seed'"],
     "privacy.record_rte=1": ["privacy.record_rte", "did you mean 'record_rate'"],
-    "algorithm.local_stps=3": ["algorithm.local_stps", "did you mean 'local_steps'", "Known options"],
+    "algorithm.local_stps=3": ["algorithm.local_stps", "did you mean 'local_steps'"],
     "data.dataset.num_feature=3": ["data.dataset.num_feature", "did you mean 'num_features'"],
     "model={name: mlp, hiden: [3]}": ["model.hiden", "did you mean 'hidden'"],
     "model.hidden=3": ["model", "exactly one of name"],
@@ -135,7 +135,7 @@ SETTINGS = {
     "runtime={graphs: true, device: cuda, lockstep: false}": ["graphs: true with lockstep: false"],
     "name=a/b": ["name='a/b'"],
     # plugins
-    "algorithm.name=scafold": ["'scafold'", "did you mean 'scaffold'", "Known: "],
+    "algorithm.name=scafold": ["'scafold'", "did you mean 'scaffold'"],
     "algorithm.name=null": ["algorithm", "exactly one of name"],
     "model=softmx": ["'softmx'", "did you mean 'softmax'"],
     "data.dataset.name=synthtic": ["'synthtic'", "did you mean 'synthetic'"],

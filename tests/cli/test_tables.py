@@ -121,7 +121,12 @@ def test_a_frame_is_the_records_of_its_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             dpfl.train(
-                federation, model="softmax", algorithm=dpfl.MBSGD(lr=1.0), privacy=privacy, rounds=1, out=tmp_path
+                federation,
+                model="softmax",
+                algorithm=dpfl.algorithms.MBSGD(lr=1.0),
+                privacy=privacy,
+                rounds=1,
+                out=tmp_path,
             )
     with pytest.raises(DataError, match=r"row 3, column 'stage': 'IV' is not one of.*columns\.stage\.values"):
         dpfl.Federation.from_table(frame().assign(stage=["I"] * 3 + ["IV"] + ["I"] * 76), SCHEMA)

@@ -103,3 +103,48 @@ def test_code_that_is_no_plugin_is_one_message(tmp_path: Path, key: str) -> None
     path = write(tmp_path, BLOCKS)
     for module in ("os:path", "os:no_such", "no_such:name", "json:dumps", "collections:UserList"):
         one_message(dpfl("check", path, "--set", f"{key}.module={module}"), key)
+
+
+# A block, what a file has there, and how it is read.
+NULLS: dict[str, tuple[Any, Callable[[Path, list[str]], object]]] = {
+    "data.partition": ({"name": "dirichlet", "alpha": 0.1}, load),
+    "data.preprocess": (["unit_norm"], load),
+    "data.schema": ({"label": "ill"}, load),
+    "model": ({"name": "mlp", "hidden": [3]}, load),
+    "model.hidden": ([3], load),
+    "privacy.clip": ("per_layer", load),
+    "privacy.accountant": ({"name": "rdp"}, load),
+    "silos": ({"0": {"clip_norm": 2.0}}, load),
+    "evaluation": ({"every": 2}, load),
+    "early_stopping": ({"every": 2}, load),
+    "checkpoint": ({"every": 2}, load),
+    "runtime": ({"threads": 2}, load),
+    "trackers": (["tensorboard"], load),
+    "sweep": (SWEEP["sweep"], load),
+    "tune": (TUNE["tune"], load),
+    "variants": (VARIANTS["variants"], load),
+    "variants.b": ({"seed": 4}, load),
+    "sweep.list": ([{"rounds": 2}], sweeping.expand),
+    "tune.random": ({"algorithm.local_lr": [0.1, 1.0]}, tuning.read_tune),
+}
+
+
+# What the file needs besides.
+AROUND: dict[str, dict[str, Any]] = {
+    "model.hidden": {"model": {"name": "mlp"}},
+    "variants.b": {"variants": {"a": {}}},
+    "sweep.list": {"sweep": {"seeds": 2}},
+    "tune.random": merged(TUNE, {"tune": {"candidates": None}, "privacy": {"epsilon": 4}}),
+}
+
+
+@pytest.mark.parametrize("key", NULLS)
+def test_null_removes_a_block(key: str, tmp_path: Path) -> None:
+    block, read = NULLS[key]
+    for part in reversed(key.split(".")):
+        block = {part: block}
+    around = merged({"privacy": {"noise_multiplier": None}} if read is tuning.read_tune else {}, AROUND.get(key, {}))
+    without = read(write(tmp_path, around), [])
+    if key not in ("model.hidden", "variants.b"):  # a plugin's option may mean something by null
+        assert read(write(tmp_path, around), [f"{key}=null"]) == without
+    assert read(write(tmp_path, merged(around, block)), [f"{key}=null"]) == without

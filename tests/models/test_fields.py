@@ -220,7 +220,7 @@ def test_low_rank_adapters_alone_are_trained_released_and_charged(tmp_path: Path
     run = dpfl.train(
         dpfl.Federation.from_datasets(silos, fields=FIELDS, classes=[0, 1, 2]),
         model=model,
-        algorithm=dpfl.Scaffold(local_steps=2, local_lr=1.0),
+        algorithm=dpfl.algorithms.Scaffold(local_steps=2, local_lr=1.0),
         privacy=dpfl.Privacy(noise_multiplier=1.0),
         rounds=2,
         out=tmp_path,
@@ -246,7 +246,7 @@ class Bag(nn.Module):
 
 BAG = Fields(ids=Field((LENGTH,), below=WORDS))
 SETTING: dict[str, Any] = {
-    "algorithm": dpfl.FedAvg(local_steps=1, local_lr=0.5),
+    "algorithm": dpfl.algorithms.FedAvg(local_steps=1, local_lr=0.5),
     "privacy": dpfl.Privacy(noise_multiplier=1.0),
     "rounds": 1,
     "progress": False,

@@ -249,7 +249,7 @@ def test_models_are_tried_in_eval_mode_in_which_they_are_trained() -> None:
 def test_a_model_of_words_is_told_what_gives_it_words(convert: str) -> None:
     with pytest.raises(PluginError, match="standard normal numbers") as refused:
         user("Words", convert=convert)
-    (wrap,) = re.findall(r"dpfl\.FieldsModel.*positional=True\)", str(refused.value))
+    (wrap,) = re.findall(r"dpfl\.models\.FieldsModel.*positional=True\)", str(refused.value))
     assert "below=50" in wrap
     wrapped = eval(wrap, {"dpfl": dpfl_plugin, "model": Words((6,), 3)})
     check_model(wrapped, (6,))

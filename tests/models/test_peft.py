@@ -25,7 +25,9 @@ if any(importlib.util.find_spec(name) is None for name in ("peft", "transformers
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lora" / "lora.py"
 WORDS, LENGTH = 50, 6
-FIELDS = dpfl.Fields(input_ids=dpfl.Field((LENGTH,), below=WORDS), attention_mask=dpfl.Field((LENGTH,), below=2))
+FIELDS = dpfl.models.Fields(
+    input_ids=dpfl.models.Field((LENGTH,), below=WORDS), attention_mask=dpfl.models.Field((LENGTH,), below=2)
+)
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def example() -> ModuleType:
     return module
 
 
-def reader(*, lora_dropout: float = 0.0, **changes: float) -> dpfl.FieldsModel:
+def reader(*, lora_dropout: float = 0.0, **changes: float) -> dpfl.models.FieldsModel:
     """A BERT of one layer with adapters of rank 2 and a head."""
     from peft import LoraConfig, get_peft_model
     from transformers import BertConfig, BertForSequenceClassification
@@ -52,7 +54,7 @@ def reader(*, lora_dropout: float = 0.0, **changes: float) -> dpfl.FieldsModel:
             r=2, lora_dropout=lora_dropout, target_modules=["query", "value"], modules_to_save=["classifier"],
             init_lora_weights=False,  # B does not start at 0, so that A has a gradient, too
         )  # fmt: skip
-        return dpfl.FieldsModel(get_peft_model(network, lora), FIELDS, output="logits").eval()
+        return dpfl.models.FieldsModel(get_peft_model(network, lora), FIELDS, output="logits").eval()
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def federation(kind: str, labels: np.ndarray | None = None, **keys: Any) -> dpfl
 def train(records: dpfl.Federation, out: Path, **changes: Any) -> dpfl.Run:
     given: dict[str, Any] = {
         "model": {"name": "linear"},
-        "algorithm": dpfl.Scaffold(local_steps=5, local_lr=0.5),
+        "algorithm": dpfl.algorithms.Scaffold(local_steps=5, local_lr=0.5),
         "privacy": PRIVATE,
         "rounds": 8,
         "seed": 1,
@@ -404,7 +404,7 @@ def two_of_a_kind(tmp_path_factory: pytest.TempPathFactory, measuring: Any) -> d
             ("bad", 1e-300),
             ("good", 0.5),
         ):  # steps that are 0 in float32: no noise decides which is better
-            options = {"algorithm": dpfl.FedAvg(local_steps=5, local_lr=lr), "rounds": 12}
+            options = {"algorithm": dpfl.algorithms.FedAvg(local_steps=5, local_lr=lr), "rounds": 12}
             privacy = {**PRIVATE, "noise_multiplier": 0.1}
             with measuring():
                 found.setdefault(kind, {})[name] = train(records, out / kind / name, privacy=privacy, **options)

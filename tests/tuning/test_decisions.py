@@ -27,7 +27,7 @@ PRIVACY: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-3, "clip_norm": 1.0, "sa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failing(dpfl.FedAvg):
+class Failing(dpfl.algorithms.FedAvg):
     """Fails with some step sizes in some round: "0.1@2" is 0.1 in round 2."""
 
     failing: str = ""

@@ -1,0 +1,89 @@
+"""Measures of answers, by the definitions of scikit-learn. Positive classes are truth values [n]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import xlogy
+
+Array = NDArray[Any]
+
+
+def counts(positive: Array, predicted: Array) -> tuple[int, int, int]:
+    """(how many are positive and predicted to be, are positive, are predicted to be)"""
+    return int((positive & predicted).sum()), int(positive.sum()), int(predicted.sum())
+
+
+def f1(positive: Array, predicted: Array) -> float:
+    """The harmonic mean of precision and recall; 0 where nothing is positive and nothing is predicted to be."""
+    hits, positives, found = counts(positive, predicted)
+    return 2 * hits / (positives + found) if positives + found else 0.0
+
+
+def _steps(positive: Array, scores: Array) -> tuple[Array, Array]:
+    """(records, positive ones) with scores of at least each score that occurs, from the highest on."""
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    return ends + 1, np.cumsum(positive[order])[ends]
+
+
+def auc(positive: Array, scores: Array) -> float:
+    """The area under the ROC curve; ties count half."""
+    taken, hits = (np.append(0, found) for found in _steps(positive, scores))
+    recall, false_alarms = hits / hits[-1], (taken - hits) / (taken[-1] - hits[-1])
+    return float(np.sum(np.diff(false_alarms) * (recall[1:] + recall[:-1]) / 2))
+
+
+def average_precision(positive: Array, scores: Array) -> float:
+    """The sum of the precision at each score, weighted by how much recall it adds."""
+    taken, hits = _steps(positive, scores)
+    return float(np.sum(np.diff(hits, prepend=0) / hits[-1] * (hits / taken)))
+
+
+def each_class(measure: Callable[[Array, Array], float], y: Array, p: Array) -> float:
+    """The mean of a measure of each class against all others."""
+    return float(np.mean([measure(y == k, p[:, k]) for k in range(p.shape[1])]))
+
+
+def balanced_accuracy(y: Array, predicted: Array) -> float:
+    """The mean recall of the classes that occur."""
+    return float(np.mean([(predicted[y == k] == k).mean() for k in np.unique(y)]))
+
+
+def log_loss(y: Array, p: Array) -> float:
+    """The mean of -log of the probability of the class that it is, which counts as the least number format's step."""
+    least = np.finfo(p.dtype).eps
+    return float(-np.log(np.clip(p[np.arange(len(y)), y], least, 1 - least)).mean())
+
+
+def confusion(y: Array, predicted: Array, K: int) -> Array:
+    """(K, K) records by class and predicted class."""
+    return np.bincount(y.astype(np.int64) * K + predicted.astype(np.int64), minlength=K * K).reshape(K, K)
+
+
+def quadratic_kappa(confusion: Array) -> float:
+    """1 minus the squared error over that of answers which are independent of the classes (Cohen)."""
+    weights = np.square(np.subtract.outer(*[np.arange(len(confusion))] * 2))
+    chance = np.outer(confusion.sum(axis=1), confusion.sum(axis=0)) / confusion.sum()
+    return float(1 - (weights * confusion).sum() / (weights * chance).sum())
+
+
+def calibration(positive: Array, p: Array, bins: int) -> tuple[Array, Array]:
+    """(mean probability, share of positive ones) in each bin of equal width that is not empty."""
+    places = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], p)
+    number, mean, share = (np.bincount(places, each, bins) for each in (None, p, positive))
+    return mean[number > 0] / number[number > 0], share[number > 0] / number[number > 0]
+
+
+def r2(y: Array, predicted: Array) -> float:
+    """The share of the variance that is explained; where there is none, 1 for a perfect prediction, else 0."""
+    error, variance = np.square(y - predicted).sum(), np.square(y - y.mean()).sum()
+    return float(1 - error / variance) if variance else float(error == 0)
+
+
+def poisson_deviance(y: Array, expected: Array | float) -> float:
+    """The mean deviance of counts."""
+    return float(2 * (xlogy(y, y / expected) - y + expected).mean())
