@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -41,7 +42,7 @@ from dpfl_plugin.core.outcomes import ACCURACY, score_key
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.names import called
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError, DpflError
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runtimes.mpi import job
 
@@ -66,7 +67,7 @@ class Options:
 
     def command(self, path: Path, settings: Sequence[str], *, out: Path | None = None) -> list[str]:
         """The words of this command without --resume; ``out``: of another one that differs in its folder."""
-        words = ["dpfl", "run", str(path), *(f"--set={setting}" for setting in settings)]
+        words = [*job.command(), "run", str(path), *(f"--set={setting}" for setting in settings)]
         if out is None and self.out is not None:
             words += ["--out", str(self.out)]
         if self.ledger is not None:
@@ -83,7 +84,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
 
     As one of several MPI ranks, only the first does so; the others hold silos and do what it asks.
     """
-    joined = job.join()
+    joined = job.join(lambda: _silo_timeout(path, settings, options))
     if joined is not None:
         starting.over()
     if joined is not None and joined.rank > 0:
@@ -127,6 +128,16 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
             print(f"dpfl: {prefix}{_ending(result, again)}", file=sys.stderr)
     code = max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
     return _interrupted(plan, before) if code == EXIT_CODES["interrupted"] else code
+
+
+def _silo_timeout(path: Path, settings: list[str], options: Options) -> float | None:
+    """The longest of all variants; None where the file is wrong, which is said later."""
+    try:
+        variants = Experiment(path, tuple(settings), options.variant).loaded().variants
+    except DpflError:
+        return None
+    longest = max(one.config.runtime.silo_timeout or math.inf for one in variants)
+    return longest if math.isfinite(longest) else None
 
 
 def _interrupted(plan: Plan, before: list[int]) -> int:
