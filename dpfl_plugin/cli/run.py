@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.training import begun, of_one_seed, rounds_saved, run_each
 from dpfl_plugin.cli.output import show
 from dpfl_plugin.config.load import Plan
+from dpfl_plugin.errors import DpflError
 from dpfl_plugin.interrupts import INTERRUPTED, NO_ROUND, startup_is_over, stopping
 from dpfl_plugin.runtimes.mpi import job
 
@@ -45,7 +47,7 @@ def carry_out(
         plan_of: loads (the runs, where relative paths start). named: whether it is one variant, which was asked for.
         how: as `run_each` takes it.
     """
-    joined = job.join()
+    joined = job.join(lambda: _silo_timeout(plan_of))
     if joined is not None and joined.rank > 0:
         startup_is_over()
         joined.serve()
@@ -69,11 +71,21 @@ def carry_out(
         if how.get("profile") and run.profile is not None:
             print(f"{label}: {run.profile}", file=sys.stderr if as_json else sys.stdout)
         if run.status != "done":
-            _say((f"{label}: " if len(plan.variants) > 1 else "") + run.ending(shlex.join(["dpfl", *words])))
+            _say((f"{label}: " if len(plan.variants) > 1 else "") + run.ending(shlex.join([*job.command(), *words])))
     code = max((run.exit_code for run in runs.values()), default=0)
     if not during_planning and code != INTERRUPTED:
         return code
     return INTERRUPTED if rounds_saved(plan) != before else NO_ROUND
+
+
+def _silo_timeout(plan_of: Callable[[], tuple[Plan, Path]]) -> float | None:
+    """The longest of all runs; None where they cannot be loaded, which is said once all ranks have started."""
+    try:
+        plan, _ = plan_of()
+    except DpflError:
+        return None
+    longest = max(variant.config.runtime.silo_timeout or math.inf for variant in plan.variants)
+    return longest if math.isfinite(longest) else None
 
 
 def _say(text: str) -> None:

@@ -241,7 +241,10 @@ def _checksum(previous: str, body: bytes) -> str:
 
 
 def _torn(size: int, where: str) -> str:
-    return f"a last line of {size} bytes was cut off by a crash before it was synced: nothing of it had left; {where}."
+    return (
+        f"a last line of {size} bytes was cut off before it was synced, by a crash or a full disk: nothing of it "
+        f"had left; {where}."
+    )
 
 
 def has_first_line(path: Path) -> bool:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,25 @@ def test_a_silo_rank_that_fails_ends_the_job_with_a_checkpoint_behind_it(
         assert "Traceback" not in err
     assert (tmp_path / "failed").exists() and list((tmp_path / "runs").glob("run/*/checkpoint/state.safetensors"))
     same_in_the_end(config, resumed_here(config))
+
+
+def test_a_rank_that_hangs_while_it_starts_ends_the_job(tmp_path: Path) -> None:
+    config = configured(tmp_path, "raise")
+    with Job(2, [*arguments(config), "--set=runtime.silo_timeout=5"]) as job:
+        while "libtorch" not in loaded(job.pids().get(1)):  # and MPI later
+            time.sleep(0.02)
+        os.kill(job.pids()[1], signal.SIGSTOP)
+        code, _, err = job.end()
+        assert code != 0 and job.nobody_is_left()
+    assert "dpfl: not all of the 2 ranks have started after 5 s" in err, err
+    assert not (tmp_path / "runs").exists()
+
+
+def loaded(pid: int | None) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
 
 
 def test_what_a_silo_rank_says_stays_at_the_silo_where_nobody_else_knows_the_noise(tmp_path: Path) -> None:

@@ -72,6 +72,22 @@ def test_a_program_that_goes_on_talking_does_not_end_the_launcher(
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
 
 
+ENDS = {
+    "kill -TERM $PPID; sleep 1; kill -USR1 $$": (7, "interrupted while the ranks were starting: nothing was run"),
+    "exit 137": (137, "Continue from the last checkpoint, if there is one, by:  {} -n 2 run a\\ b.yaml --resume\n"),
+    "exit 4": (4, ""),
+}
+
+
+@pytest.mark.parametrize(("does", "code", "word"), [(does, *ends) for does, ends in ENDS.items()], ids=ENDS)
+def test_how_a_job_ended_is_said(tmp_path: Path, does: str, code: int, word: str) -> None:
+    does = f'[[ $* == *--version* ]] && echo "Open MPI) 5.0" && exit\n{does}'
+    for resume in ((), ("--resume",)):
+        done = with_a_program(tmp_path, "mpirun", does, "-n", "2", "run", "a b.yaml", *resume)
+        assert done.returncode == code, done.stderr
+        assert word.format(tmp_path / "launchers" / "mpirun") in done.stderr and bool(word) == bool(done.stderr)
+
+
 def test_an_srun_that_reaches_no_cluster_is_not_taken_for_one_without_mpi(tmp_path: Path) -> None:
     said = 'echo "srun: error: lookup failed"; echo "srun: fatal: no configuration source"; exit 1'
     done = with_a_program(tmp_path, "srun", said, "--", "doctor")
@@ -81,9 +97,9 @@ def test_an_srun_that_reaches_no_cluster_is_not_taken_for_one_without_mpi(tmp_pa
 
 def with_a_program(tmp_path: Path, name: str, does: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A launcher, with another program for the one that it starts."""
-    folder = shutil.copytree(ROOT / "launchers", tmp_path / "launchers")
+    folder = shutil.copytree(ROOT / "launchers", tmp_path / "launchers", dirs_exist_ok=True)
     bin = tmp_path / ".venv" / "bin"
-    bin.mkdir(parents=True)
+    bin.mkdir(parents=True, exist_ok=True)
     (bin / name).write_text(f"#!/bin/bash\n{does}\n")
     (bin / "python").write_text("#!/bin/bash\necho MPICH\n")
     for program in bin.iterdir():

