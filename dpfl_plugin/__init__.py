@@ -90,6 +90,7 @@ _PUBLIC: Final = {
 _NAMESPACES: Final = ("algorithms", "callbacks", "errors", "models")
 _MOVED: Final = {
     "init_project": "init",
+    "max_steps": "calibrate",
     "statement_to_sign": "statement",
     "write_report": "report",
     **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "callbacks."),

@@ -28,9 +28,15 @@ PLUGINS = [
 
 def test_every_public_name_can_be_loaded() -> None:
     for name in dpfl_plugin.__all__:
-        assert name in dir(dpfl_plugin) and getattr(dpfl_plugin, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'epsylon'"):
-        _ = dpfl_plugin.epsylon
+        assert getattr(dpfl_plugin, name) is not None
+    assert dir(dpfl_plugin) == sorted(dpfl_plugin.__all__) and len(dir(dpfl_plugin)) <= 40
+    for name, message in {
+        "epsylon": r"has no attribute 'epsylon'$",
+        "Scaffold": r"it is dpfl\.algorithms\.Scaffold now$",
+        "write_report": r"it is dpfl\.report now$",
+    }.items():
+        with pytest.raises(AttributeError, match=message):
+            getattr(dpfl_plugin, name)
 
 
 def test_the_help_is_in_groups_and_begins_where_a_newcomer_does() -> None:
