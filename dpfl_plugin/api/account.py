@@ -197,12 +197,13 @@ def _by_all_accountants(rows_by: Callable[[Accountant], Iterable[AccountRow]]) -
 
 def _row(
     run: str,
-    view: str,
-    epsilon: float | None,
     delta: float,
     neighbouring: str | None,
     accountant: Accountant,
+    view: str,
+    epsilon: float | None,
     basis: str,
+    note: str = "",
 ) -> AccountRow:
     return AccountRow(
         run=run,
@@ -215,6 +216,7 @@ def _row(
         caveat=accountant.caveat,
         error=accountant.error,
         basis=basis,
+        note=note,
     )
 
 
@@ -249,13 +251,14 @@ def _of_config(label: str, config: Config, base: Path) -> Iterator[AccountRow]:
         drawn = "with a cap draws depend on earlier ones: the server's worst case, no mixture"
 
     def rows_by(accountant: Accountant) -> Iterator[AccountRow]:
-        account, relation = ahead.account(noise, costs, accountant), rules.release(1.0).neighbouring
+        account = ahead.account(noise, costs, accountant)
         worst, mixture = account.ahead()
         views = [("server, worst case", worst, f"a silo that takes part in {where}"), ("third party", mixture, drawn)]
         if (outsider := account.outsider()) is not None:
             views.append(("outsider", outsider.epsilon, outsider.basis))
+        row = functools.partial(_row, label, config.privacy.delta, rules.release(1.0).neighbouring, accountant)
         for view, epsilon, basis in views:
-            yield _row(label, view, epsilon, config.privacy.delta, relation, accountant, f"{rounds}; {basis}")
+            yield row(view, epsilon, f"{rounds}; {basis}")
 
     yield from _by_all_accountants(rows_by)
     yield from _recipe(label, config, rules, setting, ahead.num_records, costs.values())
@@ -293,7 +296,9 @@ def _of_folder(folder: Path) -> list[AccountRow]:
     silos, silo_noise = in_facts(ledger.facts)
     rules = with_own(privacy_rules(config, ledger.facts["noise_multiplier"]), config, silos, silo_noise)
     costs, tuning = read_costs(facts, setting), ledger.facts.get("tuning")
+    note = _tuning_note(tuning) if tuning else ""
     own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
+    algorithm = functools.partial(build_plugin, "algorithms", config.algorithm, where="algorithm")  # imports torch
 
     @functools.cache
     def account() -> PrivacyAccount:
@@ -305,7 +310,7 @@ def _of_folder(folder: Path) -> list[AccountRow]:
             num_records=num_records,
             ledger=ledger,
             costs=costs,
-            in_sums=rules.unit == "silo" and _in_sums(config),  # no other claim asks
+            in_sums=rules.unit == "silo" and in_sums(algorithm()),  # no other claim asks
             lost=bool((facts or {}).get("losses")),
             stating=True,
             epsilons=silos.epsilons(),
@@ -317,26 +322,18 @@ def _of_folder(folder: Path) -> list[AccountRow]:
     def rows_by(accountant: Accountant) -> Iterator[AccountRow]:
         views = account().by(accountant).views()
         server, third_party, outsider = views["server"], views["third_party"], views.get("outsider")
-        named = [
-            ("server", server["epsilon"], server["basis"]),
-            ("server, worst case", server["worst_case_epsilon"], server["worst_case_basis"]),
-            ("third party", third_party["epsilon"], third_party["basis"]),
-        ]
+        row = functools.partial(_row, label, delta, server["neighbouring"], accountant, note=note)
+        yield row("server", server["epsilon"], server["basis"])
+        yield row("server, worst case", server["worst_case_epsilon"], server["worst_case_basis"])
+        yield row("third party", third_party["epsilon"], third_party["basis"])
         if outsider is not None:
-            named.append(("outsider", outsider["epsilon"], outsider["basis"]))
-        for view, epsilon, basis in named:
-            row = _row(label, view, epsilon, delta, server["neighbouring"], accountant, basis)
-            yield dataclasses.replace(row, note=_tuning_note(tuning)) if tuning else row
+            yield row("outsider", outsider["epsilon"], outsider["basis"])
 
-    rows = [
-        *_by_all_accountants(rows_by),
-        *_recipe(label, config, rules, setting, num_records, costs.values()),
-    ]
+    rows = [*_by_all_accountants(rows_by), *_recipe(label, config, rules, setting, num_records, costs.values())]
     if not tuning:
         return rows
     basis = f"all {tuning['num_candidates']} candidates of tuning {tuning['id']} together, their scores included"
-    together = _row(label, TUNED, tuning["epsilon"], delta, rows[0].neighbouring, own, basis)
-    return [dataclasses.replace(together, note=_tuning_note(tuning)), *rows]
+    return [_row(label, delta, rows[0].neighbouring, own, TUNED, tuning["epsilon"], basis, note), *rows]
 
 
 def _say_notes(ledger: Ledger) -> None:
@@ -362,11 +359,6 @@ def _tuning_note(tuning: Mapping[str, Any]) -> str:
     )
 
 
-def _in_sums(config: Config) -> bool:
-    """The algorithm says so, whose module imports torch."""
-    return in_sums(build_plugin("algorithms", config.algorithm, where="algorithm"))
-
-
 def _setting(config: Config, ledger: Ledger) -> Setting:
     """Of the run that a ledger is of; its silos' names are not known here."""
     num_records, weights = ledger.facts["num_records"], ledger.facts.get("weights")
@@ -379,9 +371,8 @@ def _setting(config: Config, ledger: Ledger) -> Setting:
 def _realised(label: str, ledger: Ledger, delta: float, accountant: Accountant) -> list[AccountRow]:
     """What a ledger without the silos' numbers of records says."""
     view = server_view(ledger.tally, accountant, delta)
-    row = _row(label, "server", view.epsilon, delta, view.neighbouring, accountant, view.basis)
     note = "The run is of an older version, whose ledger lacks the silos' numbers of records: no other view is known."
-    return [dataclasses.replace(row, note=note)]
+    return [_row(label, delta, view.neighbouring, accountant, "server", view.epsilon, view.basis, note)]
 
 
 # A ledger that runs share
@@ -426,7 +417,7 @@ def _of_sharing_run(run: SharingRun, ledger: Ledger) -> list[AccountRow]:
 
     def rows_by(accountant: Accountant) -> list[AccountRow]:
         view = composed().stated(accountant, run.facts["delta"])
-        return [_row(label, "server", view.epsilon, view.delta, view.neighbouring, accountant, view.basis)]
+        return [_row(label, view.delta, view.neighbouring, accountant, "server", view.epsilon, view.basis)]
 
     return list(_by_all_accountants(rows_by))
 

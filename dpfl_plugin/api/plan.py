@@ -30,13 +30,13 @@ from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
 from dpfl_plugin.runs.setting import check_records
 
 KEYS: Final = {
-    "sigma": "privacy.noise_multiplier",
+    "noise_multiplier": "privacy.noise_multiplier",
     "rounds": "rounds",
-    "steps": "algorithm.local_steps",
-    "cap": "max_participations",
-    "rate": "privacy.record_rate",
+    "local_steps": "algorithm.local_steps",
+    "max_participations": "max_participations",
+    "record_rate": "privacy.record_rate",
 }
-"""What can be solved for, and the key of the configuration that it is."""
+"""What can be solved for: keys of the configuration."""
 RATES: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 """Record rates that are tried: 1/s is a whole number, as fedsgd takes it."""
 NEAR: Final = 1.1
@@ -64,7 +64,7 @@ class PlannedRun:
 
     Attributes:
         run: its label.
-        solved: "sigma", "rounds", "steps", "cap" or "rate".
+        solved: the key that was solved for.
         value: None if the run is not private; ``why`` says so.
         budget: its ``epsilon``, ``delta`` and ``view``.
         settings: changes of the configuration for a run of the answer, "key=value" as ``--set`` has them.
@@ -149,7 +149,7 @@ class BudgetPlan(Printed):
 def plan(
     experiment: Experiment | Run | str | Path,
     *,
-    solve: str = "sigma",
+    solve: str = "noise_multiplier",
     epsilon: float | None = None,
     delta: float | None = None,
     view: str | None = None,
@@ -157,8 +157,8 @@ def plan(
     """The noise, rounds, local steps, cap or record rate that a privacy budget allows; trains nothing.
 
     Args:
-        solve: "sigma", the least noise multiplier; "rounds", "steps" (local), "cap" (participations), the most;
-            "rate", the smallest record rate that has next to the least noise on a mean gradient.
+        solve: "noise_multiplier", the least; "rounds", "local_steps" or "max_participations", the most; or
+            "record_rate", the smallest that has next to the least noise on a mean gradient.
         epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
 
     Raises:
@@ -200,7 +200,7 @@ def _planned(experiment: Experiment, variant: Variant, solve: str, budget: Mappi
     ahead = forecast(config.model_copy(update={"privacy": privacy}), experiment.base)
     ahead.check()
     tried: list[tuple[TriedRate, Forecast]] = []
-    if solve == "rate":
+    if solve == "record_rate":
         tried = _rates(ahead)
         least = min(item.noise for item, _ in tried)
         best, solution = next((item, there) for item, there in tried if item.noise <= NEAR * least)
@@ -214,12 +214,14 @@ def _planned(experiment: Experiment, variant: Variant, solve: str, budget: Mappi
     if not value:
         raise _unfit(solution, solve, epsilons[privacy.budget_view])
     settings = [*experiment.settings, *_budget_settings(experiment, variant, solve, budget)]
-    if solve != "sigma":
+    if solve != "noise_multiplier":
         settings.append(f"{KEYS[solve]}={value}")
-    if solve == "rate" and privacy.batch_size is not None:
+    if solve == "record_rate" and privacy.batch_size is not None:
         settings.append("privacy.batch_size=null")
-    if solve in ("sigma", "rate") and privacy.noise_multiplier is not None:  # others solve for the same by themselves
-        settings.append(f"{KEYS['sigma']}={noise:g}")
+    if (
+        solve in ("noise_multiplier", "record_rate") and privacy.noise_multiplier is not None
+    ):  # others solve for the same by themselves
+        settings.append(f"privacy.noise_multiplier={noise:g}")
     words = ["dpfl", "run", str(experiment.path), *([] if variant.label is None else ["--variant", variant.label])]
     words += [word for setting in settings for word in ("--set", setting)]
     return PlannedRun(
@@ -230,11 +232,11 @@ def _planned(experiment: Experiment, variant: Variant, solve: str, budget: Mappi
         accountant=ahead.accountant.name,
         settings=tuple(settings),
         command=() if experiment.held is not None else tuple(words),
-        at_limit=solve in ("rounds", "steps") and value == MOST_PLANNED,
+        at_limit=solve in ("rounds", "local_steps") and value == MOST_PLANNED,
         rounds=len(costs),
         epsilon=epsilons,
         tried=tuple(item for item, _ in tried),
-        warning=strain(value) if solve == "sigma" else "",
+        warning=strain(value) if solve == "noise_multiplier" else "",
     )
 
 
@@ -245,7 +247,7 @@ def _budget_settings(experiment: Experiment, variant: Variant, solve: str, budge
     names its noise multiplier, and no epsilon, gets no epsilon.
     """
     settings = [f"privacy.{key}={value}" for key, value in budget.items()]
-    if solve not in ("sigma", "rate") or variant.config.privacy.noise_multiplier is None:
+    if solve not in ("noise_multiplier", "record_rate") or variant.config.privacy.noise_multiplier is None:
         return settings
     try:
         (alone,) = load(experiment.path, experiment.settings, variant=variant.label).variants
@@ -261,7 +263,7 @@ def _solved(ahead: Forecast, solve: str) -> tuple[float, Forecast]:
     config, noise = ahead.config, ahead.config.privacy.noise_multiplier
     if solve != "rounds" and config.rounds is None:
         raise ConfigError("rounds is missing: only solve=rounds does without it.")
-    if solve == "sigma":
+    if solve == "noise_multiplier":
         least = ahead.noise()
         return least, ahead.changed(noise_multiplier=least)
     if not noise:
@@ -270,7 +272,7 @@ def _solved(ahead: Forecast, solve: str) -> tuple[float, Forecast]:
     if solve == "rounds":
         rounds = ahead.rounds()
         return rounds, ahead.changed(rounds=max(1, rounds))
-    if solve == "steps":
+    if solve == "local_steps":
         with_steps = _with_steps(config)
         steps = ahead.local_steps(with_steps)
         return steps, replace(ahead, algorithm=with_steps(max(1, steps)))
@@ -282,14 +284,12 @@ def _with_steps(config: Config) -> Callable[[int], Algorithm]:
     options = algorithm_options(config)
     name = config.algorithm.name or config.algorithm.module
     if "local_steps" not in options:
-        raise ConfigError(
-            f"algorithm: {name} has no option local_steps for solve=steps to solve for; it has {', '.join(options)}."
-        )
+        raise ConfigError(f"algorithm: {name} has no option local_steps to solve for; it has {', '.join(options)}.")
     if config.algorithm.options.get("p") is not None:
         raise ConfigError(
             f"algorithm.p={config.algorithm.options['p']!r}: {name} draws its numbers of local steps, 1/p in the mean, "
-            "so that there is none to solve for. Solve for sigma or rounds with another p, or fix the number: "
-            "--set algorithm.p=null --set algorithm.local_steps=1."
+            "so that there is none to solve for. Solve for noise_multiplier or rounds with another p, or fix the "
+            "number: --set algorithm.p=null --set algorithm.local_steps=1."
         )
 
     @functools.cache
@@ -306,7 +306,9 @@ def _rates(ahead: Forecast) -> list[tuple[TriedRate, Forecast]]:
     privacy = ahead.config.privacy
     if privacy.sampler not in ("fixed", "poisson") or privacy.unit == "silo":
         why = "whole silos are protected" if privacy.unit == "silo" else f"sampler: {privacy.sampler} has none"
-        raise ConfigError(f"privacy.record_rate: {why}, so that solve=rate has nothing to find. Solve for sigma.")
+        raise ConfigError(
+            f"privacy.record_rate: {why}, so that there is none to solve for. Solve for noise_multiplier."
+        )
     smallest = ahead.setting.num_records or min(ahead.num_records)
     tried = []
     for rate in RATES:
@@ -331,22 +333,21 @@ def _unfit(least: Forecast, solve: str, epsilon: float) -> ConfigError:
     """
     privacy, fixes = least.config.privacy, []
     with contextlib.suppress(ConfigError, UnsupportedError):  # no noise is enough
-        fixes.append(f"{KEYS['sigma']} to {least.noise():g}")
+        fixes.append(f"privacy.noise_multiplier to {least.noise():g}")
     if math.isfinite(epsilon):
         fixes.append(f"epsilon (privacy.epsilon) to {digits(epsilon, 5)}")
     fix = f"Raise {', or '.join(fixes)}." if fixes else "Ask for a larger budget."
     return ConfigError(
         f"nothing fits epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({privacy.budget_view.replace('_', ' ')} "
-        f"view) with {KEYS['sigma']}={privacy.noise_multiplier:g}: {KEYS[solve]}=1 is the least, and its epsilon is "
-        f"{digits(epsilon, 5)}. {fix}"
+        f"view) with privacy.noise_multiplier={privacy.noise_multiplier:g}: {KEYS[solve]}=1 is the least, and its "
+        f"epsilon is {digits(epsilon, 5)}. {fix}"
     )
 
 
 def _show(console: Console, runs: Sequence[PlannedRun]) -> None:
     """Print what was solved for, a line for each run; then what it means, and how each is run."""
     solve = runs[0].solved
-    name = KEYS[solve].rpartition(".")[2]
-    columns = list(dict.fromkeys((name, "rounds")))  # which may be the same
+    columns = list(dict.fromkeys((solve, "rounds")))  # which may be the same
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
     for column in (*columns, "epsilon, server", "third party", "delta"):
@@ -357,7 +358,7 @@ def _show(console: Console, runs: Sequence[PlannedRun]) -> None:
             table.add_row(item.run, *["-"] * (len(columns) + 3))
             lines.append(f"{item.run}: {item.why}.")
             continue
-        value = f"{item.value:g}" if solve == "sigma" else str(item.value)
+        value = f"{item.value:g}" if solve == "noise_multiplier" else str(item.value)
         cells = [value + (" or more" if item.at_limit else ""), str(item.rounds)][: len(columns)]
         cells += [places(item.epsilon[view], 4) for view in ("server", "third_party")]
         table.add_row(item.run, *cells, digits(item.budget["delta"], 6))
@@ -372,11 +373,11 @@ def _show(console: Console, runs: Sequence[PlannedRun]) -> None:
     terminal.show_table(console, table)
     for item in [item for item in runs if item.value is not None][:1]:
         console.print(
-            f"Solved for {name}: {item.budget['view'].replace('_', ' ')} view, accountant {item.accountant}. The "
+            f"Solved for {solve}: {item.budget['view'].replace('_', ' ')} view, accountant {item.accountant}. The "
             "server's epsilon is that of a silo in every round, or in as many as its cap allows: it holds whoever is "
             "drawn."
         )
-        if solve == "rate":
+        if solve == "record_rate":
             console.print(
                 "The record_rate is the smallest that was tried whose noise on a mean gradient is at most "
                 f"{NEAR - 1:.0%} above the least: larger batches cost computing, and gain next to nothing."

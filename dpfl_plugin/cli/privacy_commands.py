@@ -147,8 +147,8 @@ def plan(
     solve: Annotated[
         str | None,
         typer.Option(
-            help="sigma (default): the least noise. rounds, steps (local), cap (participations): the most. rate: the "
-            "smallest record_rate with next to the least noise on a mean gradient."
+            help="noise_multiplier (default): the least. rounds, local_steps, max_participations: the most. "
+            "record_rate: the smallest with next to the least noise on a mean gradient."
         ),
     ] = None,
     settings: Settings = None,
@@ -165,7 +165,7 @@ def plan(
                 raise ConfigError(OF_TUNING.format(f"--{name}"))
         show(dpfl_plugin.plan_tuning(_experiment(config, settings)), json)
         return
-    show(dpfl_plugin.plan(_experiment(config, settings, variant), solve=solve or "sigma", **budget), json)
+    show(dpfl_plugin.plan(_experiment(config, settings, variant), solve=solve or "noise_multiplier", **budget), json)
 
 
 def _experiment(config: Path, settings: Settings, variant: str | None = None) -> Experiment:

@@ -34,16 +34,16 @@ def spent(path: Path, *settings: str, view: str = "server, worst case") -> float
 
 
 @pytest.mark.parametrize("view", ["server", "third_party"])
-@pytest.mark.parametrize("solve", ["sigma", "rounds", "steps"])
+@pytest.mark.parametrize("solve", ["noise_multiplier", "rounds", "local_steps"])
 def test_what_is_solved_for_fits_and_more_does_not(tmp_path: Path, solve: str, view: str) -> None:
     path = write(tmp_path, {"silo_rate": 0.5})
     answer = plan(path, epsilon=3.0, delta=1e-4, solve=solve, view=view)
     assert answer.budget == {"epsilon": 3.0, "delta": 1e-4, "view": view}
     *repeated, last = answer.settings
     budget = ["privacy.epsilon=3.0", "privacy.delta=0.0001", f"privacy.budget_view={view}"]
-    assert repeated == (budget[1:2] if solve == "sigma" else budget)
+    assert repeated == (budget[1:2] if solve == "noise_multiplier" else budget)
     key = last.partition("=")[0]
-    more = {"sigma": 0.999 * answer.value, "rounds": answer.value + 1, "steps": answer.value + 1}
+    more = {"noise_multiplier": 0.999 * answer.value, "rounds": answer.value + 1, "local_steps": answer.value + 1}
     name = {"server": "server, worst case", "third_party": "third party"}[view]
     fits, exceeds = (spent(path, change, budget[1], view=name) for change in (last, f"{key}={more[solve]}"))
     assert fits == answer.epsilon[view] <= 3.0 < exceeds
@@ -53,7 +53,7 @@ def test_the_rate_with_next_to_the_least_noise(tmp_path: Path) -> None:
     """Of 2 C sigma / (s n): the smallest within a tenth of the least, and its own sigma at the budget."""
     path = write(tmp_path, {**ALONE, "rounds": 4})
     with mock.patch("dpfl_plugin.api.plan.RATES", (0.01, 0.1, 0.5, 1.0)):
-        result = dpfl_plugin.plan(path, solve="rate")
+        result = dpfl_plugin.plan(path, solve="record_rate")
     answer: Any = result.run
     num_records = round(2 * answer.tried[-1].noise_multiplier / answer.tried[-1].noise)  # C is 1
     assert [item.rate for item in answer.tried] == [0.1, 0.5, 1.0]  # a batch of a hundredth has no record
@@ -69,14 +69,14 @@ def test_the_rate_with_next_to_the_least_noise(tmp_path: Path) -> None:
 
 def test_the_cap_that_fits(tmp_path: Path) -> None:
     path = write(tmp_path, {"silo_rate": 0.5, "rounds": 20, "privacy": {"epsilon": 1.9}})
-    answer = plan(path, solve="cap")
+    answer = plan(path, solve="max_participations")
     cap = answer.value
     assert 1 < cap < 20 and answer.epsilon["server"] == answer.epsilon["third_party"] <= 1.9
     assert spent(path, f"max_participations={cap}", "privacy.epsilon=null") == answer.epsilon["server"]
     assert spent(path, f"max_participations={cap + 1}", "privacy.epsilon=null") > 1.9
     done = run(path, "--set", f"max_participations={cap}", code=3 if answer.rounds < 20 else 0)
     assert done["rounds"] == answer.rounds
-    assert plan(path, solve="cap", epsilon=50).value == 20  # no cap is needed
+    assert plan(path, solve="max_participations", epsilon=50).value == 20  # no cap is needed
 
 
 def test_a_cap_saves_noise(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_unequal_silos_count_as_the_worst(tmp_path: Path) -> None:
     ("solve", "settings", "budget"),
     [
         ("rounds", ["privacy.noise_multiplier=5", "rounds=3"], {"epsilon": 1.5, "delta": 1e-4}),
-        ("sigma", ["algorithm={name: fedavg, local_steps: 3}"], {"epsilon": 1.5, "view": "third_party"}),
-        ("cap", ["privacy.noise_multiplier=12", "silo_rate=1", "privacy.epsilon=0.5"], {}),
+        ("noise_multiplier", ["algorithm={name: fedavg, local_steps: 3}"], {"epsilon": 1.5, "view": "third_party"}),
+        ("max_participations", ["privacy.noise_multiplier=12", "silo_rate=1", "privacy.epsilon=0.5"], {}),
     ],
 )
 def test_the_printed_command_runs_what_was_planned(
@@ -120,8 +120,8 @@ def test_the_printed_command_runs_what_was_planned(
     config = yaml.safe_load((Path(done["folder"]) / "config.yaml").read_text())
     privacy = config["privacy"]
     assert answer.budget == {"epsilon": privacy["epsilon"], "delta": privacy["delta"], "view": privacy["budget_view"]}
-    assert done["noise_multiplier"] == {"rounds": 5, "sigma": answer.value, "cap": 12}[solve]
-    assert config["algorithm"].get("local_steps") == (3 if solve == "sigma" else 2)
+    assert done["noise_multiplier"] == {"rounds": 5, "noise_multiplier": answer.value, "max_participations": 12}[solve]
+    assert config["algorithm"].get("local_steps") == (3 if solve == "noise_multiplier" else 2)
 
 
 def test_a_budget_that_is_asked_for_is_enough(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_a_random_number_of_local_steps_is_not_solved_for(tmp_path: Path) -> Non
     """The message's own way out works."""
     path = write(tmp_path, {"algorithm": {"name": "scaffnew", "local_steps": None, "p": 0.5}})
     with pytest.raises(ConfigError, match=r"algorithm\.p=0\.5.*local_steps=1"):
-        plan(path, epsilon=3, solve="steps")
-    answer = plan(path, "algorithm.p=null", "algorithm.local_steps=1", epsilon=3, solve="steps")
+        plan(path, epsilon=3, solve="local_steps")
+    answer = plan(path, "algorithm.p=null", "algorithm.local_steps=1", epsilon=3, solve="local_steps")
     assert answer.value > 1
     done = dpfl(*answer.command[1:], "--out", tmp_path / "runs", "--json").json
     assert done["epsilon"]["server"]["worst_case_epsilon"] == answer.epsilon["server"] <= 3
@@ -170,12 +170,12 @@ def test_much_noise_is_warned_of(tmp_path: Path) -> None:
     assert much.value > 100 and "is above 100" in much.warning
 
 
-@pytest.mark.parametrize(("solve", "key"), [("rounds", "rounds"), ("steps", "local_steps"), ("cap", "participations")])
+@pytest.mark.parametrize("solve", ["rounds", "local_steps", "max_participations"])
 @pytest.mark.parametrize("view", ["server", "third_party"])
-def test_what_does_not_fit_is_refused_with_what_would(tmp_path: Path, solve: str, key: str, view: str) -> None:
+def test_what_does_not_fit_is_refused_with_what_would(tmp_path: Path, solve: str, view: str) -> None:
     """The noise and the budget that are named fit, and a little less of either does not."""
     path = write(tmp_path, {"silo_rate": 0.5})
-    with pytest.raises(ConfigError, match=f"nothing fits epsilon 0.01 .*{key}=1 is the least") as raised:
+    with pytest.raises(ConfigError, match=f"nothing fits epsilon 0.01 .*{solve}=1 is the least") as raised:
         plan(path, solve=solve, view=view, epsilon=0.01)
     numbers = re.search(r"Raise .*noise_multiplier to ([0-9.]+), or epsilon .* to ([0-9.]+)\.", str(raised.value))
     assert numbers is not None
@@ -197,7 +197,7 @@ def test_a_command_names_the_budget_or_the_noise_as_its_file_does(tmp_path: Path
     assert plan(by_noise, epsilon=2.0).settings == (f"privacy.noise_multiplier={value:g}",)
     # A budget of the file's own would end the run.
     assert plan(by_both, epsilon=2.0).settings == ("privacy.epsilon=2.0", f"privacy.noise_multiplier={value:g}")
-    (rate,) = plan(by_budget, solve="rate").settings
+    (rate,) = plan(by_budget, solve="record_rate").settings
     assert rate.startswith("privacy.record_rate=")
     for path in (by_budget, by_noise, by_both):
         done = dpfl(*plan(path, epsilon=2).command[1:], "--out", tmp_path / path.stem, "--json").json
@@ -206,13 +206,12 @@ def test_a_command_names_the_budget_or_the_noise_as_its_file_does(tmp_path: Path
 
 def test_a_table_for_people(tmp_path: Path) -> None:
     path = write(tmp_path, {"privacy": {"epsilon": 2.0}, "silo_rate": 0.5})
-    columns = {"sigma": "noise_multiplier", "rounds": "rounds", "steps": "local_steps", "cap": "max_participations"}
-    for solve, name in columns.items():
+    for solve in ("noise_multiplier", "rounds", "local_steps", "max_participations"):
         heading = str(dpfl_plugin.plan(path, epsilon=50, solve=solve)).splitlines()[0]
-        assert heading.count(" rounds ") == 1 and name in heading and "sigma" not in heading
-    rate = dpfl_plugin.plan(path, solve="rate")
+        assert heading.count(" rounds ") == 1 and solve in heading
+    rate = dpfl_plugin.plan(path, solve="record_rate")
     assert "at most 10% above the least" in " ".join(str(rate).split())
-    assert dpfl("plan", path, "--solve", "rate").out == f"{rate}\n"
+    assert dpfl("plan", path, "--solve", "record_rate").out == f"{rate}\n"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_a_table_for_people(tmp_path: Path) -> None:
         ([], {"epsilon": 1, "delta": 1.0}, "delta=1.0"),
         ([], {"epsilon": -1.0}, "epsilon=-1.0 must be positive"),
         ([], {"epsilon": 1e-9}, "privacy.epsilon=1e-09 is out of reach"),
-        ([], {"epsilon": 1, "solve": "noise"}, "solve='noise' must be one of sigma, rounds, steps, cap"),
+        ([], {"epsilon": 1, "solve": "noise"}, "solve='noise' must be one of noise_multiplier, rounds, local_steps"),
         ([], {"epsilon": 1, "view": "clients"}, "view='clients' must be"),
         (
             ["privacy={epsilon: 1, noise_multiplier: null}"],
@@ -230,12 +229,12 @@ def test_a_table_for_people(tmp_path: Path) -> None:
             "privacy.noise_multiplier is missing: solve=rounds needs it above 0",
         ),
         (["privacy.noise_multiplier=0"], {"epsilon": 1, "solve": "rounds"}, "without noise"),
-        (["rounds=null", "privacy.epsilon=1"], {"epsilon": 1, "solve": "cap"}, "rounds is missing"),
-        (["algorithm={name: fedsgd, form: single}"], {"epsilon": 1, "solve": "steps"}, "fedsgd takes"),
+        (["rounds=null", "privacy.epsilon=1"], {"epsilon": 1, "solve": "max_participations"}, "rounds is missing"),
+        (["algorithm={name: fedsgd, form: single}"], {"epsilon": 1, "solve": "local_steps"}, "fedsgd takes"),
         (["privacy.accountant=gaussian"], {"epsilon": 1}, "Gaussian has no bound"),
         (
             ["privacy.sampler=full", "privacy.record_rate=null"],
-            {"epsilon": 1, "solve": "rate"},
+            {"epsilon": 1, "solve": "record_rate"},
             "privacy.record_rate: sampler: full has none",
         ),
     ],
@@ -255,5 +254,5 @@ def test_an_algorithm_without_local_steps(tmp_path: Path) -> None:
     config = write(tmp_path, {"algorithm": None})
     config.write_text(config.read_text() + "algorithm: {module: 'oneshot:make'}\n")
     with pytest.raises(ConfigError, match=r"oneshot:make has no option local_steps .* lr"):
-        plan(config, epsilon=1, solve="steps")
+        plan(config, epsilon=1, solve="local_steps")
     assert plan(config, epsilon=1).value > 0

@@ -367,7 +367,7 @@ def test_a_score_counts_with_the_noise_that_it_was_charged_with(tmp_path):
 def test_a_plan_counts_the_noise_of_scores_that_is_solved_for(tmp_path, epsilon, every):
     privacy = {"epsilon": epsilon, "delta": DELTA, "noise_multiplier": None}
     config = write(tmp_path, {"rounds": 12, "early_stopping": {"share": 0.25, "every": every}, "privacy": privacy})
-    answer = dpfl("plan", config, "--solve", "sigma", "--json").json
+    answer = dpfl("plan", config, "--solve", "noise_multiplier", "--json").json
     noise = beside(load(config).variants[0].config, PLD()).scores.noise_multiplier
     scores = PLD().epsilon([gaussian_term(noise, 12 // every)], DELTA)
     assert 0.99 * epsilon < scores <= answer["epsilon"]["server"] <= epsilon

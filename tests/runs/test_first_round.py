@@ -28,7 +28,11 @@ def test_account_and_plan_refuse_what_a_run_refuses(tmp_path: Path, name: str, p
     path = tmp_path / "run.yaml"
     algorithm = {"name": name, **ALGORITHMS[name][0]}
     path.write_text(yaml.safe_dump({**CONFIG, "algorithm": algorithm, "privacy": {**PRIVACY, **privacy}}))
-    asked = {"check": dpfl.check, "account": dpfl.account, "plan": lambda path: dpfl.plan(path, solve="sigma")}
+    asked = {
+        "check": dpfl.check,
+        "account": dpfl.account,
+        "plan": lambda path: dpfl.plan(path, solve="noise_multiplier"),
+    }
     said: dict[str, str] = {}
     for verb, ask in asked.items():
         try:
