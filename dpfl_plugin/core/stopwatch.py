@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final, Literal
 
-import torch
+from dpfl_plugin.late import torch
 
 Part = Literal[
     "start", "sampling", "gather", "forward/backward", "noise", "drift", "communication", "server", "evaluation", "I/O"
