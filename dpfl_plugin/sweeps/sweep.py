@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from dpfl_plugin import own_folders
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.core.text import Printed
+from dpfl_plugin.data.outcome_option import parse
+from dpfl_plugin.data.preprocess import check_steps
+from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.errors import require
+from dpfl_plugin.runs.backbone import MORE_STEPS
+from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.rules import privacy_rules, refuse_seeded
+from dpfl_plugin.runs.setting import steps_of
 from dpfl_plugin.sweeps import manifest, resources, state, submission
-from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.status import SweepStatus
 from dpfl_plugin.sweeps.submission import Backend, Options
@@ -94,7 +102,7 @@ def sweep(
     """
     require(on in get_args(Backend), "on", on, f"be one of {', '.join(get_args(Backend))}")
     options = Options(on=on, jobs=jobs, at_once=at_once, pack=pack)
-    expansion = expand(Path(config), list(settings), Foresight(shared=ledger is not None).check)
+    expansion = expand(Path(config), list(settings), Preflight(shared=ledger is not None).check)
     folder = Path("sweeps") / expansion.rows[0].name if out is None else Path(out)
     planned = manifest.plan(expansion, Path(config), folder, None if ledger is None else Path(ledger))
     manifest.check_ledger(planned)
@@ -190,3 +198,48 @@ def _dry_run(planned: Sweep, rows: Sequence[Row], options: Options) -> str:
 def _is_private(planned: Sweep) -> bool:
     privacy = planned.base.get("privacy")
     return len(planned.rows) > 1 and isinstance(privacy, dict) and privacy.get("noise_multiplier") != 0
+
+
+class Preflight:
+    """Checks the configurations of a sweep before the first run begins, what they have in common once.
+
+    Plugins are made with their options, steps of preprocessing and schemas of tables are read. Users' own modules are
+    left to the runs, each of which loads them as they are when it begins, and records to whom they belong.
+
+    Args:
+        shared: whether its runs share a ledger.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self._seen: set[str] = set()
+        self._shared = shared
+
+    def check(self, config: Config) -> None:
+        """
+        Raises:
+            ConfigError: a value is one that no run can have; the message names the key.
+            PluginError: a plugin cannot be made.
+        """
+        privacy = config.privacy
+        if self._shared:
+            refuse_seeded(config)
+        if config.algorithm.name is not None:
+            self._once("algorithm", config.algorithm.model_dump(mode="json"), lambda: make_algorithm(config))
+        if privacy.accountant.name is not None:
+            self._once("accountant", privacy.accountant.model_dump(mode="json"), lambda: make_accountant(config))
+        if None not in (privacy.mechanism.name, privacy.clip.name, privacy.schedule.name):
+            facts = [privacy.model_dump(mode="json"), config.rounds is None, config.l2]
+            self._once("privacy", facts, lambda: privacy_rules(config))
+        steps, options = steps_of(config), config.data.dataset.options
+        self._once("preprocess", steps, lambda: check_steps(steps, MORE_STEPS))
+        if config.data.dataset.name == "table":
+            self._once("schema", options.get("schema"), lambda: TableSchema.parse(options.get("schema")))
+        elif config.data.dataset.name in ("csv", "npz"):
+            given = [options.get("outcome"), options.get("classes")]
+            self._once("outcome", given, lambda: parse(*given))
+
+    def _once(self, what: str, facts: Any, look: Callable[[], object]) -> None:
+        key = what + json.dumps(facts, default=str, sort_keys=True)
+        if key not in self._seen:
+            look()
+            self._seen.add(key)

@@ -17,7 +17,7 @@ from dpfl_plugin.config.sweep import config_of
 from dpfl_plugin.errors import ConfigError, TrainingError
 from dpfl_plugin.privacy.paper import noble_third_party_epsilon
 from dpfl_plugin.runs.environment import package_sha256
-from dpfl_plugin.sweeps.foreseen import Foresight
+from dpfl_plugin.sweeps.sweep import Preflight
 from papers import __main__ as command
 from papers import items, noble_authors
 from papers import numbers as numbers_of
@@ -37,7 +37,7 @@ STEPS = "algorithm.local_steps"
 def test_every_item_can_be_run_and_meets_what_is_published(paper: Paper, item: Item) -> None:
     """Configurations load, plugins can be made, accounting is planned; no published number is left over."""
     assert (item.computed is None) == bool(item.parts)
-    check = Foresight()
+    check = Preflight()
     for quick in (False, True):
         found, priced = set[tuple[Any, ...]](), set[tuple[Any, ...]]()
         for part in item.ran(quick):

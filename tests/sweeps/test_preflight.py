@@ -10,7 +10,7 @@ import yaml
 
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.sweeps.foreseen import Foresight
+from dpfl_plugin.sweeps.sweep import Preflight
 from tests.cli.command import BASE, dpfl, one_message
 
 SCHEMA = {
@@ -44,10 +44,10 @@ def test_a_value_that_no_run_can_have_names_its_run(
     tmp_path: Path, changes: dict[str, Any], key: str, values: list[Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        expand(write(tmp_path, changes, key, values), (), Foresight().check)
+        expand(write(tmp_path, changes, key, values), (), Preflight().check)
     assert f"sweep.yaml (run {key}=" in str(error.value) and message in str(error.value)
     if len(values) > 1:  # the others are right
-        rows = expand(write(tmp_path, changes, key, values[:-1]), (), Foresight().check).rows
+        rows = expand(write(tmp_path, changes, key, values[:-1]), (), Preflight().check).rows
         assert len(rows) == len(values) - 1
 
 
@@ -65,4 +65,4 @@ def test_seeded_runs_of_one_ledger_are_refused_before_the_first(tmp_path: Path) 
 
 def test_users_own_modules_are_left_to_the_runs(tmp_path: Path) -> None:
     path = write(tmp_path, {"algorithm": {}}, "algorithm.module", ["that_is_nowhere:make"])
-    assert len(expand(path, (), Foresight().check).rows) == 1
+    assert len(expand(path, (), Preflight().check).rows) == 1
