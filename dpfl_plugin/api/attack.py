@@ -25,7 +25,7 @@ from dpfl_plugin.attacks.roc import Measured
 from dpfl_plugin.config.load import Variant, in_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
-from dpfl_plugin.core.text import Printed, duration
+from dpfl_plugin.core.text import Printed, counted, duration, items
 from dpfl_plugin.core.threads import threads
 from dpfl_plugin.data.names import called, listed, number_of
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require, require_argument
@@ -47,12 +47,6 @@ WITHOUT_NOISE: Final = (
     "privacy.clip=flat",
     "privacy.epsilon=null",
 )
-FEW_NUMBERS: Final = 8  # of a record; correlations over fewer are large by chance
-SIMULATION: Final = (
-    "A simulation by you, who hold all records: no run folder is written, no budget is charged. The pictures show "
-    "records of the silo as they are: keep them where the records may be kept."
-)
-
 # Okabe and Ito's palette, told apart by colour-blind readers too; styles differ as well, for print.
 STYLES = {"without noise": ("#D55E00", "-"), "with noise": ("#0072B2", "-")}
 BOUND, CHANCE = "#000000", "#888888"
@@ -260,7 +254,7 @@ def _membership(chosen: Experiment, config: Config, silo: int, repeats: int, say
     private_too = demonstration.is_private(config, chosen.base)
     runs, began, done = repeats * (1 + private_too), time.monotonic(), 0
     kinds = f", {NOISE} and {QUIET}" if private_too else ""
-    say(f"membership: {runs} runs ({_seeds(repeats)}{kinds}); the first shows how long the others take.")
+    say(f"membership: {runs} runs ({counted(repeats, 'seed')}{kinds}); the first shows how long the others take.")
 
     def measured(name: str, config: Config) -> Membership:
         def note(text: str) -> None:
@@ -335,62 +329,32 @@ def _or_none(value: Any) -> float | None:
 
 
 def _notes(report: AttackReport) -> list[str]:
-    measured, config = report.membership, report.config
+    measured, inverted = report.membership, report.inversion
     some = next(iter(measured.values()))
-    members, others = (len(scores) for scores in some.runs[0])
-    lines = [
-        f"membership: {members} training and {others} test records of the silo, {some.rounds} rounds, "
-        f"{_seeds(len(some.runs))}; in brackets 95 % intervals over seeds and records."
-    ]
-    if NOISE not in measured:
-        lines.append("the configuration adds no noise: nothing bounds an attack.")
-    elif math.isfinite(measured[NOISE].epsilon):
-        spent = f"epsilon {places(measured[NOISE].epsilon, 3)} at delta {config.privacy.delta:.15g}"
-        lines.append(f"the bound follows from what the silo released ({spent}, and the same at other deltas).")
-    else:
-        lines.append("no noise covers all that the silo released: nothing bounds an attack.")
-    if config.data.test == "own":
-        lines.append(
-            "note: the test records are the data set's own test part. If they differ in kind from the training "
-            "records, that alone tells them apart, which no epsilon hides; use data.test=split."
-        )
-    if report.inversion:
-        lines.append("inversion: a silo's first message of one local step, clipped as configured in both columns.")
-        lines.append(
-            "inversion: 1 is the record itself. If records that were not in the batch reach as much, nothing was read "
-            "off the message; 0.000 means that the message gave no estimate."
-        )
-        lines += _of_guesses(report.inversion)
-    if report.inversion_refused:
-        lines.append(f"inversion was not tried: {report.inversion_refused}")
-    if any(float(one.bound.tpr(FPR)) < one.tpr.value or one.bound.auc() < one.auc.value for one in measured.values()):
-        lines.append("a value above the bound: chance, if its interval reaches below; if more seeds confirm it, a bug.")
-    return [*lines, "a failed attack proves nothing, as a better one may come; the bound does.", SIMULATION]
-
-
-def _of_guesses(inverted: Mapping[str, Inversion]) -> list[str]:
-    """Where inversion told no more than a guess; and that few numbers correlate by chance."""
-    lines = [
-        "inversion: a guess is as many other records of the silo, drawn at random, as the message gave estimates; the "
-        "best of them counts, as for the attack."
-    ]
-    lines += [
-        f"inversion {setting}, {name}: no more than a guess."
-        for setting, one in inverted.items()
-        for name, (value, more) in one.against_guesses.items()
-        if not more and not math.isnan(value)
-    ]
-    count = next(iter(inverted.values())).num_features
-    if count < FEW_NUMBERS:
-        lines.append(
-            f"inversion: records have {count} numbers, and correlations over so few are large by chance: look at the "
-            "difference from a guess alone."
-        )
-    return lines
-
-
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
+    members, others = map(len, some.runs[0])
+    return items(
+        "pages/attack_notes.md.jinja",
+        members=members,
+        others=others,
+        rounds=some.rounds,
+        seeds=len(some.runs),
+        noisy=measured[NOISE].epsilon if NOISE in measured else None,
+        infinity=math.inf,
+        delta=report.config.privacy.delta,
+        own_test_part=report.config.data.test == "own",
+        inversion=bool(inverted),
+        no_more_than_a_guess=[
+            (setting, name)
+            for setting, one in inverted.items()
+            for name, (value, more) in one.against_guesses.items()
+            if not more and not math.isnan(value)
+        ],
+        num_features=next(iter(inverted.values())).num_features if inverted else 0,
+        refused=report.inversion_refused,
+        above_bound=any(
+            float(one.bound.tpr(FPR)) < one.tpr.value or one.bound.auc() < one.auc.value for one in measured.values()
+        ),
+    )
 
 
 def _rows(report: AttackReport) -> list[list[str]]:

@@ -89,7 +89,7 @@ class DataBlock:
         return self.dataset is None
 
 
-def found(own: OwnData, folder: Path) -> DataBlock:
+def csv_block(own: OwnData, folder: Path) -> DataBlock:
     """What the user's files hold.
 
     Raises:
@@ -138,7 +138,7 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     return DataBlock(dataset, tuple(told), classes=tuple(read.class_names), dealt=dealt, fewest=_if_few(fewest))
 
 
-def drafted(own: OwnData, folder: Path) -> DataBlock:
+def schema_block(own: OwnData, folder: Path) -> DataBlock:
     """What the user's files seem to hold, as a schema to be corrected.
 
     Raises:
@@ -147,11 +147,11 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
     """
     paths, patterns = _paths(own.path, folder, TABLES)
     form = {"encoding": own.encoding, "sheet": own.sheet}
-    found = tables.drafted(paths, own.roles, form)
+    draft = tables.drafted(paths, own.roles, form)
     dataset: dict[str, Any] = {"name": "table", "files": _one(patterns)}
-    dataset |= {"decimal": found.form.decimal} if found.form.decimal != "." else {}
+    dataset |= {"decimal": draft.form.decimal} if draft.form.decimal != "." else {}
     dataset |= {key: value for key, value in form.items() if value is not None}
-    told = [*found.told, f"The schema was {tables.NOT_PRIVATE}. Then remove drafted: true."]
+    told = [*draft.told, f"The schema was {tables.NOT_PRIVATE}. Then remove drafted: true."]
     if own.person is not None:
         told += [
             f"person: {own.person}. A person's records stay together; to protect them all at once, set "
@@ -159,13 +159,13 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
         ]
     dealt = DEALT if own.silo is None and len(paths) == 1 else None
     told += [ONE_FILE] * (dealt is not None)
-    outcome = found.schema["label"]["outcome"]
+    outcome = draft.schema["label"]["outcome"]
     return DataBlock(
         dataset,
         tuple(told),
-        found.schema,
+        draft.schema,
         dealt=dealt,
-        fewest=_if_few(found.fewest),
+        fewest=_if_few(draft.fewest),
         local_lr=STEEP_LR if outcome in ("regression", "counts") else LOCAL_LR,
         has_classes=Outcome(outcome).has_classes,
     )

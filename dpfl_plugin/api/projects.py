@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin import registry
-from dpfl_plugin.api.project_data import DataBlock, OwnData, drafted, found
+from dpfl_plugin.api.project_data import DataBlock, OwnData, csv_block, schema_block
 from dpfl_plugin.config import yaml_text
 from dpfl_plugin.core.text import Printed, render
 from dpfl_plugin.errors import ArgumentError, ConfigError, Worded, nearest
@@ -151,7 +151,7 @@ def _block(
         if given[name] is not None and not schema:
             raise ArgumentError(f"{{{name}}} has no meaning without a schema, which says what it holds.")
     own = OwnData(Path(data), guess_label=guess_label, **roles, **form)
-    return drafted(own, folder) if schema else found(own, folder)
+    return schema_block(own, folder) if schema else csv_block(own, folder)
 
 
 def rendered(name: str, block: DataBlock | None = None) -> dict[str, str]:

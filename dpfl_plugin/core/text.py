@@ -65,6 +65,11 @@ def render(template: str, **values: Any) -> str:
     return _unwrapped(text) if template.startswith("pages/") else text
 
 
+def items(template: str, **values: Any) -> list[str]:
+    """Render a template that is a list; returns its items."""
+    return [line.removeprefix("* ") for line in render(template, **values).splitlines() if line]
+
+
 @functools.cache
 def _templates() -> jinja2.Environment:
     import jinja2  # here: most commands render nothing

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.core.rounding import digits_down, places
-from dpfl_plugin.core.text import Printed
+from dpfl_plugin.core.text import Printed, items
 from dpfl_plugin.data.names import listed
 from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.terminal import printed
@@ -23,10 +23,6 @@ FALSE_ALARM: Final = 1e-7  # of each of the eight statements by chance that may 
 NOISE_MARGIN: Final = 0.03  # by which noise may differ from the claim, beyond chance: floating point, few releases
 SPREAD_MARGIN: Final = 0.10  # as much for the canaries' scores, whose sampling is not quite normal
 CLIP_MARGIN: Final = 1e-3  # rounding of clipped gradients
-LEGEND: Final = (
-    "canaries: made-up records (or persons) that are as visible as any can be; |r|: correlation, 0 for independent "
-    "noise; C: the clipping norm; in brackets 95 % intervals. Line by line: docs/privacy.md, Audit."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +105,8 @@ class Report(Printed):
     @property
     def verdict(self) -> list[str]:
         """The result in words, a line for each statement."""
-        return _verdict(self)
+        names = ("notes", "epsilon", "violations", "delta", "unit", "neighbouring")
+        return items("pages/audit_verdict.md.jinja", **{name: getattr(self, name) for name in names})
 
     def __str__(self) -> str:
         return "\n".join([self.title, printed(self._show), *self.verdict])
@@ -247,24 +244,3 @@ def _interval(interval: Interval, digits: int) -> str:
 
 def _correlated(correlation: Correlation) -> tuple[str, str]:
     return f"{correlation.largest:.3f}", f"0; by chance up to {correlation.threshold:.3f}"
-
-
-def _verdict(report: Report) -> list[str]:
-    """The result in words."""
-    relation = report.neighbouring.replace("_", "-")
-    lines = [LEGEND, *(f"note: {note}" for note in report.notes)]
-    if report.epsilon is None:
-        return [*lines, "NOTHING CLAIMED, nothing to contradict. To conclude: this run protects nobody."]
-    if report.consistent:
-        return [
-            *lines,
-            f"CONSISTENT: nothing in the server's transcript contradicts epsilon {places(report.epsilon, 2)} at delta "
-            f"{report.delta:.15g} ({report.unit} level, {relation} neighbours).",
-            "To conclude: no defect was found in how noise, batches and charges are made. This does not prove epsilon: "
-            "the proof is the accountant's. A proven epsilon below the claimed one is expected.",
-        ]
-    return [
-        *lines,
-        *(f"CONTRADICTED: {violation}." for violation in report.violations),
-        "To conclude: do not rely on the stated epsilon, nor train on records that matter, before this is fixed.",
-    ]

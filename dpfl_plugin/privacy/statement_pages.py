@@ -17,39 +17,39 @@ FALSE_ALARMS: Final = (0.001, 0.01, 0.05)
 _ABSENT: Final = {"held_by": None, "tuning": None, "counted": None, "shared": None}  # keys that not every statement has
 
 
-def privacy_page(said: Mapping[str, Any]) -> str:
-    """`privacy.md`, of what `ledger.json` says. The same data give the same text."""
-    silos = said["silos"] or []
-    worst = said["views"]["server"]["worst_silo"]
-    notes = said["notes"]
-    if not said["guarantee"].startswith("none"):
-        notes = [text for text in notes if text not in said["caveats"]]
+def privacy_page(statement: Mapping[str, Any]) -> str:
+    """`privacy.md`, of what `ledger.json` holds. The same data give the same text."""
+    silos = statement["silos"] or []
+    worst = statement["views"]["server"]["worst_silo"]
+    budget, notes = statement["budget"]["epsilon"], statement["notes"]
+    if not statement["guarantee"].startswith("none"):
+        notes = [text for text in notes if text not in statement["caveats"]]
     return render(
         "pages/privacy.md.jinja",
-        **{**_ABSENT, **said, "notes": notes},
+        **{**_ABSENT, **statement, "notes": notes},
         shown_silos=silos[:MOST_SILOS] + [silo for silo in silos[MOST_SILOS:] if silo["silo"] == worst],
         most_silos=MOST_SILOS,
-        **_meaning(said),
+        **_meaning(statement),
         own_settings=any("budget" in silo for silo in silos),
-        own_budgets=any(silo.get("budget", said["budget"]["epsilon"]) != said["budget"]["epsilon"] for silo in silos),
+        own_budgets=any(silo.get("budget", budget) != budget for silo in silos),
     )
 
 
-def page_to_sign(said: Mapping[str, Any], names: Mapping[int, str], **facts: Any) -> str:
+def page_to_sign(statement: Mapping[str, Any], names: Mapping[int, str], **facts: Any) -> str:
     """The page to sign, in Markdown.
 
     Args:
-        said: what `ledger.json` says, of a run of which something is guaranteed.
+        statement: what `ledger.json` holds, of a run of which something is guaranteed.
         names: of sites, by silo. facts: what else `templates/pages/page_to_sign.md.jinja` shows.
     """
-    sites = [_site(silo, said, names) for silo in said["silos"] or _unknown_silos(said)]
+    sites = [_site(silo, statement, names) for silo in statement["silos"] or _unknown_silos(statement)]
     owners = [f"owner of the records of {site['title']}" for site in sites]
     if len(owners) > MOST_OWNERS:
         owners = [f"owner of the records, for each of {len(owners)} sites on a sheet of its own"]
-    meaning = _meaning(said)
+    meaning = _meaning(statement)
     return render(
         "pages/page_to_sign.md.jinja",
-        **{**_ABSENT, **said},
+        **{**_ABSENT, **statement},
         **facts,
         **meaning,
         sites=sites,
@@ -58,9 +58,9 @@ def page_to_sign(said: Mapping[str, Any], names: Mapping[int, str], **facts: Any
     )
 
 
-def _meaning(said: Mapping[str, Any]) -> dict[str, Any]:
+def _meaning(statement: Mapping[str, Any]) -> dict[str, Any]:
     """What `pages/meaning.md.jinja` explains epsilon by."""
-    total = total_of(said, said["views"]["server"])
+    total = total_of(statement, statement["views"]["server"])
     return {
         "total": total,
         "power": lambda false_alarms: power(total["epsilon"], total["delta"], false_alarms),
@@ -68,25 +68,24 @@ def _meaning(said: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def total_of(said: Mapping[str, Any], alone: Mapping[str, Any]) -> Mapping[str, Any]:
+def total_of(statement: Mapping[str, Any], alone: Mapping[str, Any]) -> Mapping[str, Any]:
     """Epsilon and delta of all candidates of a tuning, of all runs of one ledger, or of this run ``alone``."""
-    if said.get("tuning"):
-        total: Mapping[str, Any] = said["tuning"]
+    if statement.get("tuning"):
+        total: Mapping[str, Any] = statement["tuning"]
         return total
-    return said["shared"]["adaptive"] if said["shared"] and said["shared"]["num_runs"] else alone
+    return statement["shared"]["adaptive"] if statement["shared"] and statement["shared"]["num_runs"] else alone
 
 
-def _unknown_silos(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _unknown_silos(statement: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Silos of which nothing is published but how many there are."""
-    return [
-        {"silo": silo, "num_records": None, "rounds": None, "epsilon": None} for silo in range(said["run"]["num_silos"])
-    ]
+    nothing = {"num_records": None, "rounds": None, "epsilon": None}
+    return [{"silo": silo, **nothing} for silo in range(statement["run"]["num_silos"])]
 
 
-def _site(silo: Mapping[str, Any], said: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
+def _site(silo: Mapping[str, Any], statement: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
     number = silo["silo"]
     name = f"{cell(names[number])} (silo {number})" if number in names else f"silo {number}"
-    epsilon = total_of(said, silo)["epsilon"]
+    epsilon = total_of(statement, silo)["epsilon"]
     return {"num_test_records": None, **silo, "title": name, "epsilon": epsilon}
 
 

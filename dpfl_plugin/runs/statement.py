@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from dpfl_plugin.config.privacy import OF_PERSONS
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.core.rounding import digits
-from dpfl_plugin.core.text import number, render
+from dpfl_plugin.core.text import items, render
 from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.federation.outcome import Cause
@@ -203,7 +203,7 @@ def _assumptions(
     draws: bool,
     public_schema: bool,
 ) -> list[str]:
-    page = render(
+    return items(
         "pages/assumptions.md.jinja",
         unit=rules.unit,
         neighbouring=rules.release(1.0).neighbouring,
@@ -221,7 +221,6 @@ def _assumptions(
         tuned="tuning" in account.ledger.facts,
         lost=lost,
     )
-    return [line.removeprefix("* ") for line in page.splitlines()]
 
 
 def not_covered(config: Config) -> list[str]:
@@ -330,29 +329,17 @@ def _formula(rules: PrivacyRules) -> str:
 
 def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> list[str]:
     """What silos release beside the rounds, in words."""
-    lines, scores, own = [], account.beside.scores, config.personalise
-    persons = config.privacy.unit == "person"
-    if account.beside.statistics is not None:
-        lines.append(
-            "statistics of columns: one noisy sum of each silo before the first round, noise_multiplier "
-            f"{number(account.beside.statistics)}; a record adds at most 1 in norm for each column"
-            + (", a person the mean of what its records add" if persons else "")
-        )
-    if scores is not None:
-        what, which, each = "a count of correct predictions", "predicted correctly", ""
-        if scores.bins:
-            what, which = f"counts by class and by the model's score, in {scores.bins} bins of each class,", "there"
-            each = " in each"
-        rows = f"persons (each adds the share of its records that are {which})" if persons else "records"
-        std = scores.noise_multiplier * scores.sensitivity(rules.neighbouring)
-        lines.append(
-            f"validation scores: {what} on the last {number(round(1 - scores.share[0], 12))} of each silo's {rows} (in "
-            f"a fixed random order), with noise of standard deviation {number(std)}{each}; "
-            f"{account.beside.num_scores} of each silo, planned in advance"
-        )
-    if own is not None:
-        lines.append(f"silos' own models: {own.local_steps} more releases of each silo, at the end")
-    return lines
+    scores, own = account.beside.scores, config.personalise
+    return items(
+        "pages/beside.md.jinja",
+        persons=config.privacy.unit == "person",
+        statistics=account.beside.statistics,
+        scores=scores,
+        share=None if scores is None else round(1 - scores.share[0], 12),
+        std=None if scores is None else scores.noise_multiplier * scores.sensitivity(rules.neighbouring),
+        num_scores=account.beside.num_scores,
+        own_models=None if own is None else own.local_steps,
+    )
 
 
 def published(said: dict[str, Any]) -> dict[str, Any]:

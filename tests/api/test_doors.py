@@ -262,26 +262,6 @@ def test_a_profile_is_that_of_the_command(tmp_path: Path, capsys: pytest.Capture
         _ = found.profile
 
 
-def test_predictions_are_those_of_the_command(tmp_path: Path) -> None:
-    rows = "\n".join(f"{x / 7:.3f},{(x * 5) % 9},{'yes' if x % 2 else 'no'}" for x in range(60))
-    (tmp_path / "train.csv").write_text(f"a,b,label\n{rows}\n")
-    (tmp_path / "new.csv").write_text("a,b,label\n0.1,2,yes\n3.5,1,\n")
-    dataset = {"name": "csv", "files": "train.csv", "classes": ["no", "yes"]}
-    config = {**BASE, "rounds": 2, "out": str(tmp_path / "runs"), "data": {"dataset": dataset, "num_silos": 2}}
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(config))  # which is YAML
-    run = dpfl.load(path).run()
-    made = dpfl.predict(run, tmp_path / "new.csv")
-    said = command("predict", run.folder, tmp_path / "new.csv", "--json").json
-    assert (list(made.rows), list(made.statement), made.accuracy) == (
-        said["predictions"],
-        said["statement"],
-        said["accuracy"],
-    )
-    assert [row["line"] for row in made.rows] == [2, 3] and made.predictions.labelled == 1
-    assert made.labels == [row["predicted"] for row in said["predictions"]] and set(made.labels) <= {"no", "yes"}
-
-
 def test_a_check_says_what_a_run_would_be_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     budget = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}

@@ -22,6 +22,7 @@ from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.statement import ENDED_EARLY, HOLDERS, HeldBy, holders_of
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message, write
+from tests.cli.test_tables import SCHEMA, frame
 
 FACTS: dict[str, Any] = {
     **dict.fromkeys(("study", "purpose", "recipients", "outcome", "made", "version", "digest"), ""),
@@ -195,6 +196,7 @@ def test_of_a_shared_ledger_a_page_gives_the_total(tmp_path: Path) -> None:
     folder = Path(done.json["folder"])
     text, total = dpfl.statement(folder).text, done.json["adaptive_total"]["epsilon"]
     assert "was not computed again" in text and text.count(f"| {places(total, 3)} |") == 4 and total > 4
+    assert text.count("| others, or not known to be the same |") == 1
 
 
 @pytest.mark.parametrize(
@@ -275,3 +277,26 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sites_have_the_names_that_the_data_gave_them(named: Path) -> None:
     text = dpfl.statement(named).text
     assert "=A (silo 0)" in text and "B (silo 1)" in text
+
+
+def test_the_page_describes_the_study(named: Path, tmp_path: Path) -> None:
+    """What the folder knows is there; the rest is to be filled in."""
+    run = dpfl.train(
+        dpfl.Federation.from_table(frame(), SCHEMA),
+        algorithm=dpfl.FedAvg(local_steps=1, local_lr=0.1),
+        privacy=dpfl.Privacy(noise_multiplier=5.0),
+        rounds=1,
+        out=tmp_path,
+        progress=False,
+    )
+    text = dpfl.statement(run, purpose="Who falls ill | when", recipients="the two clinics").text
+    for row in (
+        "| purpose | Who falls ill \\| when |",
+        "| what the model predicts | ill: no, yes |",
+        "| who receives the model and the results | the two clinics |",
+        "| age | number, 20 to 90 |",
+        "| stage | category: I, II, III |",
+    ):
+        assert row in text
+    text = dpfl.statement(named).text
+    assert "| purpose |  |" in text and "| an array of shape (4,) |" in text

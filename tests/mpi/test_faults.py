@@ -213,7 +213,8 @@ def test_a_polite_signal_to_mpirun_leaves_a_checkpoint_and_exit_code_4(tmp_path:
         (tmp_path / "go on").touch()
         code, out, err = job.end()
         assert code == 4 and job.nobody_is_left()
-    assert json.loads(out)["status"] == "interrupted" and "Go on with: mpirun -n 3 python -m mpi4py -m dpfl_plugin run" in err
+    assert json.loads(out)["status"] == "interrupted"
+    assert "Go on with: mpirun -n 3 python -m mpi4py -m dpfl_plugin run" in err
     same_in_the_end(config, resumed_here(config))
 
 
