@@ -22,13 +22,15 @@ FEW: Final = 30  # points of a line that are marked: one alone would not be seen
 
 
 def of_run(folder: RunFolder, config: Config, label: str | None, *, anew: bool) -> None:
-    """Have `curves.png` in a run's folder, where something was measured. Where it cannot be written, that is said.
+    """Have `curves.png` in a run's folder, where something was measured in two rounds or more.
+
+    Where it cannot be written, that is said.
 
     Args:
         label: what a file calls the run. anew: also where there is one.
     """
     lines = folder.read_metrics()
-    if lines and lines[-1][score_key(lines[-1])] is not None and (anew or not folder.curves.exists()):
+    if len(lines) > 1 and lines[-1][score_key(lines[-1])] is not None and (anew or not folder.curves.exists()):
         title = f"{config.name}: {config.algorithm.name or config.algorithm.module} on {config.data.dataset.name}"
         curves(folder.curves, {label or config.name: lines}, title, config.privacy.delta)
 
