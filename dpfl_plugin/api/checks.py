@@ -15,7 +15,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
-from dpfl_plugin.errors import ConfigError, DataError, in_python
+from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import callbacks_of
@@ -71,7 +71,7 @@ class Checked(Printed):
         ]
 
     def __str__(self) -> str:
-        return in_python("\n".join([*self.lines, NOTHING_DONE]))
+        return "\n".join([*self.lines, NOTHING_DONE])
 
     __repr__ = __str__
 
@@ -81,7 +81,7 @@ class CheckedVariants(Printed, dict[str, Checked]):
 
     def __str__(self) -> str:
         lines = [line for label, one in self.items() for line in (f"{label}:", *one.lines)]
-        return in_python("\n".join([*lines, NOTHING_DONE]))
+        return "\n".join([*lines, NOTHING_DONE])
 
 
 def check(experiment: Experiment | Run | str | Path) -> Checked | Any:  # of several variants CheckedVariants

@@ -20,7 +20,7 @@ from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import Variant, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require_argument
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
 from dpfl_plugin.runs.plan_request import Question
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
@@ -28,7 +28,7 @@ from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
 __all__ = ["Answer", "Question", "plan", "plans"]
 
 
-class UnfitError(ArgumentError):
+class UnfitError(ConfigError):
     """Not even the least of what is solved for fits the budget; the message says what to raise, and by how much."""
 
 
@@ -90,7 +90,7 @@ def question_of(
 def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
     """As `plan`, by label."""
     solve = "sigma" if solve is None else solve
-    require_argument(solve in KEYS, "solve", solve, f"be one of {', '.join(KEYS)}")
+    require(solve in KEYS, "solve", solve, f"be one of {', '.join(KEYS)}")
     variants = question.variants()
     answers: dict[str, Answer] = {}
     for variant in variants:
@@ -133,14 +133,11 @@ def _solved(ahead: Forecast, solve: str, given: list[str]) -> Answer:
     config = ahead.config
     answer = functools.partial(_answer, ahead, solve, given)
     if solve != "rounds" and config.rounds is None:
-        raise ArgumentError(
-            f"rounds is missing: {{solve={solve}}} needs it. Use --set rounds=..., or {{solve=rounds}}."
-        )
+        raise ConfigError(f"rounds is missing: solve={solve} needs it. Use rounds=..., or solve=rounds.")
     if solve not in ("sigma", "rate") and not config.privacy.noise_multiplier:
         what = "is missing" if config.privacy.noise_multiplier is None else "is 0, and without noise no epsilon holds"
-        raise ArgumentError(
-            f"privacy.noise_multiplier {what}: {{solve={solve}}} needs it above 0. "
-            "Add --set privacy.noise_multiplier=NUMBER."
+        raise ConfigError(
+            f"privacy.noise_multiplier {what}: solve={solve} needs it above 0. Add privacy.noise_multiplier=NUMBER."
         )
     match solve:
         case "sigma":
@@ -174,16 +171,15 @@ def _with_steps(config: Config) -> Callable[[int], Algorithm]:
     options = algorithm_options(config)
     name = config.algorithm.name or config.algorithm.module
     if "local_steps" not in options:
-        raise ArgumentError(
-            f"algorithm: {name} has no option local_steps for {{solve=steps}} to solve for; it has "
-            f"{', '.join(options)}."
+        raise ConfigError(
+            f"algorithm: {name} has no option local_steps for solve=steps to solve for; it has {', '.join(options)}."
         )
 
     if config.algorithm.options.get("p") is not None:
-        raise ArgumentError(
+        raise ConfigError(
             f"algorithm.p={config.algorithm.options['p']!r}: {name} draws its numbers of local steps, 1/p in the mean, "
-            "so that there is none to solve for. Use {solve=sigma} or {solve=rounds} with another p, or fix the "
-            "number: --set algorithm.p=null --set algorithm.local_steps=1 {solve=steps}."
+            "so that there is none to solve for. Use solve=sigma or solve=rounds with another p, or fix the "
+            "number: algorithm.p=null algorithm.local_steps=1 solve=steps."
         )
 
     def with_steps(steps: int) -> Algorithm:
@@ -235,7 +231,7 @@ def _unfit(least: Forecast, solve: str, epsilon: float) -> UnfitError:
         least: the run with 1 of what is solved for; epsilon: its own, in the budget's view.
     """
     privacy, key = least.config.privacy, KEYS[solve]
-    mends = [f"the budget to {digits(epsilon, 5)} ({{epsilon}}, or privacy.epsilon)"] if math.isfinite(epsilon) else []
+    mends = [f"the budget to {digits(epsilon, 5)} (epsilon, or privacy.epsilon)"] if math.isfinite(epsilon) else []
     with contextlib.suppress(ConfigError, UnsupportedError):  # no noise is enough
         mends.insert(0, f"{KEYS['sigma']} to {least.noise():g}")
     mend = f"Raise {', or '.join(mends)}." if mends else "Ask for a larger budget."

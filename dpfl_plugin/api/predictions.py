@@ -17,7 +17,7 @@ from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.frame_rows import is_frame
-from dpfl_plugin.errors import ConfigError, in_python, require
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.runs.asked import ids_of, read, read_array, read_frame, written_otherwise
 from dpfl_plugin.runs.carried import doubts
@@ -149,7 +149,7 @@ class Predicted(Printed):
         more = [f"... and {len(rows) - SHOWN} more: table, rows, to_csv()"] if len(rows) > SHOWN else []
         notes = [f"note: {note}" for note in self.notes]
         lines = [*notes, *measures_lines(self), *self.statement]
-        return in_python("\n".join([f"{self!r}:", aligned([columns, *shown]), *more, *lines]))
+        return "\n".join([f"{self!r}:", aligned([columns, *shown]), *more, *lines])
 
 
 def predict(

@@ -10,7 +10,6 @@ from rich.progress import Progress
 
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.errors import in_python
 from dpfl_plugin.runs.progress_bars import bar_on
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ class Teller:
         self.notes: list[str] = []
 
     def note(self, text: str) -> None:
-        text = in_python(text)
         self.notes.append(text)
         text = text.rstrip() if len(text) <= LONGEST else f"{text[:LONGEST].rstrip()} ... (all of it: log.txt)"
         if self._shown:

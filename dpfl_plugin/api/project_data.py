@@ -26,7 +26,7 @@ from dpfl_plugin.data.flaws import check_kind, not_utf8
 from dpfl_plugin.data.identifiers import KEEPS, identifier_columns, person_columns, record_columns, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.table import READS_ALL, is_number
-from dpfl_plugin.errors import ArgumentError, DataError, nearest
+from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 LABELS: Final = ("label", "target", "class", "outcome", "diagnosis", "y")
 DELIMITERS: Final = ",;\t|"
@@ -77,7 +77,7 @@ class DataBlock:
     """
 
     lines: tuple[str, ...]
-    told: tuple[str, ...] = ()  # `Worded`
+    told: tuple[str, ...] = ()
     preprocess: tuple[str, ...] = (
         "# Each record is scaled to norm 1, so columns need comparable scales: bring them to one by public ranges, in "
         "the files.",
@@ -312,17 +312,17 @@ def _label(own: OwnData, path: Path, header: list[str]) -> tuple[str, bool]:
             raise _no_column("label", own.label, path, header)
         return own.label, False
     if not own.guess_label:
-        raise ArgumentError(
-            f"{{label}} is missing: which column of {path} is to be predicted? Columns: {column_list(header[:30])}. "
-            "{guess_label=True} chooses one by its name, or takes the last."
+        raise ConfigError(
+            f"label is missing: which column of {path} is to be predicted? Columns: {column_list(header[:30])}. "
+            "guess_label chooses one by its name, or takes the last."
         )
     known = {name.lower(): name for name in reversed(header)}
     return next((known[name] for name in LABELS if name in known), header[-1] if header else ""), True
 
 
-def _no_column(option: str, name: str, path: Path, header: Sequence[str]) -> ArgumentError:
-    return ArgumentError(
-        f"{{{option}}}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {column_list(header[:30])}."
+def _no_column(option: str, name: str, path: Path, header: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"{option}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {column_list(header[:30])}."
     )
 
 

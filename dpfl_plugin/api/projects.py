@@ -13,7 +13,7 @@ from typing import Final
 
 from dpfl_plugin.api.project_data import DataBlock, OwnData, drafted, found, made_up
 from dpfl_plugin.core.text import Printed
-from dpfl_plugin.errors import ArgumentError, ConfigError, Worded
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import try_folder
 
 CONFIG: Final = "run.yaml"
@@ -35,13 +35,13 @@ class Project(Printed):
 
     folder: Path
     files: tuple[str, ...]
-    told: tuple[Worded, ...]
+    told: tuple[str, ...]
     unignored: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be known of its data."""
-        return tuple(line.in_python for line in self.told)
+        return self.told
 
     def __str__(self) -> str:
         lines = [f"{self.folder}:", *(f"  {path}" for path in self.files), *self.notes]
@@ -84,11 +84,11 @@ def init_project(
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"{{FOLDER}}={str(folder)!r} is a file: nothing was written. Use another name.")
+        raise ConfigError(f"folder={str(folder)!r} is a file: nothing was written. Use another name.")
     try:
         try_folder(folder)
     except OSError as error:
-        raise ArgumentError(f"{{FOLDER}}={str(folder)!r} cannot be written: {error.strerror}. Use another.") from error
+        raise ConfigError(f"folder={str(folder)!r} cannot be written: {error.strerror}. Use another.") from error
     roles = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
     block = _block(folder, data, roles, {"encoding": encoding, "sheet": sheet}, guess_label=guess_label, schema=schema)
     files = rendered(_name(folder), block, with_records=data is None)
@@ -101,7 +101,7 @@ def init_project(
         with target.open("x", encoding="utf-8") as file:  # x: nor is a file that came meanwhile overwritten
             file.write(text)
     lines = tuple(line for line in ignore.splitlines() if line and not line.startswith("#"))
-    return Project(folder, tuple(files), tuple(map(Worded, block.told)), lines)
+    return Project(folder, tuple(files), tuple(block.told), lines)
 
 
 def _block(
@@ -118,17 +118,13 @@ def _block(
     if data is None:
         for name, value in given.items():
             if value is not None:
-                raise ArgumentError(
-                    f"{{{name}}} has no meaning without {{data}}: made-up data come with their own columns."
-                )
+                raise ConfigError(f"{name} has no meaning without data: made-up data come with their own columns.")
         return made_up()
     if schema and guess_label:
-        raise ArgumentError(
-            "{guess_label} is for CSV files of numbers; with a schema, {label} says which column it is."
-        )
+        raise ConfigError("guess_label is for CSV files of numbers; with a schema, label says which column it is.")
     for name in ("person", "time", "event", *form):
         if given[name] is not None and not schema:
-            raise ArgumentError(f"{{{name}}} has no meaning without a schema, which says what it holds.")
+            raise ConfigError(f"{name} has no meaning without a schema, which says what it holds.")
     own = OwnData(Path(data), guess_label=guess_label, **roles, **form)
     return drafted(own, folder) if schema else found(own, folder)
 
@@ -170,10 +166,10 @@ def _check_free(folder: Path, files: Mapping[str, str], *, with_records: bool) -
         )
     data = folder / "data"
     if with_records and data.exists() and (not data.is_dir() or any(data.iterdir())):
-        raise ArgumentError(
+        raise ConfigError(
             f"{data} is not empty: made-up records are not put next to what it holds, so nothing was written. "
-            f"For a project on records of your own give {{data}} {str(data)!r} and {{label}}. Else use another "
-            "{FOLDER}."
+            f"For a project on records of your own give data {str(data)!r} and label. Else use another "
+            "folder."
         )
 
 

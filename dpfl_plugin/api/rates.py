@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dpfl_plugin.errors import ArgumentError, ConfigError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.setting import check_records
 
@@ -35,14 +35,12 @@ def rates(ahead: Forecast) -> list[Rate]:
     """What a run costs in noise at each of `RATES` that leaves a record to every batch, ascending.
 
     Raises:
-        ArgumentError: there is no rate to choose.
+        ConfigError: there is no rate to choose.
     """
     privacy = ahead.config.privacy
     if privacy.sampler not in ("fixed", "poisson") or privacy.unit == "silo":
         why = "whole silos are protected" if privacy.unit == "silo" else f"sampler: {privacy.sampler} has none"
-        raise ArgumentError(
-            f"privacy.record_rate: {why}, so that {{solve=rate}} has nothing to find. Use {{solve=sigma}}."
-        )
+        raise ConfigError(f"privacy.record_rate: {why}, so that solve=rate has nothing to find. Use solve=sigma.")
     smallest = ahead.setting.num_records or min(ahead.num_records)
     found: list[Rate] = []
     for rate in RATES:

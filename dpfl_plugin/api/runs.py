@@ -22,7 +22,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome, higher_is_better, score_key
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned, counted
-from dpfl_plugin.errors import ConfigError, DataError, in_python, require
+from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Run:
         return f"{self.status} after {done}, {self.score_name} {score}{more}, epsilon {epsilon}"
 
     def _lines(self) -> list[str]:
-        return [in_python(line) for line in run_lines(self.result, self.config.algorithm.options, self.folder)]
+        return run_lines(self.result, self.config.algorithm.options, self.folder)
 
     def __str__(self) -> str:
         return "\n".join([f"{self.result['name']}: {self._summary()}", str(self.folder), *self._lines()])

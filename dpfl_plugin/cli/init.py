@@ -15,7 +15,7 @@ def show(project: Project, *, schema: bool) -> None:
     for path in project.files:
         print(f"  {path}")
     for line in project.told:
-        print(line.as_options)
+        print(line)
     if project.unignored:
         print(KEPT.format(path=folder / GITIGNORE))
         print("".join(f"  {line}\n" for line in project.unignored), end="")

@@ -26,7 +26,7 @@ def show(results: dict[str, Result], *, as_json: bool) -> None:
     for label, result in results.items():
         found = Run(Path(result["folder"]), result).profile
         if found is None:
-            again = "to take them, run it once more, with --out another folder or --set seed=N"
+            again = "to take them, run it once more, with --out another folder or seed=N"
             console.print(f"{label}: finished before, without --profile: no times were taken; {again}.", markup=False)
             continue
         console.print(table(label, found))

@@ -346,7 +346,7 @@ def _seeded(plan: Plan, results: dict[str, Result]) -> list[str]:
         return []
     return [
         "This is a simulation: its noise follows from the seed, and whoever has the folder can compute it. Before "
-        "anything of a run leaves your hands: --set privacy.randomness=fresh."
+        "anything of a run leaves your hands: privacy.randomness=fresh."
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ArgumentError, require_argument
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.privacy.pld import check_delta
 
 VIEWS: Final = (None, "server", "third_party")
@@ -34,12 +34,12 @@ class Question:
     variant: str | None = None
 
     def __post_init__(self) -> None:
-        require_argument(self.view in VIEWS, "view", self.view, "be server or third_party")
+        require(self.view in VIEWS, "view", self.view, "be server or third_party")
         if self.epsilon is not None:
             known = _is_number(self.epsilon) and 0 < self.epsilon < math.inf
-            require_argument(known, "epsilon", self.epsilon, "be positive and finite")
+            require(known, "epsilon", self.epsilon, "be positive and finite")
         if self.delta is not None:
-            require_argument(_is_number(self.delta), "delta", self.delta, "be a number in (0, 1)")
+            require(_is_number(self.delta), "delta", self.delta, "be a number in (0, 1)")
             check_delta(self.delta)
 
     @property
@@ -77,7 +77,7 @@ class Question:
         """
         privacy = config.privacy.model_copy(update=self.budget)
         if privacy.epsilon is None:
-            raise ArgumentError("{epsilon} is missing, and the configuration has no privacy.epsilon.")
+            raise ConfigError("epsilon is missing, and the configuration has no privacy.epsilon.")
         return config.model_copy(update={"privacy": privacy})
 
 

@@ -215,4 +215,4 @@ def test_a_step_that_is_too_small_is_told_of(tmp_path, measured):
     done = dpfl(*words, "--set", "algorithm.local_lr=0.0001")
     said = " ".join(done.out.split())
     assert "note: the model says the same class of every test record, and the score was that of a constant" in said
-    assert "Try --set algorithm.local_lr=0.0003" in said
+    assert "Try algorithm.local_lr=0.0003" in said
