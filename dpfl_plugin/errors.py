@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import errno
 import re
-import shlex
 import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
@@ -14,54 +12,19 @@ from typing import Any, Final, TypeVar
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 MAKE_ROOM: Final = (
     "Free some space there, or have the quota raised (df -h, quota -s); then the same command continues from what was "
-    "saved: dpfl run with --resume (resume=True in Python), dpfl sweep with --retry."
+    "saved: a run with resume, a sweep with retry."
 )
 _INSTALLED = (__file__.removesuffix("errors.py"), traceback.__file__.removesuffix("traceback.py"), "<")
 
 
-class Worded(str):
-    """A message that serves Python and the command line.
-
-    In it ``{name}`` stands for an argument, which is an option of the command, ``{name=value}`` for one with what to
-    give, in quotes where it is not one word: ``{resume=True}`` is ``resume=True`` or ``--resume``. In capitals it is
-    one that a command takes by its place: ``{FOLDER}`` is ``folder`` or ``FOLDER``. Settings: see `in_python`.
-    """
-
-    __slots__ = ()
-
-    @property
-    def in_python(self) -> str:
-        return _ARGUMENT.sub(lambda found: _in_python(*found.groups()), in_python(self))
-
-    @property
-    def as_options(self) -> str:
-        return _ARGUMENT.sub(lambda found: _as_option(*found.groups()), self)
-
-
 class DpflError(Exception):
-    """Base of every error shown to a user as one message, without a traceback.
-
-    Attributes:
-        text: the message, `Worded` or plain.
-        as_options: the message in the words of the command line: ``--name``, ``--name value``.
-    """
+    """Base of every error shown to a user as one message, without a traceback; it names keys of the configuration."""
 
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows."""
         return [f"{type(self).__name__}: {self}"]
-
-    def __str__(self) -> str:
-        return self.text.in_python if isinstance(self.text, Worded) else in_python(self.text)
-
-    @property
-    def text(self) -> str:
-        return self.args[0] if self.args and isinstance(self.args[0], Worded) else super().__str__()
-
-    @property
-    def as_options(self) -> str:
-        return self.text.as_options if isinstance(self.text, Worded) else self.text
 
 
 Error = TypeVar("Error", bound=DpflError)
@@ -71,45 +34,6 @@ class ConfigError(DpflError, ValueError):
     """A value in the configuration is wrong; the message names the key and what is allowed."""
 
     exit_code = 2
-
-
-class ArgumentError(ConfigError):
-    """An argument of a public function is wrong, or the option of a command that gave it; its message is `Worded`."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(Worded(message))
-
-
-def in_python(text: str) -> str:
-    """What is told to both, with its settings in the words of Python: ``--set a.b=c`` is ``a.b='c'``."""
-    return _SETTING.sub(lambda found: f"{found[1]}={_IN_YAML.get(found[2]) or _literal(found[2])}", text)
-
-
-_SETTING: Final = re.compile(r"--set ([\w.]+)=(\.\.\.|[^\s,;:)]*[^\s,;:).])")
-_IN_YAML: Final = {"true": "True", "false": "False", "null": "None"}
-
-
-def _literal(value: str) -> str:
-    """A word in quotes; what stands for a value, a number, a list or a mapping as it is."""
-    return repr(value) if re.fullmatch(r"[a-z]\w*", value) else value
-
-
-_ARGUMENT: Final = re.compile(r"""\{(\w+)(?:=(\w+|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))?\}""")
-_QUOTES: Final = "'\""
-
-
-def _in_python(name: str, value: str | None) -> str:
-    if value is None:
-        return name.lower()
-    return f"{name}={value}" if value in ("True", "False") or value[0] in _QUOTES else f"{name}={value!r}"
-
-
-def _as_option(name: str, value: str | None) -> str:
-    if name.isupper():
-        return name
-    option = "--" + name.replace("_", "-")
-    value = shlex.quote(ast.literal_eval(value)) if value and value[0] in _QUOTES else value
-    return option if value in (None, "True") else f"{option} {value}"
 
 
 class BudgetError(ConfigError):
@@ -246,16 +170,9 @@ _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _OF_NUMBERS: Final = re.compile(r"\b(finite|number|at least|positive|above|from)\b")
 
 
-def require_argument(ok: bool, name: str, value: Any, must: str, mend: str = "") -> None:
-    """As `require`, of an argument, which on the command line is an option."""
-    if not ok:
-        raise ArgumentError(f"{{{name}}}={value!r} must {must}." + _mended(value, must, mend))
-
-
 def said_of(error: Error, before: str, after: str = "") -> Error:
     """An error of the same type, whose message says where it came up."""
-    text = f"{before}{error.text}{after}"
-    return type(error)(Worded(text) if isinstance(error.text, Worded) else text)
+    return type(error)(f"{before}{error}{after}")
 
 
 def is_full(error: OSError) -> bool:

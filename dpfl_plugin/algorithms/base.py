@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, dataclass_tra
 import numpy as np
 
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ArgumentError, refusal
+from dpfl_plugin.errors import ConfigError, refusal
 from dpfl_plugin.late import torch
 from dpfl_plugin.synonyms import meant
 
@@ -30,7 +30,7 @@ def algorithm(cls: Class) -> Class:
     """A frozen dataclass of options, which tells a program a misspelt or missing one as a file is told.
 
     Its instances raise:
-        ArgumentError: there is no option of such a name, or one without a default is missing.
+        ConfigError: there is no option of such a name, or one without a default is missing.
     """
     made: Any = dataclass(frozen=True, kw_only=True)(cls)
     plain = made.__init__  # ``made`` is ``cls``
@@ -41,16 +41,16 @@ def algorithm(cls: Class) -> Class:
     def checked(self: Any, /, *args: Any, **given: Any) -> None:
         known = f"Known options: {', '.join(options) or 'none'}."
         if args:
-            raise ArgumentError(f"{cls.__name__}({args[0]!r}): its options are given by name. {known}")
+            raise ConfigError(f"{cls.__name__}({args[0]!r}): its options are given by name. {known}")
         for name in given:
             if name not in options:
                 if why := refusal(cls, name):
-                    raise ArgumentError(f"{cls.__name__}: {name}: {why}")
+                    raise ConfigError(f"{cls.__name__}: {name}: {why}")
                 near = meant(name, options, "algorithm")
-                raise ArgumentError(f"{cls.__name__}: {name} is not a known option{near}.{'' if near else f' {known}'}")
+                raise ConfigError(f"{cls.__name__}: {name} is not a known option{near}.{'' if near else f' {known}'}")
         missing = [name for name in needed if name not in given]
         if missing:
-            raise ArgumentError(f"{cls.__name__}: {', '.join(missing)} is missing. {known}")
+            raise ConfigError(f"{cls.__name__}: {', '.join(missing)} is missing. {known}")
         plain(self, **given)
 
     made.__init__ = checked

@@ -28,7 +28,7 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed, counted, duration, items
 from dpfl_plugin.core.threads import threads
 from dpfl_plugin.data.names import called, listed, number_of
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, require, require_argument
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
 from dpfl_plugin.runs.folder import to_json, write_atomic
@@ -76,7 +76,7 @@ class Options:
             value = getattr(self, name)
             named = name == "silo" and isinstance(value, str)
             whole = isinstance(value, int) and not isinstance(value, bool)
-            require_argument(named or (whole and value >= least), name, value, f"be a whole number, at least {least}")
+            require(named or (whole and value >= least), name, value, f"be a whole number, at least {least}")
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _attacked(chosen: Experiment, one: Variant, options: Options, note: Note, ou
     silo = number_of(options.silo, known.names, known.num_silos)
     if isinstance(silo, str):
         they = f"They are {listed(range(known.num_silos), known.names)}."
-        raise ArgumentError(f"{{silo}}={silo!r} must be the number or the name of a silo. {they}")
+        raise ConfigError(f"silo={silo!r} must be the number or the name of a silo. {they}")
     if out is not None:  # before the work: it may not be allowed. Records may be recognised in its files
         private_folder(out)
     inverted, refusal = _inversion(config, chosen.base, silo)

@@ -15,7 +15,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import higher_is_better, score_key
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
-from dpfl_plugin.errors import ConfigError, in_python, require
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.late import pandas_for
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Comparison(Mapping[str, Run]):
         picture = folders.pop() / "curves.png" if len(folders) == 1 else None
         said += ["who is protected, against whom, and what is not covered: privacy.md there."]
         said += [f"picture: {picture}"] if picture is not None and picture.exists() else []
-        return "\n".join([*(f"warning: {text}" for text in warnings), repr(self), *map(in_python, said)])
+        return "\n".join([*(f"warning: {text}" for text in warnings), repr(self), *said])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(key)}</th>" for key in self.rows[0])

@@ -289,7 +289,7 @@ def _with_steps(config: Config) -> Callable[[int], Algorithm]:
         raise ConfigError(
             f"algorithm.p={config.algorithm.options['p']!r}: {name} draws its numbers of local steps, 1/p in the mean, "
             "so that there is none to solve for. Solve for noise_multiplier or rounds with another p, or fix the "
-            "number: --set algorithm.p=null --set algorithm.local_steps=1."
+            "number: algorithm.p=null and algorithm.local_steps=1."
         )
 
     @functools.cache

@@ -15,7 +15,7 @@ from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.frame_rows import is_frame
-from dpfl_plugin.errors import ConfigError, in_python, require
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.runs.asked import ids_of, read, read_array, read_frame, written_otherwise
@@ -146,7 +146,7 @@ class Predicted(Printed):
         columns = list(dict.fromkeys(column for row in rows for column in row))
         shown = [[str(row.get(column, "")) for column in columns] for row in rows[:SHOWN]]
         more = [f"... and {len(rows) - SHOWN} more: table, rows, to_csv()"] if len(rows) > SHOWN else []
-        return in_python("\n".join([f"{self!r}:", aligned([columns, *shown]), *more, *self.remarks]))
+        return "\n".join([f"{self!r}:", aligned([columns, *shown]), *more, *self.remarks])
 
     @property
     def remarks(self) -> list[str]:

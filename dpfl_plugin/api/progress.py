@@ -16,7 +16,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import duration
-from dpfl_plugin.errors import in_python
 
 if TYPE_CHECKING:
     from dpfl_plugin.federation.progress import Progress as RunProgress
@@ -93,7 +92,7 @@ class Warnings:
 
     def note(self, text: str) -> None:
         if text.startswith(self._always):
-            say(_shortened(in_python(text)))
+            say(_shortened(text))
 
     def detail(self, text: str) -> None: ...
 
@@ -120,7 +119,7 @@ class Bar:
 
     def note(self, text: str) -> None:
         prefix = f"[{self._label}] " if self._label else ""
-        text = _shortened(in_python(text)) if self._python else text
+        text = _shortened(text) if self._python else text
         self._console.print(prefix + text, style="dim", markup=False, highlight=False)
 
     def detail(self, text: str) -> None:

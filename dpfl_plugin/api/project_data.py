@@ -24,7 +24,7 @@ from dpfl_plugin.data.flaws import check_kind, not_utf8
 from dpfl_plugin.data.identifiers import KEEPS, identifier_columns, person_columns, record_columns, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.table import READS_ALL, is_number
-from dpfl_plugin.errors import ArgumentError, DataError, nearest
+from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 LABELS: Final = ("label", "target", "class", "outcome", "diagnosis", "y")
 DELIMITERS: Final = ",;\t|"
@@ -76,7 +76,7 @@ class DataBlock:
     """
 
     dataset: Mapping[str, Any] | None = None
-    told: tuple[str, ...] = ()  # `Worded`
+    told: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
     classes: tuple[str, ...] = ()
     dealt: int | None = None
@@ -268,17 +268,17 @@ def _label(own: OwnData, path: Path, header: list[str]) -> tuple[str, bool]:
             raise _no_column("label", own.label, path, header)
         return own.label, False
     if not own.guess_label:
-        raise ArgumentError(
-            f"{{label}} is missing: which column of {path} is to be predicted? Columns: {column_list(header[:30])}. "
-            "{guess_label=True} chooses one by its name, or takes the last."
+        raise ConfigError(
+            f"label is missing: which column of {path} is to be predicted? Columns: {column_list(header[:30])}. "
+            "guess_label chooses one by its name, or takes the last."
         )
     known = {name.lower(): name for name in reversed(header)}
     return next((known[name] for name in LABELS if name in known), header[-1] if header else ""), True
 
 
-def _no_column(option: str, name: str, path: Path, header: Sequence[str]) -> ArgumentError:
-    return ArgumentError(
-        f"{{{option}}}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {column_list(header[:30])}."
+def _no_column(option: str, name: str, path: Path, header: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"{option}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {column_list(header[:30])}."
     )
 
 

@@ -18,7 +18,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.api.project_data import DataBlock, OwnData, csv_block, schema_block
 from dpfl_plugin.config import yaml_text
 from dpfl_plugin.core.text import Printed, render
-from dpfl_plugin.errors import ArgumentError, ConfigError, Worded, nearest
+from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.runs.folder import try_folder
 
 CONFIG: Final = "run.yaml"
@@ -40,19 +40,14 @@ class Project(Printed):
 
     folder: Path
     files: tuple[str, ...]
-    told: tuple[Worded, ...]
+    told: tuple[str, ...]
     unignored: tuple[str, ...] = ()
     schema: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be known of its data."""
-        return tuple(line.in_python for line in self.told)
-
-    @property
-    def as_options(self) -> str:
-        """`str` of it in the words of the command line."""
-        return self._text([line.as_options for line in self.told])
+        return self.told
 
     def __str__(self) -> str:
         return self._text(self.notes)
@@ -101,11 +96,11 @@ def init(
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"{{FOLDER}}={str(folder)!r} is a file: nothing was written. Use another name.")
+        raise ConfigError(f"folder={str(folder)!r} is a file: nothing was written. Use another name.")
     try:
         try_folder(folder)
     except OSError as error:
-        raise ArgumentError(f"{{FOLDER}}={str(folder)!r} cannot be written: {error.strerror}. Use another.") from error
+        raise ConfigError(f"folder={str(folder)!r} cannot be written: {error.strerror}. Use another.") from error
     roles = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
     block = _block(folder, data, roles, {"encoding": encoding, "sheet": sheet}, guess_label=guess_label, schema=schema)
     files = rendered(_name(folder), block)
@@ -114,7 +109,7 @@ def init(
     _check_free(folder, files, with_records=block.made_up)
     _write(folder, files)
     lines = tuple(line for line in ignore.splitlines() if line and not line.startswith("#"))
-    return Project(folder, tuple(files), tuple(map(Worded, block.told)), lines, schema=block.schema is not None)
+    return Project(folder, tuple(files), tuple(block.told), lines, schema=block.schema is not None)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
@@ -139,17 +134,13 @@ def _block(
     if data is None:
         for name, value in given.items():
             if value is not None:
-                raise ArgumentError(
-                    f"{{{name}}} has no meaning without {{data}}: made-up data come with their own columns."
-                )
+                raise ConfigError(f"{name} has no meaning without data: made-up data come with their own columns.")
         return DataBlock(told=(MADE_UP,))
     if schema and guess_label:
-        raise ArgumentError(
-            "{guess_label} is for CSV files of numbers; with a schema, {label} says which column it is."
-        )
+        raise ConfigError("guess_label is for CSV files of numbers; with a schema, label says which column it is.")
     for name in ("person", "time", "event", *form):
         if given[name] is not None and not schema:
-            raise ArgumentError(f"{{{name}}} has no meaning without a schema, which says what it holds.")
+            raise ConfigError(f"{name} has no meaning without a schema, which says what it holds.")
     own = OwnData(Path(data), guess_label=guess_label, **roles, **form)
     return schema_block(own, folder) if schema else csv_block(own, folder)
 
@@ -179,10 +170,10 @@ def _check_free(folder: Path, files: Mapping[str, str], *, with_records: bool) -
         )
     data = folder / "data"
     if with_records and data.exists() and (not data.is_dir() or any(data.iterdir())):
-        raise ArgumentError(
+        raise ConfigError(
             f"{data} is not empty: made-up records are not put next to what it holds, so nothing was written. "
-            f"For a project on records of your own give {{data}} {str(data)!r} and {{label}}. Else use another "
-            "{FOLDER}."
+            f"For a project on records of your own give data {str(data)!r} and label. Else use another "
+            "folder."
         )
 
 

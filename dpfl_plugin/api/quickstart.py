@@ -29,7 +29,7 @@ from dpfl_plugin.config.load import Variant
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.base import Federation
-from dpfl_plugin.errors import ArgumentError, TrainingError
+from dpfl_plugin.errors import ConfigError, TrainingError
 from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.choice import place_here
@@ -219,7 +219,7 @@ def copy_configurations(folder: Path) -> list[Path]:
         targets = [folder / path.name for path in paths]
         for target in targets:
             if target.exists():
-                raise ArgumentError(f"{{copy}} {target}: the file exists, and was left as it is. Use another folder.")
+                raise ConfigError(f"copy {target}: the file exists, and was left as it is. Use another folder.")
         folder.mkdir(parents=True, exist_ok=True)
         for path, target in zip(paths, targets, strict=True):
             with target.open("xb") as file, path.open("rb") as source:

@@ -19,7 +19,7 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.core.text import Printed, aligned, counted
 from dpfl_plugin.data.names import called
-from dpfl_plugin.errors import DataError, in_python, require
+from dpfl_plugin.errors import DataError, require
 from dpfl_plugin.federation.outcome import EXIT_CODES, Cause, cause_of
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
@@ -247,7 +247,7 @@ class Run:
     def __str__(self) -> str:
         said = [_more(self.result), *lines_of_run(self), *lines_of_any(self), *files_of(self)]
         warnings = [f"warning: {text}" for text in self.result.get("warnings", ())]
-        return "\n".join([*warnings, f"{self.result['name']}: {self._summary()}", *map(in_python, said)])
+        return "\n".join([*warnings, f"{self.result['name']}: {self._summary()}", *said])
 
     def _repr_html_(self) -> str:
         text, picture = html.escape(str(self)), embedded(self.plot()) if self.lines else ""
@@ -318,7 +318,7 @@ def lines_of_any(run: Run) -> list[str]:
     if server["epsilon"] and result.get("randomness") == "seeded":
         lines.append(
             "This is a simulation: its noise follows from the seed, and whoever has the folder can compute it. Before "
-            "anything of a run leaves your hands: --set privacy.randomness=fresh."
+            "anything of a run leaves your hands: privacy.randomness=fresh."
         )
     return [*lines, *_of_shared_ledger(result)]
 

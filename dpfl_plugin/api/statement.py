@@ -141,7 +141,7 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
     if said["mechanism"].get("randomness") != "fresh":
         raise ConfigError(
             f"{folder}: privacy.randomness: seeded: the run was a simulation, whose noise follows from its seed: "
-            "nobody should sign for it. Run it again with --set privacy.randomness=fresh, or without a seed."
+            "nobody should sign for it. Run it again with privacy.randomness=fresh, or without a seed."
         )
 
 

@@ -17,7 +17,7 @@ from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import check_installed
-from dpfl_plugin.errors import ConfigError, Worded, require
+from dpfl_plugin.errors import ConfigError, require
 
 if TYPE_CHECKING:
     import pandas
@@ -206,7 +206,7 @@ def draft_schema(
     made = draft.of_tables(named, draft.Roles(**columns), TextFormat(encoding=encoding, sheet=sheet))
     warnings.warn(f"this schema was {NOT_PRIVATE}.", stacklevel=2)
     for line in made.told:
-        say(Worded(line).in_python)
+        say(line)
     if made.form.decimal == ",":
         say("Give decimal=',' to check_tables and read_tables; pandas.read_csv takes it, too, before from_table.")
     return made.schema

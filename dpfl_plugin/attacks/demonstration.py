@@ -17,7 +17,7 @@ from dpfl_plugin.attacks.membership import Attack
 from dpfl_plugin.attacks.transcript import listen
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
-from dpfl_plugin.errors import ArgumentError, UnsupportedError, require_argument
+from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.privacy.clipping import Flat
 from dpfl_plugin.privacy.composition import silo_compositions
 from dpfl_plugin.privacy.ledger import Ledger
@@ -63,14 +63,12 @@ def noise_multiplier(rules: PrivacyRules) -> float:
 
 
 def check_silo(silo: int, parts: Parts) -> None:
-    """Raise ArgumentError unless the run has such a silo, UnsupportedError unless its labels are classes."""
+    """Raise ConfigError unless the run has such a silo, UnsupportedError unless its labels are classes."""
     refuse_outcome(parts, "an attack")
     if parts.rules.augmentation is not None:
         raise UnsupportedError("augmentation: attacks know gradients of records as they are. Leave it out.")
     count = len(parts.num_records)
-    require_argument(
-        0 <= silo < count, "silo", silo, f"be one of the run's {count} silos", f"They are 0 to {count - 1}."
-    )
+    require(0 <= silo < count, "silo", silo, f"be one of the run's {count} silos", f"They are 0 to {count - 1}.")
 
 
 def membership(config: Config, base: Path, silo: int, repeats: int, note: Note) -> Membership:
@@ -111,9 +109,7 @@ def _facts(config: Config, parts: Parts, ledger: Ledger, silo: int) -> tuple[int
     """(rounds the silo took part in, its epsilon, the bound): from what was charged."""
     charges = [charge for charge in ledger if charge.silo == silo]
     if not charges:
-        raise ArgumentError(
-            f"{{silo={silo}}} takes part in no round with seed {config.public_seed}. Use more {{rounds}}."
-        )
+        raise ConfigError(f"silo={silo} takes part in no round with seed {config.public_seed}. Use more rounds.")
     compositions = silo_compositions(charges)[silo]
     epsilon = max(parts.accountant.epsilon(terms, config.privacy.delta) for terms in compositions)
     relation = charges[0].release.neighbouring

@@ -428,7 +428,7 @@ def _code() -> int:
     except SystemExit as end:  # typer exits by itself
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except DpflError as error:
-        print(f"dpfl: {error.as_options}", file=sys.stderr)
+        print(f"dpfl: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `dpfl ... | head`
         sys.stderr.close()

@@ -118,7 +118,7 @@ def init(
         raise ConfigError("--guess-label has no meaning without --data.")
     columns = {"label": label, "silo": silo, **of_schema}
     project = dpfl_plugin.init(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
-    print(project.as_options)
+    print(project)
 
 
 def check(

@@ -19,7 +19,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
 from dpfl_plugin.config.tune_keys import TuneConfig
 from dpfl_plugin.config.yaml_text import dump, parse, what_is_wrong
-from dpfl_plugin.errors import ArgumentError, ConfigError, Error, nearest, require_argument, said_of
+from dpfl_plugin.errors import ConfigError, Error, nearest, require, said_of
 from dpfl_plugin.registry import describe
 from dpfl_plugin.synonyms import meant
 
@@ -158,13 +158,13 @@ def load(
         if compare and not without_variants:
             raise ConfigError(f"{path}: compare names variants, but the file has none.")
         if variant is not None:
-            raise ArgumentError(f"{{variant}} {variant!r}: {path} has no variants. Leave it out.")
+            raise ConfigError(f"variant {variant!r}: {path} has no variants. Leave it out.")
         return Plan((Variant(None, _check(_budgeted(merged(values, change), budget), str(path))),))
     if not isinstance(variants, dict) or not variants or not all(isinstance(v, dict) for v in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file, e.g. {{fedavg: {{seed: 1}}}}.")
     labels = [str(label) for label in variants]  # distinct: the loader compares keys as they are written
     if variant is not None:
-        require_argument(variant in labels, "variant", variant, f"be one of {', '.join(labels)}")
+        require(variant in labels, "variant", variant, f"be one of {', '.join(labels)}")
     configs = [
         Variant(label, _check(_budgeted(merged(values, own, change), budget), f"{path} (variant {label})"))
         for label, own in zip(labels, variants.values(), strict=True)
@@ -244,7 +244,7 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str
                 del result[key]
                 continue
             if isinstance(old, str) and isinstance(value, dict) and group:
-                old = {"name": old}  # `model: mlp` with a later --set model.hidden=[50]
+                old = {"name": old}  # `model: mlp` with a later model.hidden=[50]
             if isinstance(old, dict) and isinstance(value, dict):
                 if group and ("name" in value or "module" in value):
                     old = _kept(old, value, group)

@@ -99,7 +99,7 @@ def expand(
         try:
             check(config)
         except ConfigError as error:
-            raise ConfigError(f"{source}: {error.as_options}") from error
+            raise ConfigError(f"{source}: {error}") from error
         name = run_id(config)
         row = rows.setdefault(name, Row(len(rows), name, config.name, label, config.rounds, change, own))
         if row.slurm != own:

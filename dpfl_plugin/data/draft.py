@@ -29,7 +29,7 @@ from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import NotUtf8Error, Pieces, TextFormat, frame_pieces, open_table, sentence
 from dpfl_plugin.data.schema import Column
 from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, numbers_of, outwards
-from dpfl_plugin.errors import ArgumentError, DataError, Worded, nearest
+from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
 MOST_CLASSES: Final = 20
@@ -41,7 +41,7 @@ EMPTY: Final = "is empty: its first line must name the columns, and records foll
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A schema as plain values, and how the files are written; told: what to look at, `Worded`; fewest: how many
+    """A schema as plain values, and how the files are written; told: what to look at; fewest: how many
     records the smallest silo has, None where there are no silos."""
 
     schema: dict[str, Any]
@@ -55,7 +55,7 @@ class Roles:
     """Columns that are no features: the label, or time and event of survival; whose silo and whose record it is.
 
     Raises:
-        ArgumentError: there is neither a label nor a time and an event, or both.
+        ConfigError: there is neither a label nor a time and an event, or both.
     """
 
     label: str | None = None
@@ -67,14 +67,14 @@ class Roles:
     def __post_init__(self) -> None:
         if (self.time is None) != (self.event is None):
             given, other = ("time", "event") if self.event is None else ("event", "time")
-            raise ArgumentError(
-                f"{{{given}}} is for survival, and {{{other}}} is missing: a time, and whether the event was then."
+            raise ConfigError(
+                f"{given} is for survival, and {other} is missing: a time, and whether the event was then."
             )
         if (self.label is None) == (self.time is None):
-            raise ArgumentError(
-                "{label} is missing: which column is to be predicted? For survival: {time} and {event}."
+            raise ConfigError(
+                "label is missing: which column is to be predicted? For survival: time and event."
                 if self.label is None
-                else "{label} and {time} are both given: survival is predicted from {time} and {event} alone."
+                else "label and time are both given: survival is predicted from time and event alone."
             )
 
     @property
@@ -103,7 +103,7 @@ def _opened(path: Path, form: TextFormat) -> Pieces:
     try:
         return open_table(path, form)
     except NotUtf8Error as error:
-        raise DataError(Worded(f"{error} Or read it as it is: {{encoding='windows-1252'}}.")) from error
+        raise DataError(f"{error} Or read it as it is: encoding='windows-1252'.") from error
 
 
 def _check_header(pieces: Pieces, name: str, roles: Roles) -> None:
@@ -116,9 +116,9 @@ def _check_header(pieces: Pieces, name: str, roles: Roles) -> None:
     for key, column in roles.columns.items():
         if column not in header:
             shown = column_list(header[:30])
-            raise ArgumentError(
-                f"{{{key}}}={column!r}{nearest(column, header)}: {name} has no such column. Columns: {shown}."
-                + (f" {sentence(note)}, and {{sheet}} here." if note else "")
+            raise ConfigError(
+                f"{key}={column!r}{nearest(column, header)}: {name} has no such column. Columns: {shown}."
+                + (f" {sentence(note)}, and sheet here." if note else "")
             )
     if "" in header:
         raise DataError(f"{name}, header: column {header.index('') + 1} has no name. {NAMELESS} Name or remove it.")

@@ -42,7 +42,7 @@ def notes(
     *,
     person: str | None,
 ) -> tuple[str, ...]:
-    """`Worded`: in them ``{person='id'}`` is an argument, or an option of `dpfl init`.
+    """What to look at in a drafted schema.
 
     Args:
         label, columns: of the draft. written: how numbers are. person: the column that says whose record it is, if it
@@ -151,7 +151,7 @@ def _persons(
         if not (unused or entry["type"] in ("integer", "category")):
             continue
         if are_persons(name, _values(seen[name], entry, written.decimal)):
-            mends = [f"name it as the person ({{person={name!r}}}), {KEEPS}"] * (person is None)
+            mends = [f"name it as the person (person={name!r}), {KEEPS}"] * (person is None)
             mends += ["leave it out (type: ignored)"] * (not unused)
             told += [whose(name, f"If so, {'; or '.join(mends)}.")] * bool(mends)
     return told
@@ -188,8 +188,8 @@ def _times(label: str | None, columns: Mapping[str, dict[str, Any]]) -> tuple[st
     times = [name for name, entry in columns.items() if entry["type"] in ("number", "integer") and TIME.search(name)]
     return tuple(
         f"If {name} is the time until {label}, or until a record was last seen, this is survival, and {name} as a "
-        f"feature gives {label} away: name them as time and event in place of the label, as by {{time={name!r}}} "
-        f"{{event={str(label)!r}}}."
+        f"feature gives {label} away: name them as time and event in place of the label, as by time={name!r} "
+        f"event={str(label)!r}."
         for name in times
     )
 

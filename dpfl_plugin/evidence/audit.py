@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, UnsupportedError, require_argument
+from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.evidence.audit_report import Report, judged
 from dpfl_plugin.evidence.audit_scores import Measured
 from dpfl_plugin.evidence.canaries import CanaryEngine, Planting, plant
@@ -74,7 +74,7 @@ class Options:
             value, least = getattr(self, name), 0 if name == "seed" else 1
             left_out = value is None and name in ("silos", "rounds")
             whole = isinstance(value, int) and not isinstance(value, bool)
-            require_argument(left_out or (whole and value >= least), name, value, f"be at least {least}")
+            require(left_out or (whole and value >= least), name, value, f"be at least {least}")
 
 
 def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntime) -> Report:
@@ -137,17 +137,17 @@ def _refuse_unreadable(config: Config, parts: Parts) -> None:
     if rules.unit == "silo" and rules.l2 > 0:
         raise UnsupportedError(
             f"l2={rules.l2:g} with privacy.unit='silo': the regulariser is part of the update that is clipped, and no "
-            "canary is all of it then. Use --set l2=0."
+            "canary is all of it then. Use l2=0."
         )
     if rules.unit == "silo" and isinstance(rules.bounds(layers(parts.layout)), tuple):
         raise UnsupportedError(
             "privacy.clip: per_layer with privacy.unit='silo': a canary's update has a layer of its own, which has no "
-            "bound. Use --set privacy.clip=flat, which costs and hides the same."
+            "bound. Use privacy.clip=flat, which costs and hides the same."
         )
     if rules.varies:
         raise UnsupportedError(
             f"privacy.schedule={config.privacy.schedule.name or config.privacy.schedule.module!r}: an audit weighs all "
-            "releases alike, which is right for noise that does not change. Use --set privacy.schedule=constant: the "
+            "releases alike, which is right for noise that does not change. Use privacy.schedule=constant: the "
             "sampler, clipping, mechanism and algorithm that are tried are the same."
         )
 

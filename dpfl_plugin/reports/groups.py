@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.core.rounding import digits, places
-from dpfl_plugin.errors import ArgumentError, nearest
+from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.reports.runs import POINTS, STATUSES, Run
 
 # Where several keys tell groups apart, these name them first.
@@ -151,7 +151,7 @@ def require_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> Non
     known = sorted({key for run in runs for key in _values(run)})
     for key in keys:
         if key not in known:
-            raise ArgumentError(f"{{{argument}}} {key}: no run has this key{nearest(key, known)}.")
+            raise ConfigError(f"{argument} {key}: no run has this key{nearest(key, known)}.")
 
 
 def _values(run: Run) -> dict[str, Any]:

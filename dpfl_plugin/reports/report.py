@@ -16,7 +16,7 @@ import dpfl_plugin
 from dpfl_plugin.config.load import flat
 from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.core.text import Printed
-from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
+from dpfl_plugin.errors import ConfigError, nearest, require
 from dpfl_plugin.reports import tables
 from dpfl_plugin.reports.groups import Group, grouped, require_keys, select
 from dpfl_plugin.reports.page import page
@@ -100,13 +100,13 @@ def report(
         ConfigError: a folder is not there, none holds a run, or an argument names what no run has.
     """
     several = isinstance(folders, Path | Iterable)
-    require_argument(several, "folders", folders, "be a folder, or a list of folders")
+    require(several, "folders", folders, "be a folder, or a list of folders")
     named = [folders] if isinstance(folders, str | Path) else folders
-    require_argument(isinstance(where, Mapping | None), "where", where, "be a mapping of keys to values")
+    require(isinstance(where, Mapping | None), "where", where, "be a mapping of keys to values")
     for axis in against:
         if axis not in AXES:
             known = ", ".join(AXES)
-            raise ArgumentError(f"{{against}} {axis} is not an axis{nearest(axis, list(AXES))}. Known: {known}.")
+            raise ConfigError(f"against {axis} is not an axis{nearest(axis, list(AXES))}. Known: {known}.")
     runs, problems = _found([Path(folder) for folder in named], flat(where or {}))
     by = list(group_by) or None
     require_keys(runs, by or [], "group_by")
@@ -114,9 +114,7 @@ def report(
     every = [*found, *_known(run.measures for run in runs)]
     for metric in metrics:
         if metric not in every:
-            raise ArgumentError(
-                f"{{metric}} {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}."
-            )
+            raise ConfigError(f"metric {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}.")
     chosen = list(metrics) or found
     groups = _best_first(grouped(runs, by), chosen)
     over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
@@ -134,8 +132,8 @@ def _found(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run]
         runs = select(runs, where)
     if not runs:
         reasons = "".join(f"\n  {problem.folder}: {problem.reason}" for problem in problems[:10])
-        asked = "is as {where} says" if where else ""
-        raise ArgumentError(f"{', '.join(map(str, folders))}: no run {asked}{reasons}")
+        asked = "is as where says" if where else ""
+        raise ConfigError(f"{', '.join(map(str, folders))}: no run {asked}{reasons}")
     return list(runs), list(problems)
 
 

@@ -19,7 +19,7 @@ from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
 from dpfl_plugin.data.labels import KnownLabels, numbers_of, plain_names, shape_of, unlabelled
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runs.carried import carried
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.trained import FILES, Trained
@@ -57,7 +57,7 @@ def read(trained: Trained, data: str) -> Asked:
         if data == dataset.name and data not in FILES:
             return _test_part(trained, data)
         by_name = "" if dataset.name in (*FILES, None) else f", nor the run's data set ({dataset.name})"
-        raise ArgumentError(f"{{DATA}}={data!r} is not a file{by_name}; looked for {path.absolute()}.")
+        raise ConfigError(f"data={data!r} is not a file{by_name}; looked for {path.absolute()}.")
     if has_schema(trained.config):
         return _by_schema(trained, tables.asked(path, dataset.options))
     named = dataset.name == "csv" or (dataset.name is None and trained.inputs.columns)  # or of a program's data frame
@@ -223,8 +223,8 @@ def _test_part(trained: Trained, name: str) -> Asked:
     loaded = registry.call(registry.load("datasets", name), source, where="data.dataset", **data.dataset.options)
     assert isinstance(loaded, Dataset)  # or the run would not be there
     if loaded.test is None:
-        raise ArgumentError(
-            f"{{DATA}}={name!r}: this data set has no test part of its own; its records are those that the run was "
+        raise ConfigError(
+            f"data={name!r}: this data set has no test part of its own; its records are those that the run was "
             "trained and tested on, of which result.json tells. Give other records, in a file."
         )
     validate(loaded, name)

@@ -17,14 +17,14 @@ from safetensors import SafetensorError
 
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import DataError, Worded
+from dpfl_plugin.errors import DataError
 from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.late import tensor_files
 from dpfl_plugin.runs.folder import to_json, write_atomic
 
 SCHEMA: Final = 5
 FILE: Final = "state.safetensors"
-START_OVER: Final = "Start over with another {out}. Keep the ledger next to it: what it holds stays spent."
+START_OVER: Final = "Start over with another out. Keep the ledger next to it: what it holds stays spent."
 SERVER, SILOS = "server.", "silos."  # how names of tensors begin
 
 
@@ -78,7 +78,7 @@ def load_facts(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE
     if not path.exists():
         if any(folder.glob("round-*")):
-            raise DataError(Worded(f"{folder}: a checkpoint of an earlier version. {START_OVER}"))
+            raise DataError(f"{folder}: a checkpoint of an earlier version. {START_OVER}")
         return None
     try:
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ def saved_rounds(folder: Path) -> int:
 
 
 def _unreadable(path: Path, error: Exception | str) -> DataError:
-    return DataError(Worded(f"{path}: the checkpoint cannot be read: {error}. Restore it from a copy. {START_OVER}"))
+    return DataError(f"{path}: the checkpoint cannot be read: {error}. Restore it from a copy. {START_OVER}")
 
 
 def _digest(vectors: Vectors) -> str:

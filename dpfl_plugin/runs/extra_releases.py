@@ -198,4 +198,4 @@ def refuse_extra_releases(config: Config, what: str) -> None:
     """Raise UnsupportedError if a run releases anything beside its rounds; ``what`` says why."""
     for key in ("early_stopping", "private_evaluation", "personalise", "private_statistics"):
         if getattr(config, key) is not None:
-            raise UnsupportedError(f"{key}: {what}. Use --set {key}=null.")
+            raise UnsupportedError(f"{key}: {what}. Use {key}=null.")

@@ -13,7 +13,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
-from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, Worded, is_full
+from dpfl_plugin.errors import BusyError, ConfigError, is_full
 from dpfl_plugin.file_permissions import private_file, private_folder
 
 TUNING: Final = "tuning.json"
@@ -112,9 +112,9 @@ def write_new(path: Path, text: str) -> None:
         with naming(path), path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise ArgumentError(f"{{out}}={str(path)!r} exists, and was left as it is. Use another name.") from error
+        raise ConfigError(f"out={str(path)!r} exists, and was left as it is. Use another name.") from error
     except OSError as error:
-        raise ArgumentError(f"{{out}}={str(path)!r} cannot be written: {error.strerror}. Use another file.") from error
+        raise ConfigError(f"out={str(path)!r} cannot be written: {error.strerror}. Use another file.") from error
 
 
 def check_new(path: Path) -> None:
@@ -180,7 +180,7 @@ def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[TextIO]
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
-            raise BusyError(type(taken)(taken.replace("{holder}", lock.read().strip() or "unknown"))) from error
+            raise BusyError(taken.replace("{holder}", lock.read().strip() or "unknown")) from error
         except OSError as error:
             raise _without_locks(path.parent, str(error.strerror), other) from error
         if not _excludes(path):
@@ -216,16 +216,14 @@ def locks_of_one_machine(path: Path) -> str:
 
 def _without_locks(folder: Path, why: str, other: str) -> ConfigError:
     return ConfigError(
-        Worded(
-            f"{folder}: file locks do not work there ({why}), so that two processes could write to one ledger at the "
-            f"same time and damage it. Use another {other}, on a file system that has locks, or have this one mounted "
-            "with them (Lustre: the mount option flock)."
-        )
+        f"{folder}: file locks do not work there ({why}), so that two processes could write to one ledger at the "
+        f"same time and damage it. Use another {other}, on a file system that has locks, or have this one mounted "
+        "with them (Lustre: the mount option flock)."
     )
 
 
 def _unwritable(folder: Path, error: OSError, other: str) -> ConfigError:
-    return ConfigError(Worded(f"{folder}: the folder cannot be written to ({error.strerror}). Use another {other}."))
+    return ConfigError(f"{folder}: the folder cannot be written to ({error.strerror}). Use another {other}.")
 
 
 class RunFolder:
@@ -278,9 +276,9 @@ class RunFolder:
         except OSError as error:
             if is_full(error):
                 raise
-            raise _unwritable(self.path, error, "{out}") from error
+            raise _unwritable(self.path, error, "out") from error
         what = f"{self.path}: another process ({{holder}}) is running this very configuration. "
-        with locked(self.path / ".lock", Worded(what + "Wait for it, end it, or use another {out}."), other="{out}"):
+        with locked(self.path / ".lock", what + "Wait for it, end it, or use another out.", other="out"):
             yield
 
     def holder(self) -> tuple[int, str] | None:

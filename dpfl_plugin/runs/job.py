@@ -14,7 +14,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError, Worded
+from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError
 from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.federation.planning import Planner, fresh_coins
 from dpfl_plugin.federation.stopping import Stopping
@@ -99,18 +99,14 @@ def make_job(
         check_noise(path, shared, name, parts.data_sha256, parts.rules)
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
-            Worded(
-                f"{{ledger}} {path}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that "
-                "the ledger holds without an epsilon."
-            )
+            f"ledger {path}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that "
+            "the ledger holds without an epsilon."
         )
     if shared is not None and config.privacy.shared_persons == "per_silo":
         raise UnsupportedError(
-            Worded(
-                f"{{ledger}} {path}: privacy.shared_persons='per_silo': a person may be at several silos, and what is "
-                "said of several runs together counts one silo of each. Leave the ledger out, or bring each person to "
-                "one silo."
-            )
+            f"ledger {path}: privacy.shared_persons='per_silo': a person may be at several silos, and what is "
+            "said of several runs together counts one silo of each. Leave the ledger out, or bring each person to "
+            "one silo."
         )
     _check_lasting(config, parts)
     _check_states(config, parts)
@@ -165,10 +161,8 @@ def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[Plan])
     if shared.facts and wanted is not None and (filter is None or filter.epsilon != wanted):
         has = "without a limit" if filter is None else f"with the limit {filter.epsilon:g} at delta {filter.delta:g}"
         raise ConfigError(
-            Worded(
-                f"{{ledger}} {path}: privacy.ledger_epsilon={wanted:g}, and this ledger was begun {has}, which cannot "
-                "be changed after its first release. Leave privacy.ledger_epsilon out, or use another ledger."
-            )
+            f"ledger {path}: privacy.ledger_epsilon={wanted:g}, and this ledger was begun {has}, which cannot "
+            "be changed after its first release. Leave privacy.ledger_epsilon out, or use another ledger."
         )
     if not shared.facts and wanted is not None:  # it will be begun by this run
         filter = chosen_filter(wanted, config.privacy.delta, new[0])
@@ -179,12 +173,10 @@ def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[Plan])
     if not affords(filter, [*plans, *new]):
         together = digits(adaptive_epsilon(filter, [*plans, *new]), 4)
         raise BudgetError(
-            Worded(
-                f"{{ledger}} {path}: with this plan all its runs would come to epsilon {together} at delta "
-                f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}: a run of about epsilon "
-                f"{digits_down(epsilon_left(filter, plans), 3)} would still fit. Ask for more noise, or fewer rounds "
-                "or local steps."
-            )
+            f"ledger {path}: with this plan all its runs would come to epsilon {together} at delta "
+            f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}: a run of about epsilon "
+            f"{digits_down(epsilon_left(filter, plans), 3)} would still fit. Ask for more noise, or fewer rounds "
+            "or local steps."
         )
 
 
@@ -206,15 +198,13 @@ def check_noise(path: Path, shared: Ledger, name: str, data_sha256: str, rules: 
         noise_multiplier = release.noise_multiplier
         why = "no noise covers what this run would release" if noise_multiplier == 0 else why_infinite(noise_multiplier)
         raise ConfigError(
-            Worded(
-                f"{{ledger}} {path}: {why}, so that after it nothing that the ledger holds would have an epsilon. "
-                "Leave {ledger} out."
-            )
+            f"ledger {path}: {why}, so that after it nothing that the ledger holds would have an epsilon. "
+            "Leave ledger out."
         )
     try:
         check_protection(shared, name, data_sha256, release)
     except ConfigError as error:
-        raise type(error)(Worded(f"{{ledger}} {path}: {error.text}")) from error
+        raise type(error)(f"ledger {path}: {error}") from error
 
 
 def look_ahead(job: Job, account: PrivacyAccount) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, DataError, LedgerBusyError, LedgerError, Worded
+from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerBusyError, LedgerError
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
@@ -76,7 +76,7 @@ def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | 
         yield None
         return
     if not path.parent.is_dir() or (path.exists() and not path.is_file()):
-        raise ArgumentError(f"{{ledger}} {path}: must be a file in a folder that exists.")
+        raise ConfigError(f"ledger {path}: must be a file in a folder that exists.")
     real = path.resolve()  # by whatever name it is given
     with contextlib.ExitStack() as stack:
         _enter(stack, path, real.with_name(f"{real.name}.lock"), wait)
@@ -89,18 +89,18 @@ def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> N
     _check_machine(path, lock)
     while True:
         try:
-            stack.enter_context(locked(lock, Worded(f"{{ledger}} {path}: another run ({{holder}}) is writing to it.")))
+            stack.enter_context(locked(lock, f"ledger {path}: another run ({{holder}}) is writing to it."))
             return
         except BusyError as error:
             waited = time.monotonic() - began
             if waited >= wait.seconds or wait.stop():
                 how = f" Waited {waited:.0f} s for it." if wait.seconds else ""
                 more = "Wait for that run (longer: dpfl run --ledger-wait SECONDS), or end it."
-                raise LedgerBusyError(Worded(f"{error.text}{how} {more}")) from error
+                raise LedgerBusyError(f"{error}{how} {more}") from error
             if waited - said >= SAY_SECONDS:
                 said = waited
                 most = "until it ends" if math.isinf(wait.seconds) else f"up to {wait.seconds:g} s (--ledger-wait)"
-                wait.say(f"{error.as_options} Waiting for it {most}; {waited:.0f} s so far.")
+                wait.say(f"{error} Waiting for it {most}; {waited:.0f} s so far.")
         time.sleep(min(LOOK_SECONDS, wait.seconds))
 
 
@@ -109,12 +109,10 @@ def _check_machine(path: Path, lock: Path) -> None:
     last = lock.read_text(errors="replace") if lock.is_file() else ""
     if last and not last.endswith(f" on {os.uname().nodename}") and (option := locks_of_one_machine(lock)):
         raise ConfigError(
-            Worded(
-                f"{{ledger}} {path}: was written to by {last[:100]}, and file locks there hold on one machine alone "
-                f"(mount option {option}): runs on both could write to it at once, and charges be lost. Move it to a "
-                "file system whose locks all machines see (Lustre: the mount option flock). If this machine alone "
-                f"goes on with it, remove {lock}."
-            )
+            f"ledger {path}: was written to by {last[:100]}, and file locks there hold on one machine alone "
+            f"(mount option {option}): runs on both could write to it at once, and charges be lost. Move it to a "
+            "file system whose locks all machines see (Lustre: the mount option flock). If this machine alone "
+            f"goes on with it, remove {lock}."
         )
 
 
@@ -145,24 +143,22 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
         return
     began_with = Ledger.open(folder.ledger, append=False).facts.get("shared")
     if began_with is None and shared is not None:
-        raise ArgumentError(
-            f"{folder.path}: this run began without {{ledger}}, so what it released is not in that ledger. Leave "
-            "{ledger} out, or start over with another {out}."
+        raise ConfigError(
+            f"{folder.path}: this run began without ledger, so what it released is not in that ledger. Leave "
+            "ledger out, or start over with another out."
         )
     if began_with is not None and shared is None:
-        raise ArgumentError(
+        raise ConfigError(
             f"{folder.path}: this run shares its budget with others by the ledger {began_with['file']}, which has to "
-            f"know what this one releases. Give it by {{ledger}}: .../{began_with['file']}."
+            f"know what this one releases. Give it by ledger: .../{began_with['file']}."
         )
     if began_with is None or shared is None:
         return
     last = (load_facts(folder.checkpoint) or {}).get("shared_head", began_with["head"])
     if not (shared.holds(began_with["head"]) and shared.holds(last)):
         raise LedgerError(
-            Worded(
-                f"{{ledger}} {path}: is not the ledger {began_with['file']} that this run began with, or "
-                "its end is missing, and with it what other runs released. Restore the file from a copy."
-            )
+            f"ledger {path}: is not the ledger {began_with['file']} that this run began with, or "
+            "its end is missing, and with it what other runs released. Restore the file from a copy."
         )
 
 

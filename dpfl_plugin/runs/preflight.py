@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpfl_plugin import given
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, Worded
+from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.build import Parts
@@ -43,11 +43,9 @@ def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Repo
         return
     if facts is not None and facts["data_sha256"] != now:
         raise DataError(
-            Worded(
-                f"{folder.path} holds the result of this configuration on other records than it names now, or the "
-                f"silos' key ({key}), by which they are recognised, is a different one. Use another {{out}} for the "
-                "new ones."
-            )
+            f"{folder.path} holds the result of this configuration on other records than it names now, or the "
+            f"silos' key ({key}), by which they are recognised, is a different one. Use another out for the "
+            "new ones."
         )
     reporter.note(f"finished before, not run again: {folder.path}")
 
@@ -103,14 +101,14 @@ def refuse_unfinished(folder: RunFolder, resume: bool) -> None:
     if folder.result.exists() and not resume:
         last = json.loads(folder.result.read_text())
         if last["status"] == "failed":
-            raise ArgumentError(
+            raise ConfigError(
                 f"{folder.path} holds a run of this configuration that failed: {last['reason']}. Change the "
-                "configuration, or use {resume=True} to try again from its last good state."
+                "configuration, or use resume to try again from its last good state."
             )
     if not resume and (folder.ledger.exists() or folder.checkpoint.exists()):
-        raise ArgumentError(
-            f"{folder.path} holds an unfinished run of this configuration. Use {{resume=True}} to continue it, "
-            "or another {out} to start over (what was released so far stays released)."
+        raise ConfigError(
+            f"{folder.path} holds an unfinished run of this configuration. Use resume to continue it, "
+            "or another out to start over (what was released so far stays released)."
         )
 
 
@@ -119,24 +117,18 @@ def check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
     found = checkpoints.load_facts(folder.checkpoint)
     if found is not None and found["data_sha256"] != parts.data_sha256:
         raise DataError(
-            Worded(
-                f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by "
-                "which they are recognised, is a different one, as it is where an owner's limits were set or removed "
-                "since. Restore the data files, or the key, or start over with another {out}."
-            )
+            f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by "
+            "which they are recognised, is a different one, as it is where an owner's limits were set or removed "
+            "since. Restore the data files, or the key, or start over with another out."
         )
     if found is not None and found.get("cycle") != cycle_facts(parts.rules).get("cycle"):
         raise ConfigError(
-            Worded(
-                f"{folder.path}: noise would be correlated in another way (privacy.sampler: cyclic) than this run "
-                "began with: this version, or this machine, computes other coefficients. Go on where it began, or "
-                "start over with another {out}."
-            )
+            f"{folder.path}: noise would be correlated in another way (privacy.sampler: cyclic) than this run "
+            "began with: this version, or this machine, computes other coefficients. Go on where it began, or "
+            "start over with another out."
         )
     if found is not None and found.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
         raise ConfigError(
-            Worded(
-                f"{folder.path}: the model's frozen layers or buffers are not those that this run began with. "
-                f"{BUILT_ANEW} Or start over with another {{out}}."
-            )
+            f"{folder.path}: the model's frozen layers or buffers are not those that this run began with. "
+            f"{BUILT_ANEW} Or start over with another out."
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError, Worded
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.registered import first_line
@@ -43,10 +43,8 @@ def register_ahead(
             refuse_shared(config)
         if len({(config.privacy.ledger_epsilon, config.privacy.delta) for config in new}) > 1:
             raise ConfigError(
-                Worded(
-                    f"{{ledger}} {path}: privacy.ledger_epsilon and privacy.delta differ among runs that share it: a "
-                    "ledger has one limit, at one delta."
-                )
+                f"ledger {path}: privacy.ledger_epsilon and privacy.delta differ among runs that share it: a "
+                "ledger has one limit, at one delta."
             )
         protection = set[tuple[str, str, str]]()
         lines, slots = [], defaultdict[str, defaultdict[int, list[Planned]]](lambda: defaultdict(list))
@@ -63,11 +61,9 @@ def register_ahead(
                 slots[parts.data_sha256][silo] += planned
         if len(protection) > 1:
             raise ConfigError(
-                Worded(
-                    f"{{ledger}} {path}: runs that share it protect against different things (privacy.unit, the "
-                    "relation that privacy.sampler implies), or, with unit: silo, are on different records: no single "
-                    "epsilon bounds them. Use a ledger for each."
-                )
+                f"ledger {path}: runs that share it protect against different things (privacy.unit, the "
+                "relation that privacy.sampler implies), or, with unit: silo, are on different records: no single "
+                "epsilon bounds them. Use a ledger for each."
             )
         plans = [Plan(records, of_silos) for records, of_silos in slots.items()]
         check_limit(shared, path, new[0], plans)

@@ -18,7 +18,7 @@ from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
-from dpfl_plugin.errors import DataError, Worded
+from dpfl_plugin.errors import DataError
 from dpfl_plugin.federation.outcome import Outcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.silo_group import SiloMetrics
@@ -77,13 +77,9 @@ def finished_result(folder: RunFolder) -> Result | None:
         result: Result = json.loads(folder.result.read_text())
         schema, status = result["schema"], result["status"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            Worded(f"{folder.result} cannot be read ({error}). Remove it, and use {{resume=True}}.")
-        ) from error
+        raise DataError(f"{folder.result} cannot be read ({error}). Remove it, and use resume.") from error
     if schema != RESULT_SCHEMA:
-        raise DataError(
-            Worded(f"{folder.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another {{out}}.")
-        )
+        raise DataError(f"{folder.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another out.")
     if status not in ("done", "budget_exhausted"):
         return None
     return {**result, "folder": str(folder.path)}  # which may have been moved, or be seen from another place

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.views import Augmentation
-from dpfl_plugin.errors import ArgumentError, ConfigError, PluginError
+from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -23,12 +23,12 @@ def refuse_seeded(config: Config) -> None:
     """Refuse a seeded run with a shared ledger.
 
     Raises:
-        ArgumentError: it is seeded.
+        ConfigError: it is seeded.
     """
     if not config.fresh:
-        raise ArgumentError(
+        raise ConfigError(
             "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows from "
-            "a seed protects nothing. Leave out {ledger}, or set privacy.randomness: fresh."
+            "a seed protects nothing. Leave out ledger, or set privacy.randomness: fresh."
         )
 
 

@@ -17,7 +17,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.errors import ChangedError, ConfigError, DeviceError, MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, ConfigError, DeviceError, MemoryShortError, SiloError
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice, is_device_failure
 from dpfl_plugin.federation.memory import text as memory_text
@@ -117,10 +117,8 @@ def run_session(
     callbacks = callbacks_of(config, base, callbacks)
     if config.privacy.ledger_epsilon is not None and (ledger is None or stage is not None):
         raise ConfigError(
-            Worded(
-                "privacy.ledger_epsilon limits the runs of a shared ledger: give {ledger}, or leave it out. A tuning "
-                "has a ledger of its own, which privacy.epsilon bounds."
-            )
+            "privacy.ledger_epsilon limits the runs of a shared ledger: give ledger, or leave it out. A tuning "
+            "has a ledger of its own, which privacy.epsilon bounds."
         )
     if ledger is not None:
         refuse_shared(config, alone=stage is None)
@@ -235,10 +233,8 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
             chunk = job.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
                 raise MemoryShortError(
-                    Worded(
-                        f"{error}. Smaller chunks of gradients will not help: {advice(_together(job.parts))}use a "
-                        "smaller model or more machines, or free memory; then continue with {resume=True}."
-                    )
+                    f"{error}. Smaller chunks of gradients will not help: {advice(_together(job.parts))}use a "
+                    "smaller model or more machines, or free memory; then continue with resume."
                 ) from error
             said = str(error)
         hooks.note(
@@ -309,7 +305,7 @@ def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
         if parts.own.config(config, silo).privacy.epsilon is not None and (why := strain(noise)):
             hooks.note(f"warning: silo {parts.own.names[silo]}: {why}.")
     if len({*noises.values(), parts.noise_multiplier}) > 1 and config.silo_weights in ("equal", "records"):
-        hooks.note("silos differ in their noise: --set silo_weights=noise weighs them by it.")
+        hooks.note("silos differ in their noise: silo_weights=noise weighs them by it.")
     for text in unequal(config, parts.num_records):
         hooks.note(f"{text}.")
 
@@ -357,7 +353,7 @@ def _run_rounds(
             text = str(error).splitlines()[0].removesuffix(".")
             where = "" if isinstance(error, DeviceError) else f"runtime.device={job.config.runtime.device!r} failed: "
             hint = "nvidia-smi, or dmesg, may say why. The last good state is in the run's checkpoint; continue with"
-            raise DeviceError(Worded(f"round {progress.rounds + 1}: {where}{text}. {hint} {{resume=True}}.")) from error
+            raise DeviceError(f"round {progress.rounds + 1}: {where}{text}. {hint} resume.") from error
         known = isinstance(error, SiloError | ChangedError)
         fault = str(error) if known else plugin_errors.place(error, job.parts.plugins)
         if fault is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError, Worded
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.folder import RunFolder, read_object
 from dpfl_plugin.runs.named_files import changed, file_digests
@@ -23,10 +23,8 @@ def check_shown(folder: RunFolder, config: Config) -> list[str]:
     others = changed(file_digests(config), made_by)
     if others:
         raise OtherCodeError(
-            Worded(
-                f"{folder.path} holds the result of this configuration made with other code: {', '.join(others)} has "
-                "changed since. Use another {out} for the new code, or put the old one back to see its result."
-            )
+            f"{folder.path} holds the result of this configuration made with other code: {', '.join(others)} has "
+            "changed since. Use another out for the new code, or put the old one back to see its result."
         )
     then, now = read_object(folder.environment) or {}, environment.describe()
     changes = [

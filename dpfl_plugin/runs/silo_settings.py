@@ -185,7 +185,7 @@ def unequal(config: Config, num_records: Sequence[int]) -> list[str]:
         return []
     counted = "persons" if privacy.unit == "person" else "records"
     return [
-        f"silos have {least} to {most} training {counted} and count alike: --set silo_weights=records weighs them by "
+        f"silos have {least} to {most} training {counted} and count alike: silo_weights=records weighs them by "
         f"their {counted}"
     ]
 
@@ -198,7 +198,7 @@ def others(own: OwnSettings, num_records: Sequence[int]) -> tuple[int, ...]:
 def refuse_silos(config: Config, what: str) -> None:
     """Raise UnsupportedError if silos have privacy settings of their own, of which ``what`` knows nothing."""
     if config.silos:
-        raise UnsupportedError(f"silos: {what}. Leave silos out (--set silos={{}}).")
+        raise UnsupportedError(f"silos: {what}. Leave silos out (silos={{}}).")
 
 
 def refuse_cycles(config: Config, what: str) -> None:

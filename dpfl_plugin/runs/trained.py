@@ -15,7 +15,7 @@ from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.data import tables
 from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.preprocess import fitted_on_records
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, Worded
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.ledgers import check_ledger
 from dpfl_plugin.runs.result import finished_result
@@ -55,8 +55,8 @@ class Trained:
         """
         folder = RunFolder(path)
         if not folder.config.exists():
-            raise ArgumentError(
-                f"{{RUN_FOLDER}}={str(path)!r} is not the folder of a run: it has no {folder.config.name}. Give the "
+            raise ConfigError(
+                f"run_folder={str(path)!r} is not the folder of a run: it has no {folder.config.name}. Give the "
                 "one that a run names at its end, OUT/<name>/<id>."
             )
         result = finished_result(folder)
@@ -89,10 +89,8 @@ class Trained:
         found = result.get("inputs")
         if found is None:
             raise UnsupportedError(
-                Worded(
-                    f"{folder.result} does not say what the records were (their columns, in order): the run was made "
-                    "by an earlier version. Run its configuration again with another {out}."
-                )
+                f"{folder.result} does not say what the records were (their columns, in order): the run was made "
+                "by an earlier version. Run its configuration again with another out."
             )
         return cls(folder, config, base, result, inputs_of(found), tuple(notes))
 

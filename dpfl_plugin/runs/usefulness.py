@@ -50,7 +50,7 @@ def too_small_a_step(
     if not seen:
         return None
     step = algorithm[key]
-    return f"{', and '.join(seen)}: the step may be too small. Try --set algorithm.{key}={MORE * step:.2g}"
+    return f"{', and '.join(seen)}: the step may be too small. Try algorithm.{key}={MORE * step:.2g}"
 
 
 def _says_one_class(confusion: Sequence[Sequence[int]] | None) -> bool:
@@ -156,9 +156,9 @@ def _by_scores(scores: Sequence[float | None], algorithm: Mapping[str, Any]) -> 
     if known[-1] <= (1 + CLOSE) * best < known[0] and known[-1] > (1 - CLOSE) * half:
         return "It hardly fell any more: more rounds, other features or a larger epsilon may help."
     if known[-1] <= (1 + CLOSE) * best < known[0]:
-        return f"It was still falling: more rounds or a larger step may help: --set algorithm.{key}={MORE * step:.2g}"
+        return f"It was still falling: more rounds or a larger step may help: algorithm.{key}={MORE * step:.2g}"
     fewer = FEWER if known[-1] > known[0] else MORE
-    return f"The mean of silos was {best:.3g} before: a smaller step may help: --set algorithm.{key}={step / fewer:.2g}"
+    return f"The mean of silos was {best:.3g} before: a smaller step may help: algorithm.{key}={step / fewer:.2g}"
 
 
 def _mend(value: float, untrained: float, algorithm: Mapping[str, Any]) -> str:
@@ -168,5 +168,5 @@ def _mend(value: float, untrained: float, algorithm: Mapping[str, Any]) -> str:
         return "Other step sizes, fewer features or a larger epsilon may help."
     if value <= untrained:
         return f"More rounds, or another step size than algorithm.{key}={algorithm[key]:g}, may help."
-    smaller = f"--set algorithm.{key}={algorithm[key] / FEWER:.2g}"
+    smaller = f"algorithm.{key}={algorithm[key] / FEWER:.2g}"
     return f"A smaller step may help ({smaller}); where noise is the cause, more records or a larger epsilon."

@@ -149,7 +149,7 @@ class Supervisor:
         except BusyError as error:
             if row.index not in self._told:
                 self._told.add(row.index)
-                self.say(f"{row.index}: {error.as_options} Until then this sweep waits.  {row.label}")
+                self.say(f"{row.index}: {error} Until then this sweep waits.  {row.label}")
             return True
         except (ConfigError, OSError):  # a full disk, or a folder of others: the run will say so
             return False
@@ -185,7 +185,7 @@ class Supervisor:
         except BusyError:
             code = BUSY
         except DpflError as error:
-            reason = error.as_options
+            reason = str(error)
         except OSError as error:  # a full or vanished disk
             reason = system_says(error)
         except BaseException as error:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate
-from dpfl_plugin.errors import DataError, Worded
+from dpfl_plugin.errors import DataError
 from dpfl_plugin.runs.folder import RunFolder, locked, to_json
 
 DECISIONS: Final = "decisions.json"
@@ -122,8 +122,8 @@ def keep(folder: RunFolder, tuning: str, decision: Decision, compared: Sequence[
     Raises:
         DataError: as `read`. BusyError: another process is writing.
     """
-    taken = Worded(f"{folder.path}: another process ({{holder}}) is deciding here. Begin again.")
-    with locked(folder.path / LOCK, taken, other="{out}"):
+    taken = f"{folder.path}: another process ({{holder}}) is deciding here. Begin again."
+    with locked(folder.path / LOCK, taken, other="out"):
         known = read(folder.path, tuning)
         if decision.after not in known:
             path = folder.path / DECISIONS

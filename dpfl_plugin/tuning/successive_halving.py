@@ -18,7 +18,7 @@ from typing import Any, Final
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate, TuneFile
-from dpfl_plugin.errors import ArgumentError, DataError, LedgerError, TrainingError, Worded
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, TrainingError
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.filters import planned_epsilon
@@ -130,12 +130,10 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
     known = _known(file, out)
     if known is None:
         if (out / LEDGER).exists():
-            raise ArgumentError(
-                Worded(
-                    f"{out / PLAN} is missing, and {out / LEDGER} holds what a tuning released: what it planned, and "
-                    "with which noise, was fixed before the first release. Restore the file from a copy, or use "
-                    "another {out}."
-                )
+            raise ConfigError(
+                f"{out / PLAN} is missing, and {out / LEDGER} holds what a tuning released: what it planned, and "
+                "with which noise, was fixed before the first release. Restore the file from a copy, or use "
+                "another out."
             )
         return Tuning(file=file, base=base, out=out, price=price(file, base, out))
     noise = float(known["noise_multiplier"]), float(known["score_noise"])
@@ -150,12 +148,10 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
 def _check_runs(known: Mapping[str, Any], tuning: Tuning) -> None:
     """Raise ConfigError unless a plan names the very runs of this tuning, its noise included."""
     if [one["run"] for one in known["candidates"]] != [run_id(tuning.config(one)) for one in tuning.file.candidates]:
-        raise ArgumentError(
-            Worded(
-                f"{tuning.out / PLAN} names other runs than this tuning has: its noise was changed, or another process "
-                "began it with other noise just now. Begin again; if that does not help, restore the file from a copy, "
-                "or use another {out}."
-            )
+        raise ConfigError(
+            f"{tuning.out / PLAN} names other runs than this tuning has: its noise was changed, or another process "
+            "began it with other noise just now. Begin again; if that does not help, restore the file from a copy, "
+            "or use another out."
         )
 
 
@@ -168,11 +164,9 @@ def _known(file: TuneFile, out: Path) -> dict[str, Any] | None:
     path, digest = out / PLAN, _digest(file)
     known = _read(path)
     if known is not None and known["id"] != digest:
-        raise ArgumentError(
-            Worded(
-                f"{path} is the plan of another tuning ({known['id']}, this one is {digest}): its candidates are "
-                "charged to the ledger beside it. Use another {out}, or the configuration that it was begun with."
-            )
+        raise ConfigError(
+            f"{path} is the plan of another tuning ({known['id']}, this one is {digest}): its candidates are "
+            "charged to the ledger beside it. Use another out, or the configuration that it was begun with."
         )
     return known
 
@@ -184,12 +178,10 @@ def write_plan(tuning: Tuning) -> None:
         ConfigError: another process began another tuning here meanwhile, or is beginning one.
     """
     tuning.out.mkdir(parents=True, exist_ok=True)
-    taken = (
-        f"{tuning.out}: another process ({{holder}}) is beginning a tuning here. Begin again, or use another {{out}}"
-    )
+    taken = f"{tuning.out}: another process ({{holder}}) is beginning a tuning here. Begin again, or use another out"
     known = _known(tuning.file, tuning.out)
     if known is None:
-        with locked(tuning.out / decisions.LOCK, Worded(taken), other="{out}"):
+        with locked(tuning.out / decisions.LOCK, taken, other="out"):
             known = _known(tuning.file, tuning.out)  # by another process meanwhile
             if known is None:
                 known = _plan(tuning)

@@ -11,7 +11,7 @@ import pytest
 
 import dpfl_plugin as dpfl
 from dpfl_plugin import registry
-from dpfl_plugin.errors import ArgumentError, ConfigError
+from dpfl_plugin.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", registry.names("algorithms"))
@@ -21,13 +21,13 @@ def test_a_misspelt_or_missing_option_is_told(name: str) -> None:
         pytest.skip("another package's")
     options = registry.options(kind)
     for option in options:
-        with pytest.raises(ArgumentError, match=rf"{option}x is not a known option \(did you mean '{option}'\?\)"):
+        with pytest.raises(ConfigError, match=rf"{option}x is not a known option \(did you mean '{option}'\?\)"):
             kind(**{f"{option}x": 3})
     needed = [key for key, one in options.items() if one.default is inspect.Parameter.empty]
     if needed:
-        with pytest.raises(ArgumentError, match=f"{', '.join(needed)} is missing"):
+        with pytest.raises(ConfigError, match=f"{', '.join(needed)} is missing"):
             kind()
-    with pytest.raises(ArgumentError, match="given by name"):
+    with pytest.raises(ConfigError, match="given by name"):
         kind(3)
 
 
@@ -48,7 +48,7 @@ def test_a_misspelt_or_missing_option_is_told(name: str) -> None:
 )
 def test_another_word_for_an_option_names_ours(kind: type, word: str, says: str) -> None:
     """To a class, and to a file's algorithm alike."""
-    with pytest.raises(ArgumentError, match=f"{word} is not a known option{says}"):
+    with pytest.raises(ConfigError, match=f"{word} is not a known option{says}"):
         kind(**{word: 1})
     with pytest.raises(ConfigError, match=f"algorithm.{word} is not a known option{says}"):
         registry.check_options(kind, {word: 1}, where="algorithm")

@@ -12,7 +12,7 @@ import pytest
 import dpfl_plugin as dpfl
 from dpfl_plugin import interrupts
 from dpfl_plugin.api.federation import KEYS
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, DpflError
+from dpfl_plugin.errors import ConfigError, DataError, DpflError
 from tests.cli.command import BASE, merged, metrics, one_message, write
 from tests.cli.command import dpfl as command
 from tests.cli.sweeping import write as write_sweep
@@ -111,17 +111,13 @@ def test_one_configuration_is_one_run(
 def test_an_error_is_the_same_by_both_doors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: list[str], call: Any
 ) -> None:
-    """In the words of each: where one has `--view`, the other has `view`."""
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, changes)
     with pytest.raises(DpflError) as raised:
         call(path)
     error = raised.value
-    said = error.as_options if isinstance(error, ArgumentError) else str(error)
     done = command(words[0], path, *words[1:])
-    assert (done.code, done.err) == (error.exit_code, f"dpfl: {said}\n") and not done.out
-    in_python = str(error).replace("--set", "") if isinstance(error, ArgumentError) else ""
-    assert "{" not in said and "--" not in in_python
+    assert (done.code, done.err) == (error.exit_code, f"dpfl: {error}\n") and not done.out
 
 
 def test_a_run_that_is_there_is_named_in_the_words_of_each_door(

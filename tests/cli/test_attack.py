@@ -65,7 +65,7 @@ def test_a_variant_by_its_label(tmp_path: Path) -> None:
     result = attack(config, "--json", "--rounds", 2, "--variant", "open").json
     assert list(result["membership"]) == list(result["inversion"]) == ["without noise"]
     assert result["membership"]["without noise"]["rounds"] == 2
-    one_message(attack(config, "--variant", "shut"), "--variant='shut'", "private, open")
+    one_message(attack(config, "--variant", "shut"), "variant='shut'", "private, open")
 
 
 def test_a_budget_ends_both_runs_alike(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_silo_of_few_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "args", "part"),
     [
-        ({}, ("--silo", 4), "--silo=4"),
-        ({}, ("--silo", -1), "--silo=-1"),
+        ({}, ("--silo", 4), "silo=4"),
+        ({}, ("--silo", -1), "silo=-1"),
         ({}, ("--repeats", 0), "--repeats=0"),
         ({}, ("--rounds", 0), "rounds=0"),
         ({}, ("--variant", "x"), "has no variants"),

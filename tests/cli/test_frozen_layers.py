@@ -117,7 +117,7 @@ def test_a_run_does_not_go_on_with_other_frozen_layers(tmp_path: Path) -> None:
     with mock.patch("dpfl_plugin.runs.session.write_result", side_effect=KeyboardInterrupt):
         dpfl("run", path, "--out", out)
     done = dpfl("run", path, "--out", out, "--resume")
-    one_message(done, "frozen layers or buffers are not those that this run began with", "--out")
+    one_message(done, "frozen layers or buffers are not those that this run began with", "out")
 
 
 def test_ranks_that_build_other_frozen_layers_are_refused_before_the_first_round(tmp_path: Path) -> None:

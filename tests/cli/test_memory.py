@@ -80,7 +80,7 @@ def test_memory_that_smaller_chunks_do_not_mend(tmp_path: Path, monkeypatch: pyt
     Small(monkeypatch, 20, 0, torch.OutOfMemoryError("CUDA out of memory."))
     config = write(tmp_path)
     done = dpfl("run", config, "--out", tmp_path / "runs")
-    assert done.code == 1 and "out of memory" in done.err and "with --resume" in done.err.splitlines()[-1]
+    assert done.code == 1 and "out of memory" in done.err and "with resume" in done.err.splitlines()[-1]
     monkeypatch.undo()
     assert run(config, "--resume")["status"] == "done"
 

@@ -209,10 +209,10 @@ def test_a_run_that_began_without_is_not_taken_for_one_that_is_in_it(tmp_path: P
     config, ledger = write(tmp_path, {"checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
     crash(config, 4)
     done = dpfl("run", config, "--out", tmp_path / "runs", "--resume", "--ledger", ledger)
-    one_message(done, "began without --ledger", "another --out")
+    one_message(done, "began without ledger", "another out")
     run(config, "--resume")
     done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)  # finished, and not in it
-    one_message(done, "began without --ledger")
+    one_message(done, "began without ledger")
     assert not ledger.exists()
 
 
@@ -333,7 +333,7 @@ def test_silos_on_other_records_and_runs_without_noise_are_refused(tmp_path: Pat
     one_message(dpfl("run", config, *out, "--ledger", ledger, "--set", "seed=9"), "unit: silo", "other records")
     for noise, why in ((0, "no noise covers"), (0.005, "noise_multiplier 0.005 is below 0.01: epsilon is too large")):
         bare = dpfl("run", config, *out, "--ledger", ledger, "--set", f"privacy.noise_multiplier={noise}")
-        one_message(bare, why, "--ledger")
+        one_message(bare, why, "ledger")
     median = write(tmp_path, {"privacy": {"clip": "median"}}, "median.yaml")
     one_message(dpfl("run", median, *out, "--ledger", tmp_path / "new.jsonl"), "no noise covers", "--ledger")
     assert not (tmp_path / "second").exists()

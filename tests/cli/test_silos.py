@@ -129,4 +129,4 @@ def test_silos_of_different_sizes_that_count_alike_are_told(tmp_path: Path) -> N
         done, checked = dpfl("run", config, "--out", tmp_path / label), dpfl("check", config)
         assert done.code == checked.code == 0, done.err
         for said in (done.err, checked.out + checked.err):
-            assert ("count alike: --set silo_weights=records" in " ".join(said.split())) == (label == "unequal"), label
+            assert ("count alike: silo_weights=records" in " ".join(said.split())) == (label == "unequal"), label

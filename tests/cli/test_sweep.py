@@ -67,7 +67,7 @@ def test_runs_that_share_a_ledger_take_turns(tmp_path: Path) -> None:
     runs = runs_in(shared)
     assert len(runs) == 2 and all(run.early and run.ended for run in runs) and len(shared) == 2 * 2 * 4
     assert done.err.count("2 runs registered in") == 1 and "registered" not in sweep(path, "--ledger", ledger).err
-    one_message(sweep(path), "began with --ledger", str(ledger))
+    one_message(sweep(path), "began with ledger", str(ledger))
     assert sweep(path, "--ledger", ledger).code == 0
 
 

@@ -349,7 +349,7 @@ def test_a_tuning_says_what_differs_and_the_winners_score_and_no_note_twice(tmp_
 def test_another_tuning_in_the_same_folder_is_refused(whole: tuple[Path, dict[str, Any]]) -> None:
     config = whole[0].parent / "config.yaml"
     done = dpfl("tune", config, "--out", whole[0], "--set", "tune.eta=3")
-    one_message(done, "another tuning", "--out")
+    one_message(done, "another tuning", "out")
 
 
 def test_a_tuning_whose_ledger_lost_its_end_is_not_shown_as_cheaper(

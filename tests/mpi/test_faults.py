@@ -165,7 +165,7 @@ def test_a_gpu_that_fails_in_a_round_ends_the_run_and_it_is_resumed(tmp_path: Pa
     assert code == 1, err
     (message,) = re.findall("^dpfl: round .*", err, re.MULTILINE)
     assert f"dpfl: round 3: rank 2 on {os.uname().nodename}: its device, cpu, failed in its work (" in message
-    assert message.endswith("continue with --resume.") and "launch failure" not in message
+    assert message.endswith("continue with resume.") and "launch failure" not in message
     resumed = run_here(config, *options, "--resume")
     assert (resumed["status"], resumed["rounds"]) == ("done", 6)
     if randomness == "seeded":
