@@ -274,7 +274,9 @@ def run_each(
                 held=held,
             )
         except (ConfigError, DataError) as error:
-            raise error if source is None else in_file(error, source, variant) from error
+            if source is None:
+                raise
+            raise in_file(error, source, variant) from error
         yield label, runs[label]
         if runs[label].status == "interrupted":
             break
