@@ -160,13 +160,13 @@ def export(run: Run | str | Path, out: str | Path, *, onnx: bool = False) -> Exp
     fields = None if config.data.preprocess or trained.scaling is not None else fields_of(module.model)
     if fields is not None:
         x = fields.stretched(x)
-    said, shape = _compare(module, x, trained)
+    predictions, shape = _compare(module, x, trained)
     program = _program(module, x)
     with torch.no_grad():
         for rows in (x[:1], x.repeat(2, *[1] * (x.ndim - 1))):  # not as many as it was traced with
             _same(program.module()(rows), module(rows), FILES["torch"])
     made = {
-        CARD: model_card(trained, said, shape, onnx=onnx, fields=fields).encode(),
+        CARD: model_card(trained, predictions, shape, onnx=onnx, fields=fields).encode(),
         "privacy.md": source.statement.encode(),
     }
     if onnx:
@@ -221,9 +221,9 @@ def _onnx(program: torch.export.ExportedProgram, x: Tensor, module: nn.Module) -
     onnx.checker.check_model(model)
     (name,) = (given.name for given in model.graph.input)
     for rows in (x, x[:1]):
-        (found,) = ReferenceEvaluator(model).run(None, {name: rows.numpy()})
+        (actual,) = ReferenceEvaluator(model).run(None, {name: rows.numpy()})
         with torch.no_grad():
-            _same(torch.from_numpy(np.array(found)), module(rows), "model.onnx")
+            _same(torch.from_numpy(np.array(actual)), module(rows), "model.onnx")
     content: bytes = model.SerializeToString()
     return content
 
@@ -234,35 +234,36 @@ def _compare(module: nn.Module, x: Tensor, trained: Trained) -> tuple[Prediction
     Returns:
         (what that says of ``x``, the shape of the module's outputs for one record)
     """
-    said = predict(trained, Asked(x.numpy().copy()), made_up=True)
+    predictions = predict(trained, Asked(x.numpy().copy()), made_up=True)
     with torch.no_grad():
         outputs = module(x)
     if trained.outcome.kind != "classes":
         again = answers(trained.outcome, outputs.reshape(len(outputs), -1).double().numpy())
         curves = again.survival() if trained.outcome.kind == "survival" else again.probabilities
-        found, expected = (again.predicted, said.predicted) if curves is None else (curves, said.probabilities)
-        assert found is not None and expected is not None
-        _same(torch.from_numpy(found), torch.from_numpy(expected), "the exported model")
-    elif outputs.ndim == 2 and outputs.shape[1] > 1 and said.probabilities is not None:
-        _same(outputs.softmax(1).double(), torch.from_numpy(said.probabilities).double(), "the exported model")
-    return said, tuple(outputs.shape[1:])
+        actual = again.predicted if curves is None else curves
+        expected = predictions.predicted if curves is None else predictions.probabilities
+        assert actual is not None and expected is not None
+        _same(torch.from_numpy(actual), torch.from_numpy(expected), "the exported model")
+    elif outputs.ndim == 2 and outputs.shape[1] > 1 and predictions.probabilities is not None:
+        _same(outputs.softmax(1).double(), torch.from_numpy(predictions.probabilities).double(), "the exported model")
+    return predictions, tuple(outputs.shape[1:])
 
 
-def _same(found: Tensor, expected: Tensor, what: str) -> None:
-    if not torch.allclose(found.double(), expected.double(), rtol=TOLERANCE, atol=TOLERANCE):
+def _same(actual: Tensor, expected: Tensor, what: str) -> None:
+    if not torch.allclose(actual.double(), expected.double(), rtol=TOLERANCE, atol=TOLERANCE):
         raise DataError(
             f"{what} does not say what the run's model says of the same records: they differ by "
-            f"{json.dumps(float((found.double() - expected.double()).abs().max()))}. Nothing was written."
+            f"{json.dumps(float((actual.double() - expected.double()).abs().max()))}. Nothing was written."
         )
 
 
 def model_card(
-    trained: Trained, said: Predictions, shape: tuple[int, ...], *, onnx: bool, fields: Fields | None = None
+    trained: Trained, predictions: Predictions, shape: tuple[int, ...], *, onnx: bool, fields: Fields | None = None
 ) -> str:
     """The card of a finished run's model, as Hugging Face's hub reads it; nothing in it was computed from records.
 
     Args:
-        said: what the model says of made-up records. shape: of its outputs for one record. fields: of its inputs, where
+        predictions: of made-up records. shape: of its outputs for one record. fields: of its inputs, where
             it gets the records as they are.
     """
     config, result = trained.config, trained.result
@@ -284,9 +285,9 @@ def model_card(
         encoding=encoding,
         outcome=trained.outcome,
         edges=[f"{edge:g}" for edge in trained.outcome.edges],
-        classes=said.classes,
-        two_classes=len(said.classes) == 2 and shape in ((), (1,)),
-        log_odds=said.probabilities is not None,
+        classes=predictions.classes,
+        two_classes=len(predictions.classes) == 2 and shape in ((), (1,)),
+        log_odds=predictions.probabilities is not None,
         hidden=not (trained.labels and names_its_classes(config)),
         labels=trained.labels,
         algorithm=config.algorithm.name or config.algorithm.module,

@@ -86,15 +86,16 @@ def statement(
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
     files = RunFolder(folder)
-    said, digest = _said(files)
-    _check_guarantee(said, folder)
-    _check_epsilons(said, files)
+    document, digest = _read(files)
+    _check_guarantee(document, folder)
+    _check_epsilons(document, files)
     known = _names(files) | told_apart(names or {})
-    silos = {silo["silo"] for silo in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
+    listed = document["silos"]
+    silos = {silo["silo"] for silo in listed} if listed else set(range(document["run"]["num_silos"]))
     for silo in names or {}:
         require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
     text = page_to_sign(
-        said,
+        document,
         known,
         study=study,
         purpose=purpose,
@@ -105,18 +106,18 @@ def statement(
         version=__version__,
         digest=digest,
     )
-    total = total_of(said, said["views"]["server"])
+    total = total_of(document, document["views"]["server"])
     file = None if out is None else Path(out)
     if file is not None:
         write_new(file, text)
-    return Statement(said["run"]["id"], total["epsilon"], total["delta"], text, file)
+    return Statement(document["run"]["id"], total["epsilon"], total["delta"], text, file)
 
 
-def _said(files: RunFolder) -> tuple[dict[str, Any], str]:
+def _read(files: RunFolder) -> tuple[dict[str, Any], str]:
     try:
         text = files.statement.read_bytes()
-        said = json.loads(text)
-        if not {"run", "guarantee", "views", "silos", "protects", "mechanism"} <= said.keys():
+        document = json.loads(text)
+        if not {"run", "guarantee", "views", "silos", "protects", "mechanism"} <= document.keys():
             raise ValueError("keys are missing")
     except OSError as error:
         if (winner := winner_of(files.path)) is not None:
@@ -131,28 +132,28 @@ def _said(files: RunFolder) -> tuple[dict[str, Any], str]:
         ) from error
     except (ValueError, AttributeError) as error:
         raise DataError(f"{files.statement} is damaged ({error}): restore it from a copy.") from error
-    return said, hashlib.sha256(text).hexdigest()
+    return document, hashlib.sha256(text).hexdigest()
 
 
-def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
-    if said["guarantee"].startswith("none"):
-        why = said["guarantee"].removeprefix("none: ")
+def _check_guarantee(document: dict[str, Any], folder: Path) -> None:
+    if document["guarantee"].startswith("none"):
+        why = document["guarantee"].removeprefix("none: ")
         raise ConfigError(f"{folder}: nothing is guaranteed ({why}), so there is nothing to sign.")
-    if said["mechanism"].get("randomness") != "fresh":
+    if document["mechanism"].get("randomness") != "fresh":
         raise ConfigError(
             f"{folder}: privacy.randomness: seeded: the run was a simulation, whose noise follows from its seed: "
             "nobody should sign for it. Run it again with privacy.randomness=fresh, or without a seed."
         )
 
 
-def _check_epsilons(said: dict[str, Any], files: RunFolder) -> None:
+def _check_epsilons(document: dict[str, Any], files: RunFolder) -> None:
     """Compute the epsilons of a statement anew from the ledger beside it.
 
     Raises:
         LedgerError: the ledger holds more. ConfigError: nothing is guaranteed. DataError: the accountant is missing.
     """
     rows = account(files.path).rows
-    by = said["accountant"]["name"]
+    by = document["accountant"]["name"]
     accountant = next((item for item in map(named_accountant, registry.names("accountants")) if item.name == by), None)
     if accountant is None:
         raise DataError(f"{files.path}: the accountant {by!r} of its statement is not installed.")
@@ -164,7 +165,7 @@ def _check_epsilons(said: dict[str, Any], files: RunFolder) -> None:
             f"{files.path}: by its ledger and its configuration nothing is guaranteed, so there is nothing to sign."
         )
     for key, view in VIEWS.items():
-        stated, actual = said["views"][key]["epsilon"], proven.get(view, proven["server"])
+        stated, actual = document["views"][key]["epsilon"], proven.get(view, proven["server"])
         if (math.inf if actual is None else actual) > (stated or 0.0) * (1 + SLACK):
             raise LedgerError(
                 f"{files.statement}: views.{key}.epsilon is {stated or 0.0:.6g}, but the releases in ledger.jsonl cost "

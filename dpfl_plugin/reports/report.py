@@ -107,15 +107,15 @@ def report(
         if axis not in AXES:
             known = ", ".join(AXES)
             raise ConfigError(f"against {axis} is not an axis{nearest(axis, list(AXES))}. Known: {known}.")
-    runs, problems = _found([Path(folder) for folder in named], flat(where or {}))
+    runs, problems = _read([Path(folder) for folder in named], flat(where or {}))
     by = list(group_by) or None
     require_keys(runs, by or [], "group_by")
-    found = _known(run.numbers for run in runs)
-    every = [*found, *_known(run.measures for run in runs)]
+    measured = _known(run.numbers for run in runs)
+    every = [*measured, *_known(run.measures for run in runs)]
     for metric in metrics:
         if metric not in every:
             raise ConfigError(f"metric {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}.")
-    chosen = list(metrics) or found
+    chosen = list(metrics) or measured
     groups = _best_first(grouped(runs, by), chosen)
     over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
     table = tables.summary(groups, chosen, over)
@@ -123,7 +123,7 @@ def report(
     return Report(Path(out), table, problems, lines)
 
 
-def _found(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run], list[Problem]]:
+def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run], list[Problem]]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder. Give folders of run folders, e.g. runs.")

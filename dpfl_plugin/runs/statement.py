@@ -342,18 +342,18 @@ def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> lis
     )
 
 
-def published(said: dict[str, Any]) -> dict[str, Any]:
-    """What `statement` says, without what is not to be published."""
-    shown = {key: value for key, value in said.items() if key not in ("head", "shared", "lost")}
+def published(document: dict[str, Any]) -> dict[str, Any]:
+    """The part of a statement that may be published."""
+    shown = {key: value for key, value in document.items() if key not in ("head", "shared", "lost")}
     for key in ("caveats", "notes"):
-        shown[key] = [text for text in said[key] if NOT_PUBLIC not in text]
-    if said["run"]["status"] == "failed":
-        shown["run"] = {**said["run"], "reason": FAILED}
-    shown["lost"] = [{key: value for key, value in loss.items() if key != "why"} for loss in said["lost"]]
-    shown["shared"] = None if said["shared"] is None else _cost_of_others(said["shared"])
-    if "outsider" in said["views"]:
+        shown[key] = [text for text in document[key] if NOT_PUBLIC not in text]
+    if document["run"]["status"] == "failed":
+        shown["run"] = {**document["run"], "reason": FAILED}
+    shown["lost"] = [{key: value for key, value in loss.items() if key != "why"} for loss in document["lost"]]
+    shown["shared"] = None if document["shared"] is None else _cost_of_others(document["shared"])
+    if "outsider" in document["views"]:
         shown["silos"] = None
-        shown["views"] = {**said["views"], "server": whoever_took_part(said["views"]["server"])}
+        shown["views"] = {**document["views"], "server": whoever_took_part(document["views"]["server"])}
     return shown
 
 
@@ -371,17 +371,17 @@ def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:
     return {key: shared[key] for key in ("adaptive", "planned", "num_runs", "num_same_records")}
 
 
-def details(said: dict[str, Any]) -> dict[str, Any]:
+def details(document: dict[str, Any]) -> dict[str, Any]:
     """What `published` leaves out, and what shows later whether the ledger is whole."""
     keys = ("run", "views", "silos", "shared", "lost", "num_charges", "head")
-    held = {**{key: said[key] for key in keys}, "tuning": said.get("tuning")}
+    held = {**{key: document[key] for key in keys}, "tuning": document.get("tuning")}
     return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **held}
 
 
-def write_statement(folder: RunFolder, said: dict[str, Any]) -> None:
+def write_statement(folder: RunFolder, document: dict[str, Any]) -> None:
     """Write a run's statement: `details.json` first, by which `dpfl account` knows how much the ledger has to hold."""
-    shown = published(said)
-    folder.write(folder.details, to_json(details(said)))
+    shown = published(document)
+    folder.write(folder.details, to_json(details(document)))
     folder.write(folder.statement, to_json(shown))
     folder.write(folder.privacy, privacy_page(shown))
 
@@ -396,10 +396,10 @@ def void_statement(folder: RunFolder) -> None:
     if not (folder.statement.exists() or folder.privacy.exists()):
         return
     try:
-        said = json.loads(folder.statement.read_text())
+        document = json.loads(folder.statement.read_text())
     except (OSError, ValueError):
-        said = None
-    known = said if isinstance(said, dict) else {}
+        document = None
+    known = document if isinstance(document, dict) else {}
     kept = {key: known[key] for key in ("schema", "num_charges", "counted", "head") if key in known}
     folder.write(folder.privacy, render("pages/void.md.jinja"))
     folder.write(folder.statement, to_json({**kept, "guarantee": VOID}))
