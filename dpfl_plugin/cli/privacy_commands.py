@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from dpfl_plugin.cli.output import show
 from dpfl_plugin.errors import ConfigError
 
 # Options, in the order of the help.
@@ -148,10 +149,11 @@ def _one_of(config: Path | None, mechanism: str | None) -> None:
 
 def _of_tuning(path: Path, settings: Settings, others: Mapping[str, object], *, as_json: bool) -> None:
     """What all candidates of a tuning cost."""
-    from dpfl_plugin.cli.tune import print_plan
+    from dpfl_plugin.api.experiment import Experiment
+    from dpfl_plugin.api.tuning import plan_tuning
 
     _belong(others, OF_TUNING)
-    print_plan(path, settings or [], None, as_json=as_json)
+    show(plan_tuning(Experiment(path, tuple(settings or ()))), as_json)
 
 
 def _belong(options: Mapping[str, object], message: str) -> None:
