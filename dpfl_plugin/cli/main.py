@@ -18,7 +18,7 @@ from dpfl_plugin import interrupts, own_folders
 from dpfl_plugin.cli import folder_commands, privacy_commands, project_commands, tool_commands
 from dpfl_plugin.cli.output import show
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
-from dpfl_plugin.errors import ConfigError, DpflError, EarlierNameWarning, system_says
+from dpfl_plugin.errors import ConfigError, DpflError, EarlierNameWarning, TrainingError, system_says
 
 TRAIN, PRIVACY, TOOLS = "Train, and look at results", "Privacy: plan it, prove it, try it", tool_commands.TOOLS
 
@@ -128,12 +128,21 @@ def tune(
 
     The same command continues after an interruption.
     """
-    from dpfl_plugin.cli import tune as command
+    from dpfl_plugin.api.experiment import Experiment
+    from dpfl_plugin.api.progress import command_reporter
+    from dpfl_plugin.api.tuning import plan_tuning, tune_file
 
+    experiment = Experiment(config, tuple(settings or ()))
     if plan:
-        command.print_plan(config, settings or [], out, as_json=json)
-    else:
-        raise typer.Exit(command.tune(config, settings or [], out, verbose=verbose, as_json=json))
+        show(plan_tuning(experiment, out=out), json)
+        return
+    try:
+        tuning = tune_file(experiment, out, reporter=command_reporter(verbose=verbose), exits=True)
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupts.INTERRUPTED) from None
+    show(tuning, json)
+    if tuning.failure:
+        raise TrainingError(tuning.failure)
 
 
 @app.command(rich_help_panel=TRAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 import dpfl_plugin
+from dpfl_plugin import interrupts
 from dpfl_plugin.cli.output import show
 from dpfl_plugin.errors import ConfigError
 
@@ -43,13 +45,25 @@ def quickstart(
 
     Continues after an interruption. Exit codes are those of dpfl run.
     """
-    from dpfl_plugin.cli import quickstart as command
+    from dpfl_plugin.api import quickstart as api
 
-    if copy is None:
-        raise typer.Exit(command.quickstart(settings or [], out, seeds, as_json=json))
-    if settings or out is not None or seeds is not None or json:
-        raise ConfigError("--copy runs nothing: --set, --out, --seeds and --json have no meaning with it.")
-    command.copy_to(copy)
+    if copy is not None:
+        if settings or out is not None or seeds is not None or json:
+            raise ConfigError("--copy runs nothing: --set, --out, --seeds and --json have no meaning with it.")
+        files = api.copy_configurations(copy)
+        print("\n".join(map(str, files)) + f"\nNext: dpfl run {shlex.quote(str(files[0]))}")
+        return
+    with interrupts.stopping(exits=True) as stop:
+        try:
+            result = api.quickstart(settings or [], out=out or Path("runs"), seeds=seeds, tell=_say, stop=stop)
+        except KeyboardInterrupt:
+            _say("dpfl: interrupted; what is done is saved. Run the same command again to continue.")
+            raise typer.Exit(interrupts.INTERRUPTED) from None
+    show(result, json)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 _Person = Annotated[

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.api.runs import Run, measures_lines
 from dpfl_plugin.runs import session
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.result import _diverged
@@ -90,14 +89,6 @@ def test_the_log_is_for_people(tmp_path: Path) -> None:
     assert f"test accuracy {last:.4g}, epsilon " in log and " rounds 1 to 6\n" in log
 
 
-def test_why_a_third_partys_epsilon_is_the_larger_one(tmp_path: Path) -> None:
-    result = run(write(tmp_path))
-    larger = "The third party's epsilon is larger where it has to hold in advance"
-    assert larger not in str(Run(Path(result["folder"]), result))
-    result["epsilon"]["third_party"]["epsilon"] = result["epsilon"]["server"]["epsilon"] + 0.002
-    assert str(Run(Path(result["folder"]), result)).count(larger) == 1
-
-
 def test_what_a_total_is_of(tmp_path: Path) -> None:
     config, ledger = write(tmp_path, {"privacy": {"randomness": "fresh"}}), tmp_path / "all.jsonl"
     first = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
@@ -111,24 +102,3 @@ def test_what_an_accuracy_is_of_and_a_tenth_of_silos_only_where_there_are_ten(tm
     shown = dpfl("run", write(tmp_path, {"rounds": 1, "data": {"num_silos": silos}}), "--out", tmp_path / "runs").out
     assert "mean over silos" in shown and "at silos: worst " in shown
     assert ("10th percentile" in shown) == (silos == 10)
-
-
-@pytest.mark.parametrize(("accuracy", "no_better"), [(0.9, False), (0.8, True), (0.7, True)])
-def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(accuracy: float, no_better: bool) -> None:
-    pooled = {"model": {"accuracy": 0.5}, "own_models": {"accuracy": accuracy}, "baseline": {"accuracy": 0.8}}
-    measures = {"ranked_by": "accuracy", "higher_is_better": True, "baseline": "the majority", "pooled": pooled}
-    head, row, last = measures_lines(measures, "ill")
-    assert head == "all test records together; each silo's by its own model  model  baseline"
-    assert row.split() == ["accuracy", f"{accuracy:g}", "0.8"] and len(row) == len(head)
-    assert last.startswith("The baseline is without features: the majority. The positive class is ill.")
-    assert last.endswith("By accuracy the model is no better.") == no_better
-    del pooled["own_models"]
-    assert measures_lines(measures, None)[-1] == (
-        "The baseline is without features: the majority. By accuracy the model is no better."
-    )
-    errors = {"model": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}
-    of_errors = {**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors}
-    assert "no better" not in measures_lines(of_errors, None)[-1]
-    assert measures_lines({**measures, "pooled": {"model": {}, "baseline": {}}}, None) == [
-        "all test records together: no measure is defined."
-    ]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from dpfl_plugin.api.runs import Run
 from dpfl_plugin.federation.outcome import Cause, cause_of
 
 # What versions without `cause` wrote: (status, reason).
@@ -34,9 +31,3 @@ def test_an_older_result_tells_its_cause_by_status_and_reason(status: str, reaso
 def test_a_cause_is_believed_whatever_the_reason_says(cause: Cause) -> None:
     for status, reason in OLD:
         assert cause_of({"status": status, "reason": reason, "cause": str(cause)}) is cause
-
-
-def test_what_is_said_at_the_end_follows_the_cause_and_not_the_words() -> None:
-    result = {"status": "budget_exhausted", "rounds": 7, "folder": "runs/x", "reason": "in other words"}
-    for cause, by in (("max_participations", "max_participations"), ("budget", "the budget")):
-        assert Run(Path(), {**result, "cause": cause}).ending("").startswith(f"stopped by {by} after 7")
