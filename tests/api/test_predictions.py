@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 from collections.abc import Callable
 from pathlib import Path
@@ -81,8 +80,6 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     noted = "note: not used, as the model was not trained on it: column 'unknown'."
     for line in (noted, *found.statement, f"of {N} records with a label", "... and 50 more"):
         assert line in str(found) and html.escape(line) in found._repr_html_(), line
-    written = dataclasses.replace(found, notes=("--set privacy.randomness=fresh",))
-    assert "note: privacy.randomness='fresh'" in str(written)
 
 
 def test_a_single_frame_that_has_a_name_is_a_silo(tmp_path: Path) -> None:

@@ -307,12 +307,11 @@ def test_a_column_that_recurs_as_patients_do_is_told_of(
     whole = frame(160).assign(person=[row // 2 for row in range(160)], **{"Pat Nr": [f"P{r // 2}" for r in range(160)]})
     whole.drop(columns="clinic").to_csv("all.csv", index=False)
     done = command("init", "study", "--from", "all.csv", "--label", "ill")
-    assert (
-        "column 'person' looks like whose record it is: its values recur. If so, name it as the person (--person "
-        in (done.out)
+    assert "column 'person' looks like whose record it is: its values recur. If so, name it as the person (person=" in (
+        done.out
     ), done.err
     hints = [line for line in done.out.splitlines() if "looks like whose record it is" in line]
-    assert [line.partition(" (")[2].partition(")")[0] for line in hints] == ["--person person", "--person 'Pat Nr'"]
+    assert [line.partition(" (")[2].partition(")")[0] for line in hints] == ["person='person'", "person='Pat Nr'"]
     assert ["(type: ignored)" in line for line in hints] == [True, False]
     (hint,) = (
         note
