@@ -218,7 +218,7 @@ def test_every_variant_has_a_command_of_its_own(tmp_path: Path) -> None:
         assert (result["rounds"], result["noise_multiplier"]) == (variants[label]["rounds"], answers[label]["value"])
     one = plan(path, "--epsilon", 2, "--variant", "short")
     assert one == answers["short"]
-    one_message(dpfl("plan", path, "--epsilon", 2, "--variant", "shrt"), "--variant='shrt' must be one of short")
+    one_message(dpfl("plan", path, "--epsilon", 2, "--variant", "shrt"), "variant='shrt' must be one of short")
     one_message(dpfl("run", write(tmp_path, name="b.yaml"), "--variant", "short"), "has no variants. Leave it out")
 
 
@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_refused_with_what_would(tmp_path: Path, solve: str
     words = ("plan", path, "--solve", solve, "--view", view)
     asked = (*words, "--epsilon", 0.01)
     done = dpfl(*asked)
-    one_message(done, f"{key}=1 is the least", "nothing fits epsilon 0.01", "--epsilon", "Raise")
+    one_message(done, f"{key}=1 is the least", "nothing fits epsilon 0.01", "Raise")
     assert "Solved for" not in done.out and "dpfl run" not in done.out
     noise, epsilon = (
         float(re.search(pattern, done.err)[1])  # type: ignore[index]
@@ -332,15 +332,15 @@ def test_wrong_numbers(words: list[str], part: str) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "--epsilon is missing"),
+        ([], "epsilon is missing"),
         (["--epsilon", "1", "--delta", "1"], "delta=1.0"),
-        (["--epsilon", "-1"], "--epsilon=-1.0"),
+        (["--epsilon", "-1"], "epsilon=-1.0"),
         (["--epsilon", "1e-9"], "privacy.epsilon=1e-09 is out of reach"),
-        (["--epsilon", "1", "--solve", "noise"], "--solve='noise' must be one of sigma, rounds, steps, cap"),
-        (["--epsilon", "1", "--view", "clients"], "--view='clients'"),
+        (["--epsilon", "1", "--solve", "noise"], "solve='noise' must be one of sigma, rounds, steps, cap"),
+        (["--epsilon", "1", "--view", "clients"], "view='clients'"),
         (
             ["--set", "privacy={epsilon: 1, noise_multiplier: null}", "--solve", "rounds"],
-            "privacy.noise_multiplier is missing: --solve rounds needs it above 0. Add --set privacy.noise_multiplier=",
+            "privacy.noise_multiplier is missing: solve=rounds needs it above 0. Add privacy.noise_multiplier=",
         ),
         (["--epsilon", "1", "--q", "0.2"], "--q belongs to --mechanism"),
         (["--epsilon", "1", "--set", "privacy.noise_multiplier=0", "--solve", "rounds"], "without noise"),
