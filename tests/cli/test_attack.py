@@ -101,7 +101,7 @@ def test_a_silo_of_few_records(tmp_path: Path) -> None:
     [
         ({}, ("--silo", 4), "silo=4"),
         ({}, ("--silo", -1), "silo=-1"),
-        ({}, ("--repeats", 0), "--repeats=0"),
+        ({}, ("--repeats", 0), "repeats=0"),
         ({}, ("--rounds", 0), "rounds=0"),
         ({}, ("--variant", "x"), "has no variants"),
         ({"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}}, (), "unit: record"),

@@ -96,20 +96,20 @@ def test_tables_that_are_not_read_as_they_are_say_which_option_reads_them(tmp_pa
     else:
         frame.to_csv(path, index=False, encoding=name)
     options = ["--from", path, "--label", "ill"]
-    one_message(dpfl("init", tmp_path / "new", *options), option)
+    one_message(dpfl("init", tmp_path / "new", *options), option.strip("-"))
     assert not (tmp_path / "new").exists()
     assert dpfl("init", tmp_path / "new", *options, option, name).code == 0
     assert dpfl("check", tmp_path / "new" / "run.yaml").code == 0
-    one_message(dpfl("init", tmp_path / "other", "--data", path, "--label", "ill", option, name), option, "--from")
+    one_message(dpfl("init", tmp_path / "other", "--data", path, "--label", "ill", option, name), option.strip("-"))
 
 
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--label", "ill"], ["--label has no meaning without --data"]),
-        (["--data", "{0}/rows.csv"], ["--label is missing", "id, age, sugar, town, ill", "--guess-label"]),
-        (["--data", "{0}/rows.csv", "--label", "il"], ["--label='il' (did you mean 'ill'?)", "rows.csv"]),
-        (["--data", "{0}/rows.csv", "--label", "ill", "--silo", "city"], ["--silo='city'"]),
+        (["--label", "ill"], ["label has no meaning without data"]),
+        (["--data", "{0}/rows.csv"], ["label is missing", "id, age, sugar, town, ill", "guess_label"]),
+        (["--data", "{0}/rows.csv", "--label", "il"], ["label='il' (did you mean 'ill'?)", "rows.csv"]),
+        (["--data", "{0}/rows.csv", "--label", "ill", "--silo", "city"], ["silo='city'"]),
         (["--data", "{0}/none.csv", "--label", "ill"], ["none.csv", "there is no such file"]),
         (["--data", "{0}/empty", "--label", "ill"], ["no file named *.csv"]),
         (["--data", "{0}/hole.csv", "--label", "ill"], ["hole.csv, line 3, column 'age' is empty"]),

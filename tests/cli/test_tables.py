@@ -422,7 +422,7 @@ def test_a_time_beside_a_label_of_two_words_is_told_of(tmp_path: Path, monkeypat
     told = command("init", "study", "--from", "followed.csv", "--label", "ill").out.splitlines()
     hints = [line for line in told if "this is survival" in line]
     for hint, name in zip(hints, ("time", "'Follow-up days'", "survivalMonths"), strict=True):
-        assert hint.endswith(f"--time {name} --event ill.")
+        assert hint.endswith(f"time={name.strip(chr(39))!r} event='ill'.")
     assert "this is survival" not in command("init", "stages", "--from", "followed.csv", "--label", "stage").out
     survival = command("init", "right", "--from", "followed.csv", "--time", "time", "--event", "ill")
     assert survival.code == 0 and "this is survival" not in survival.out
@@ -506,8 +506,8 @@ def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
     frame().assign(dose=[odd.get(row, row + 0.5) for row in range(80)]).to_csv("dose.csv", index=False)
     for arguments, message in (
         (["--from", "dose.csv", "--label", "dose"], "is to be predicted and holds numbers, but also 'high', 'low'."),
-        (["--from", "all.csv"], "predicted? For survival: --time and --event"),
-        (["--from", "all.csv", "--time", "age"], "--time is for survival, and --event is missing"),
+        (["--from", "all.csv"], "predicted? For survival: time and event"),
+        (["--from", "all.csv", "--time", "age"], "time is for survival, and event is missing"),
         (["--from", "all.csv", "--time", "age", "--event", "ill", "--label", "ill"], "both given"),
         (["--from", "all.csv", "--time", "stage", "--event", "ill"], "column 'stage' holds no times"),
         (["--from", "dose.csv", "--time", "dose", "--event", "ill"], "'dose' holds 'high', 'low', which are no times"),
