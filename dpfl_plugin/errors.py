@@ -170,9 +170,9 @@ _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _OF_NUMBERS: Final = re.compile(r"\b(finite|number|at least|positive|above|from)\b")
 
 
-def said_of(error: Error, before: str, after: str = "") -> Error:
+def said_of(error: Error, before: str) -> Error:
     """An error of the same type, whose message says where it came up."""
-    return type(error)(f"{before}{error}{after}")
+    return type(error)(f"{before}{error}")
 
 
 def is_full(error: OSError) -> bool:

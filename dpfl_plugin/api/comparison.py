@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.api.plots import detailed, embedded, shown
-from dpfl_plugin.api.runs import Run, files_of, lines_of_any, lines_of_run, worst_score
+from dpfl_plugin.api.runs import (
+    Run,
+    files_of,
+    lines_of_any,
+    lines_of_run,
+    lines_of_shared_ledger,
+    third_party_epsilon,
+    worst_score,
+)
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import higher_is_better, score_key
 from dpfl_plugin.core.rounding import places
@@ -167,8 +175,10 @@ class Comparison(Mapping[str, Run]):
         """The table, and all that is to be known of the runs."""
         runs = list(self.items())
         warnings = dict.fromkeys(text for _, run in runs for text in run.result.get("warnings", ()))
-        said = [line for label, run in runs for line in lines_of_run(run, label=label)]
+        said = [line for label, run in runs for line in lines_of_run(run, label=label if len(runs) > 1 else "")]
         said += dict.fromkeys(line for _, run in runs for line in lines_of_any(run))
+        last = max(self.values(), key=lambda run: len(run.result.get("earlier_runs") or ()))
+        said += lines_of_shared_ledger(last.result)  # what the last of them came to
         said += [*self._differences(), *(line for label, run in runs for line in files_of(run, label=label))]
         folders = {run.folder.parent for run in self.values()}
         picture = folders.pop() / "curves.png" if len(folders) == 1 else None
@@ -245,8 +255,8 @@ def _pooled(run: Run, name: str) -> float | None:
 
 
 def _third_party(run: Run) -> float:
-    epsilon = run.result["epsilon"]["third_party"]["epsilon"]
-    return math.inf if epsilon is None else float(epsilon)
+    epsilon = third_party_epsilon(run.result)
+    return math.inf if epsilon is None else epsilon
 
 
 def _labelled(runs: Sequence[Run]) -> dict[str, Run]:

@@ -63,7 +63,7 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
     except OSError as error:
         say(
             f"{path} could not be written ({error.strerror or error}). Nothing else is missing. Once there is room, "
-            "run the same again with --resume (in Python: resume=True) to draw it."
+            "resume the run to draw it."
         )
 
 

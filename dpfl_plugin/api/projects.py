@@ -283,7 +283,7 @@ def new(kind: str, name: str, out: str | Path = ".") -> Package:
         )
     folder = Path(out) / name.replace("_", "-")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not empty: nothing was written. Use another name, or --out.")
+        raise ConfigError(f"{folder} exists and is not empty: nothing was written. Use another name, or another out.")
     files = rendered_package(name, kind)
     _write(folder, files)
     steps = tuple(step.replace("{name}", name) for step in KINDS[kind].steps)

@@ -245,7 +245,8 @@ class Run:
         return f"{self.status} after {done}, {self.score_name} {score}{_of_two_classes(self.result)}, epsilon {epsilon}"
 
     def __str__(self) -> str:
-        said = [_more(self.result), *lines_of_run(self), *lines_of_any(self), *files_of(self)]
+        said = [_more(self.result), *lines_of_run(self), *lines_of_any(self)]
+        said += [*lines_of_shared_ledger(self.result), *files_of(self)]
         warnings = [f"warning: {text}" for text in self.result.get("warnings", ())]
         return "\n".join([*warnings, f"{self.result['name']}: {self._summary()}", *said])
 
@@ -320,7 +321,7 @@ def lines_of_any(run: Run) -> list[str]:
             "This is a simulation: its noise follows from the seed, and whoever has the folder can compute it. Before "
             "anything of a run leaves your hands: privacy.randomness=fresh."
         )
-    return [*lines, *_of_shared_ledger(result)]
+    return lines
 
 
 def files_of(run: Run, *, label: str = "") -> list[str]:
@@ -349,8 +350,14 @@ def worst_score(result: Mapping[str, Any]) -> float | None:
     return float(silos[key]["min" if key == ACCURACY else "max"]) if silos else None
 
 
+def third_party_epsilon(result: Mapping[str, Any]) -> float | None:
+    """That of the tuning, if one chose the run by what all candidates released; None if nothing is guaranteed."""
+    view = result["tuning"] if "tuning" in result else result["epsilon"]["third_party"]
+    return None if view["epsilon"] is None else float(view["epsilon"])
+
+
 def _more(result: Mapping[str, Any]) -> str:
-    mean, third_party = result[score_key(result)]["mean_last_10_percent"], result["epsilon"]["third_party"]["epsilon"]
+    mean, third_party = result[score_key(result)]["mean_last_10_percent"], third_party_epsilon(result)
     words = [] if mean is None else [f"{score_key(result).replace('_', ' ')} over the last 10 % of rounds: {mean:.4f}"]
     words.append(f"epsilon of a third party: {'none' if third_party is None else places(third_party, 3)}")
     return f"{'; '.join(words)}; {result['seconds']:.1f} seconds."
@@ -460,14 +467,14 @@ def _neighbours(relation: str) -> str:
     return words + " (added or removed: counted as zero or not; the numbers are public)" * (relation == "add_or_remove")
 
 
-def _of_shared_ledger(result: Mapping[str, Any]) -> list[str]:
+def lines_of_shared_ledger(result: Mapping[str, Any]) -> list[str]:
     """What the runs of a shared ledger came to when this one ended; nothing where it was the only one."""
     adaptive, planned = result.get("adaptive_total"), result.get("planned_total")
     if not (adaptive and result["earlier_runs"]):
         return []
     lines = [
-        f"shared ledger: {_total(adaptive)} for all its runs together, also if later ones were chosen by looking at "
-        f"earlier ones: {adaptive['why']}."
+        f"shared ledger, when this run ended: {_total(adaptive)} for all its runs together, also if later ones were "
+        f"chosen by looking at earlier ones: {adaptive['why']}."
     ]
     if planned:
         lines.insert(

@@ -27,6 +27,10 @@ from dpfl_plugin.runs.folder import RunFolder, write_new
 from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
 from dpfl_plugin.tuning.winner import winner_of
 
+READ: Final = {
+    *("run", "guarantee", "views", "silos", "protects", "mechanism", "warnings", "caveats", "assumptions", "shared"),
+    "accountant",
+}  # keys of a statement
 VIEWS: Final = {"server": "server", "third_party": "third party"}  # names in a statement, and in an account
 SLACK: Final = 1e-9  # relative difference of an epsilon that is computed twice
 
@@ -117,8 +121,8 @@ def _read(files: RunFolder) -> tuple[dict[str, Any], str]:
     try:
         text = files.statement.read_bytes()
         document = json.loads(text)
-        if not {"run", "guarantee", "views", "silos", "protects", "mechanism"} <= document.keys():
-            raise ValueError("keys are missing")
+        if missing := READ - document.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except OSError as error:
         if (winner := winner_of(files.path)) is not None:
             raise DataError(
@@ -169,7 +173,7 @@ def _check_epsilons(document: dict[str, Any], files: RunFolder) -> None:
         if (math.inf if actual is None else actual) > (stated or 0.0) * (1 + SLACK):
             raise LedgerError(
                 f"{files.statement}: views.{key}.epsilon is {stated or 0.0:.6g}, but the releases in ledger.jsonl cost "
-                f"{actual}. Continue the run (--resume), or restore the folder from a copy."
+                f"{actual}. Resume the run, or restore the folder from a copy."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -254,34 +255,44 @@ def run_each(
     """
     own_folders.look_in(base)
     wait = Wait(ledger_wait, reporter("").note)
-    register([variant.config for variant in plan.variants], base, ledger, wait, wait.say)
+    with _named(source, replace(plan.variants[0], label=None)):
+        register([variant.config for variant in plan.variants], base, ledger, wait, wait.say)
     runs: dict[str, Run] = {}
-    for variant in plan.variants:
-        config, label = variant.config, variant.label or variant.config.name
-        stop.listening = (config.rounds or 0) < MANY_ROUNDS
-        try:
-            runs[label] = carried_out(
-                variant,
-                base,
-                place=place(config),
-                reporter=reporter(variant.label or ""),
-                stop=stop,
-                resume=resume,
-                ledger=ledger,
-                ledger_wait=ledger_wait,
-                callbacks=callbacks,
-                profile=profile,
-                held=held,
-            )
-        except (ConfigError, DataError) as error:
-            if source is None:
-                raise
-            raise in_file(error, source, variant) from error
-        yield label, runs[label]
-        if runs[label].status == "interrupted":
-            break
-    if len(plan.variants) > 1:
-        plots.of_variants(plan.variants[0].config, {label: run.lines for label, run in runs.items()})
+    try:
+        for variant in plan.variants:
+            config, label = variant.config, variant.label or variant.config.name
+            stop.listening = (config.rounds or 0) < MANY_ROUNDS
+            with _named(source, variant):
+                runs[label] = carried_out(
+                    variant,
+                    base,
+                    place=place(config),
+                    reporter=reporter(variant.label or ""),
+                    stop=stop,
+                    resume=resume,
+                    ledger=ledger,
+                    ledger_wait=ledger_wait,
+                    callbacks=callbacks,
+                    profile=profile,
+                    held=held,
+                )
+            yield label, runs[label]
+            if runs[label].status == "interrupted":
+                break
+    finally:  # of those that ended before an error, too
+        if len(plan.variants) > 1 and runs:
+            plots.of_variants(plan.variants[0].config, {label: run.lines for label, run in runs.items()})
+
+
+@contextlib.contextmanager
+def _named(source: Path | None, variant: Variant) -> Iterator[None]:
+    """Say in errors which file they are of, if one is named, and which variant."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if source is None:
+            raise
+        raise in_file(error, source, variant) from error
 
 
 def carried_out(

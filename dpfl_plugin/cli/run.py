@@ -28,23 +28,33 @@ def run(config: Path, settings: list[str], out: Path | None, variant: str | None
         settings = [*settings, f"out={json.dumps(str(out))}"]
     experiment = Experiment(config, tuple(settings), variant)
     named = variant is not None
-    return carry_out(lambda: (of_one_seed(experiment.loaded()), experiment.base), named=named, source=config, **how)
+    again = [*sys.argv[1:], *([] if how.get("resume") else ["--resume"])]
+    return carry_out(
+        lambda: (of_one_seed(experiment.loaded()), experiment.base), again, named=named, source=config, **how
+    )
 
 
 def resume(folder: Path, **how: Any) -> int:
     """Continue the run of a folder; returns the exit code."""
-    return carry_out(lambda: begun(folder), resume=True, **how)
+    return carry_out(lambda: begun(folder), sys.argv[1:], resume=True, **how)
 
 
 def carry_out(
-    plan_of: Callable[[], tuple[Plan, Path]], *, as_json: bool, verbose: bool, named: bool = False, **how: Any
+    plan_of: Callable[[], tuple[Plan, Path]],
+    again: list[str],
+    *,
+    as_json: bool,
+    verbose: bool,
+    named: bool = False,
+    **how: Any,
 ) -> int:
     """Run a plan and print how it ended; returns the exit code, the most severe of several runs'.
 
     As one of several MPI ranks, only the first does so; the others hold silos and do what it asks.
 
     Args:
-        plan_of: loads (the runs, where relative paths start). named: whether it is one variant, which was asked for.
+        plan_of: loads (the runs, where relative paths start). again: the words of the command that goes on.
+        named: whether it is one variant, which was asked for.
         how: as `run_each` takes it.
     """
     joined = job.join(lambda: _silo_timeout(plan_of))
@@ -60,18 +70,18 @@ def carry_out(
             for label, run in run_each(plan, base, stop=stop, **how):
                 runs[label] = run
         except KeyboardInterrupt:
-            _say("interrupted during planning: no round began.")
+            label = next(v.label or v.config.name for v in plan.variants if (v.label or v.config.name) not in runs)
+            _say(f"{label}: interrupted during planning: no round began.")
             during_planning = True
         finally:  # what ended before an error is shown, too
             if runs:
                 alone = named or plan.variants[0].label is None
                 show(next(iter(runs.values())) if alone else Comparison(runs, pairs=plan.compare), as_json)
-    words = sys.argv[1:] if {"resume", "--resume"} & {*sys.argv[1:]} else [*sys.argv[1:], "--resume"]
     for label, run in runs.items():
         if how.get("profile") and run.profile is not None:
             print(f"{label}: {run.profile}", file=sys.stderr if as_json else sys.stdout)
         if run.status != "done":
-            _say((f"{label}: " if len(plan.variants) > 1 else "") + run.ending(shlex.join([*job.command(), *words])))
+            _say((f"{label}: " if len(plan.variants) > 1 else "") + run.ending(shlex.join([*job.command(), *again])))
     code = max((run.exit_code for run in runs.values()), default=0)
     if not during_planning and code != INTERRUPTED:
         return code

@@ -610,6 +610,8 @@ class SweepConfig(Strict):
     @classmethod
     def _free(cls, slurm: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
         for key in slurm:
+            if not re.fullmatch(r"-{0,2}[A-Za-z][\w-]*", key):
+                raise ValueError(f"{key!r} is no option of sbatch: use letters, digits and dashes")
             if key.lstrip("-") in SWEEP_SETS:
                 raise ValueError(f"{key} is set by dpfl sweep itself; leave it out")
         return slurm

@@ -191,7 +191,7 @@ def _check_number(runs: int, path: Path) -> None:
     if runs > MOST_RUNS:
         raise ConfigError(
             f"{path}: sweep: grid, list, variants and seeds make {runs:,} runs or more; a sweep has {MOST_RUNS:,} at "
-            "most. Correct the values, or split the sweep: those that share --out share their common runs."
+            "most. Correct the values, or split the sweep: those that share out share their common runs."
         )
 
 

@@ -61,8 +61,9 @@ class Page:
 
 def render(template: str, **values: Any) -> str:
     """Render a template of `dpfl_plugin/templates`; in one of `pages/` a paragraph, an item and a row are one line."""
-    text = _templates().get_template(template).render(values)
-    return _unwrapped(text) if template.startswith("pages/") else text
+    page = template.startswith("pages/")
+    text = _templates(page=page).get_template(template).render(values)
+    return _unwrapped(text) if page else text
 
 
 def items(template: str, **values: Any) -> list[str]:
@@ -71,13 +72,14 @@ def items(template: str, **values: Any) -> list[str]:
 
 
 @functools.cache
-def _templates() -> jinja2.Environment:
+def _templates(*, page: bool) -> jinja2.Environment:
     import jinja2  # here: most commands render nothing
 
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("dpfl_plugin"),
         autoescape=lambda name: name is not None and ".html" in name,
         undefined=jinja2.StrictUndefined,
+        finalize=_one_line if page else None,
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -85,7 +87,6 @@ def _templates() -> jinja2.Environment:
     filters = {
         "cell": cell,
         "counted": counted,
-        "digits": digits,
         "epsilon": epsilon,
         "factor": factor,
         "number": number,
@@ -96,6 +97,11 @@ def _templates() -> jinja2.Environment:
     }
     templates.filters.update(filters)
     return templates
+
+
+def _one_line(value: Any) -> Any:
+    """Text of users, and not its line ends, which would begin a heading or a fence."""
+    return " ".join(value.split()) if isinstance(value, str) and "\n" in value else value
 
 
 def _unwrapped(text: str) -> str:
@@ -145,6 +151,6 @@ def sentence(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """A name in Markdown that ends no cell of a table, and begins no mark-up."""
-    escaped = "".join(f"\\{letter}" if letter in r"\`*|[]<>#" else letter for letter in text)
+    """A name in Markdown on one line, which ends no cell of a table, and begins no mark-up."""
+    escaped = "".join(f"\\{letter}" if letter in r"\`*|[]<>#" else letter for letter in " ".join(text.split()))
     return _UNDERSCORE.sub(r"\\_", escaped)

@@ -21,8 +21,8 @@ Doubles = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-UNKNOWN, NOTHING, IN_VAIN = -1, -2, -3
-"""Codes of a cell: a value that is not listed; no value; one that was flagged already."""
+UNKNOWN, NOTHING = -1, -2
+"""Codes of a cell: a value that is not listed; no value."""
 
 NOT_KNOWN: Final = "The model knows nothing else: correct this file, or leave the record out."
 NO_NEED: Final = "Correct it, or leave the cell empty: a label is not needed."

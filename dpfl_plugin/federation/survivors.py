@@ -83,7 +83,7 @@ class Survivors:
                 raise TooFewSilosError(
                     f"after round {progress.rounds}: {len(left)} silos are left, fewer than "
                     f"runtime.min_silos={self.min_silos} to go on with. Lost: {_why(progress)}. With all ranks "
-                    "back, continue with --resume"
+                    "back, resume the run"
                 )
             return
 

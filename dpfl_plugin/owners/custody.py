@@ -214,7 +214,7 @@ class Custody:
         if now != self.limits:
             source = getattr(now or self.limits, "source", "limits")
             why = "the owner of the data has changed the limits since the run began"
-            raise LimitError(f"{source}: {why}. {kept} Go on with it (--resume): they are asked anew.", why)
+            raise LimitError(f"{source}: {why}. {kept} Resume it: they are asked anew.", why)
 
     def close(self) -> None:
         """Let go of the owner's folder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
@@ -98,6 +98,3 @@ class Term:
     count: int
     rounds: int
     participation: float = 1.0
-
-
-Composition = Sequence[Term]

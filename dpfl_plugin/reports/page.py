@@ -48,7 +48,6 @@ def page(
         axes=AXES,
         private=any(tradeoff(group, metric) for group in groups for metric in metrics),
         data=_script_json(_data(groups, metrics)),
-        most_curves=MOST_CURVES,
         key_text=key_text,
         epsilon_text=epsilon_text,
         plotly=_packed(_plotly(_library())),

@@ -93,9 +93,9 @@ def check_ledger(sweep: Sweep) -> None:
     except (OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged: each run of it looks for itself
         return
     if before != sweep.ledger:
-        began = "without --ledger" if before is None else f"with --ledger {before}"
+        began = "without a ledger" if before is None else f"with ledger {before}"
         raise ConfigError(
-            f"{sweep.folder}: this sweep began {began}: continue that way, or start over with another --out."
+            f"{sweep.folder}: this sweep began {began}: continue that way, or start over with another out."
         )
 
 
@@ -120,7 +120,7 @@ def write(sweep: Sweep) -> None:
     except OSError as error:
         if is_full(error):
             raise
-        raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another --out.") from error
+        raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another out.") from error
 
 
 def read(folder: Path) -> Sweep:

@@ -62,7 +62,7 @@ def alone(sweep: Sweep, say: Say) -> Iterator[int]:
     except OSError as error:
         if is_full(error):
             raise
-        raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another --out.") from error
+        raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another out.") from error
     taken = (
         f"{sweep.folder}: another dpfl sweep ({{holder}}), or an sbatch that it left behind, is submitting this "
         "sweep. Once it has ended, the same command continues from there."

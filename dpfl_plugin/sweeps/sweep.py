@@ -101,13 +101,15 @@ def sweep(
         DpflError: Slurm refuses, or does not answer. KeyboardInterrupt: asked to stop; what began is saved.
     """
     require(on in get_args(Backend), "on", on, f"be one of {', '.join(get_args(Backend))}")
+    for name, count in {"jobs": jobs, "at_once": at_once, "pack": pack}.items():
+        require(count is None or count >= 1, name, count, "be at least 1")
     options = Options(on=on, jobs=jobs, at_once=at_once, pack=pack)
     expansion = expand(Path(config), list(settings), Preflight(shared=ledger is not None).check)
     folder = Path("sweeps") / expansion.rows[0].name if out is None else Path(out)
     planned = manifest.plan(expansion, Path(config), folder, None if ledger is None else Path(ledger))
     manifest.check_ledger(planned)
     if planned.ledger is not None and (jobs > 1 or on != "local"):
-        say(f"--ledger {planned.ledger}: one run uses it at a time, and the others wait for it.")
+        say(f"ledger {planned.ledger}: one run uses it at a time, and the others wait for it.")
     if dry_run:
         rows, _ = _wanted(planned, expansion.duplicates, retry)
         return SweepResult(folder, _status(planned), dry_run=_dry_run(planned, rows, options))

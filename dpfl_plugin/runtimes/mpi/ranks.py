@@ -13,7 +13,7 @@ from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pu
 from dpfl_plugin.runtimes.mpi.silos import owner
 from dpfl_plugin.runtimes.mpi.wire import Header
 
-GO_ON = "The last good state is in the run's checkpoint; continue with --resume."
+GO_ON = "The last good state is in the run's checkpoint; resume the run."
 
 
 class SiloLostError(DpflError):
