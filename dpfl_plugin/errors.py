@@ -170,6 +170,11 @@ _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _OF_NUMBERS: Final = re.compile(r"\b(finite|number|at least|positive|above|from)\b")
 
 
+def is_real(value: object) -> bool:
+    """Whether it is a number, and neither text nor True."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def said_of(error: Error, before: str) -> Error:
     """An error of the same type, whose message says where it came up."""
     return type(error)(f"{before}{error}")

@@ -23,7 +23,7 @@ from dpfl_plugin.config.load import Variant, in_file, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
-from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, is_real, require
 from dpfl_plugin.privacy.pld import check_delta
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
@@ -167,7 +167,9 @@ def plan(
     """
     require(solve in KEYS, "solve", solve, f"be one of {', '.join(KEYS)}")
     require(view in (None, "server", "third_party"), "view", view, "be server or third_party")
-    require(epsilon is None or 0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite")
+    require(
+        epsilon is None or (is_real(epsilon) and 0 < epsilon < math.inf), "epsilon", epsilon, "be positive and finite"
+    )
     if delta is not None:
         check_delta(delta)
     budget = {"epsilon": epsilon, "delta": delta, "budget_view": view}
@@ -268,7 +270,7 @@ def _solved(ahead: Forecast, solve: str) -> tuple[float, Forecast]:
         return least, ahead.changed(noise_multiplier=least)
     if not noise:
         what = "is missing" if noise is None else "is 0, and without noise no epsilon holds"
-        raise ConfigError(f"privacy.noise_multiplier {what}: solve={solve} needs it above 0.")
+        raise ConfigError(f"privacy.noise_multiplier {what}: solve={solve} needs it above 0, e.g. 4.")
     if solve == "rounds":
         rounds = ahead.rounds()
         return rounds, ahead.changed(rounds=max(1, rounds))

@@ -102,7 +102,8 @@ def shows(keys: type) -> Callable[[Callable[Arguments, Result]], Callable[Argume
 
 
 def _description(field: FieldInfo) -> str:
-    return field.description or (inspect.getdoc(field.annotation) or "").splitlines()[0]
+    first, *_ = (inspect.getdoc(field.annotation) or "").split("\n\n")
+    return field.description or " ".join(first.split())
 
 
 def _plain(default: Any) -> Any:

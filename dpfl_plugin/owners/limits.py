@@ -31,7 +31,7 @@ from dpfl_plugin.config.load import mapping_in
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.data.preprocess import fitted_on_files, fitted_on_records
-from dpfl_plugin.errors import ConfigError, EarlierNameWarning, LimitError, nearest
+from dpfl_plugin.errors import ConfigError, EarlierNameWarning, LimitError, is_real, nearest
 from dpfl_plugin.given import is_given
 from dpfl_plugin.owners.named_code import KEY as CODE
 from dpfl_plugin.owners.named_code import NOT_WITHIN, check_code, listed_code
@@ -92,8 +92,8 @@ class Limits:
         if not self.folder.is_absolute():
             raise ConfigError(f"{self.source}: folder={str(self.folder)!r} must be an absolute path, or begin with ~.")
         for key, ok, must in (
-            ("epsilon", _number(self.epsilon) and 0 < self.epsilon < math.inf, "be a number above 0"),
-            ("delta", _number(self.delta) and 0 < self.delta < 1, "be a number in (0, 1)"),
+            ("epsilon", is_real(self.epsilon) and 0 < self.epsilon < math.inf, "be a number above 0"),
+            ("delta", is_real(self.delta) and 0 < self.delta < 1, "be a number in (0, 1)"),
             ("unit", self.unit in ("record", "silo"), "be record or silo"),
             (
                 "min_records",
@@ -358,7 +358,3 @@ def _sendable() -> str:
 
 def _count(value: object, least: int) -> bool:
     return type(value) is int and value >= least
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

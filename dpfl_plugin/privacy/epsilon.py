@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed
-from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, UnsupportedError, is_real, require
 from dpfl_plugin.privacy.accountants import Accountant, named_accountant, why_infinite
 from dpfl_plugin.privacy.calibration import least_noise, max_rounds
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Term
@@ -125,11 +125,11 @@ def calibrate(
         ConfigError: a number is out of range, no noise is enough, or both or neither of steps and noise are given.
         UnsupportedError: as `epsilon`; or more than 10^7 steps fit, beyond which nothing is computed.
     """
-    require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite")
+    require(is_real(epsilon) and 0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite")
     check_delta(delta)
     chosen = named_accountant(accountant)
     if steps is not None and noise_multiplier is None:
-        require(steps >= 1, "steps", steps, "be at least 1")
+        require(is_real(steps) and steps >= 1, "steps", steps, "be at least 1")
         noise = least_noise(lambda sigma: chosen.epsilon([_term(sigma, steps, record_rate, sampler)], delta), epsilon)
         return _epsilon(chosen, _term(noise, steps, record_rate, sampler), delta)
     if steps is not None or noise_multiplier is None:
@@ -168,12 +168,17 @@ def _term(noise_multiplier: float, steps: int, record_rate: float | None, sample
         )
     require(sampler in SAMPLERS, "sampler", sampler, f"be one of {', '.join(SAMPLERS)}")
     rate = 1.0 if record_rate is None else record_rate
-    require(0 < rate <= 1, "record_rate", record_rate, "be in (0, 1]: the fraction of the records in a batch")
+    require(
+        is_real(rate) and 0 < rate <= 1,
+        "record_rate",
+        record_rate,
+        "be in (0, 1]: the fraction of the records in a batch",
+    )
     if sampler == "full" and rate != 1:
         raise ConfigError(f"record_rate={record_rate!r} with sampler 'full', which takes all records. Leave it out.")
-    noisy = 0 <= noise_multiplier < math.inf
+    noisy = is_real(noise_multiplier) and 0 <= noise_multiplier < math.inf
     require(noisy, "noise_multiplier", noise_multiplier, "be finite and at least 0: noise std / L2 sensitivity")
-    require(steps >= 0 and steps % 1 == 0, "steps", steps, "be a whole number of at least 0")
+    require(is_real(steps) and steps >= 0 and steps % 1 == 0, "steps", steps, "be a whole number of at least 0")
     kind, neighbouring, _ = SAMPLERS[sampler]
     release = SampledGaussian(
         noise_multiplier=noise_multiplier,

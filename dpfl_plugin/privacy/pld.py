@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, UnsupportedError, is_real
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.step_loss import MAX_POINTS, Array, Direction, StepLoss, loss_scale, step_loss
 
@@ -72,7 +72,7 @@ def check_release(release: SampledGaussian) -> None:
 
 def check_delta(delta: float) -> None:
     """Raise ConfigError unless 0 < delta < 1."""
-    if not 0 < delta < 1:
+    if not (is_real(delta) and 0 < delta < 1):
         raise ConfigError(f"delta={delta!r} must lie strictly between 0 and 1. Use less than 1 / num_records.")
 
 

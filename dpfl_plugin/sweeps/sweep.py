@@ -100,9 +100,13 @@ def sweep(
         ConfigError, DataError: the file is wrong. BudgetError: the ledger's limit does not afford all runs.
         DpflError: Slurm refuses, or does not answer. KeyboardInterrupt: asked to stop; what began is saved.
     """
+    require(isinstance(config, str | Path), "config", config, "be the path of a YAML file with sweep")
+    several = isinstance(settings, Sequence) and not isinstance(settings, str)
+    require(several, "settings", settings, "be a list of texts, such as ['rounds=2']")
     require(on in get_args(Backend), "on", on, f"be one of {', '.join(get_args(Backend))}")
     for name, count in {"jobs": jobs, "at_once": at_once, "pack": pack}.items():
-        require(count is None or count >= 1, name, count, "be at least 1")
+        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        require(whole or (name == "at_once" and count is None), name, count, "be a whole number of at least 1")
     options = Options(on=on, jobs=jobs, at_once=at_once, pack=pack)
     expansion = expand(Path(config), list(settings), Preflight(shared=ledger is not None).check)
     folder = Path("sweeps") / expansion.rows[0].name if out is None else Path(out)

@@ -20,8 +20,8 @@ def result(
     ("found", "algorithm", "parts"),
     [
         (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"local_lr": 1.0}, ["log loss 1.35", "0.68", "local_lr=0.1"]),
-        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"lr": 3}, ["--set algorithm.lr=0.3"]),
-        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"eta_0": 2.0}, ["--set algorithm.eta_0=0.2"]),
+        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"lr": 3}, ["algorithm.lr=0.3"]),
+        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"eta_0": 2.0}, ["algorithm.eta_0=0.2"]),
         (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"local_lr": None}, ["a larger epsilon may help"]),
         # It stayed where training begins, at ln 2: a smaller step is not the remedy.
         (result({"log_loss": 0.69}, {"log_loss": 0.68}), {"local_lr": 0.01}, ["More rounds"]),
@@ -44,11 +44,11 @@ def test_the_warning_and_its_remedy(found: dict[str, Any], algorithm: dict[str, 
 @pytest.mark.parametrize(
     ("scores", "remedy"),
     [
-        ([30.0, 25.0, 20.0, 15.0, 9.0], "It was still falling: more rounds or a larger step may help: --set a.lr=0.3"),
+        ([30.0, 25.0, 20.0, 15.0, 9.0], "It was still falling: more rounds or a larger step may help: a.lr=0.3"),
         ([30.0, 20.0, 12.0, 9.0, 9.05], "still falling"),
         ([30.0, 12.0, 9.1, 9.0, 9.05], "It hardly fell any more: more rounds, other features or a larger epsilon"),
-        ([9.5, 8.0, 7.0, 8.5, 9.0], "The mean of silos was 7 before: a smaller step may help: --set a.lr=0.033"),
-        ([8.0, 8.2, 8.5, 8.9, 9.0], "The mean of silos was 8 before: a smaller step may help: --set a.lr=0.01"),
+        ([9.5, 8.0, 7.0, 8.5, 9.0], "The mean of silos was 7 before: a smaller step may help: a.lr=0.033"),
+        ([8.0, 8.2, 8.5, 8.9, 9.0], "The mean of silos was 8 before: a smaller step may help: a.lr=0.01"),
         ([None, 30.0, 9.0], "Other step sizes, more rounds"),
     ],
 )
@@ -68,7 +68,7 @@ TRAINED = {"confusion_matrix": [[25, 5], [9, 10]], "log_loss": 0.5}
 @pytest.mark.parametrize(
     ("model", "scores", "parts"),
     [
-        (CONSTANT, [0.6, 0.61], ["same class of every test record", "--set algorithm.local_lr=0.3"]),
+        (CONSTANT, [0.6, 0.61], ["same class of every test record", "algorithm.local_lr=0.3"]),
         (
             TRAINED,
             [0.61] * 11 + [0.61 + 0.01 * n for n in range(1, 10)],
