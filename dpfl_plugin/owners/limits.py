@@ -295,7 +295,7 @@ def _ranges(value: Any, path: Path) -> tuple[Range, ...]:
     """A pair, or a list of pairs."""
     pairs = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     for pair in pairs:
-        good = isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) and all(map(math.isfinite, pair))
+        good = isinstance(pair, list) and len(pair) == 2 and all(map(is_real, pair)) and all(map(math.isfinite, pair))
         if not good or not pair[0] <= pair[1]:
             raise ConfigError(f"{path}: ranges={value!r} must be [least, greatest], or a list of such pairs.")
     return tuple((float(least), float(most)) for least, most in pairs)

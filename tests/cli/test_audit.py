@@ -62,7 +62,7 @@ def test_a_picture(tmp_path):
 
 def test_mistakes_are_one_message(tmp_path):
     path = write(tmp_path, VARIANTS)
-    one_message(dpfl("audit", path, "--variant", "C"), "--variant", "A, B, free")
+    one_message(dpfl("audit", path, "--variant", "C"), "variant", "A, B, free")
     one_message(dpfl("audit", write(tmp_path, name="plain.yaml"), "--variant", "A"), "no variants")
     for option in ("--canaries", "--silos", "--rounds"):
         one_message(dpfl("audit", path, option, 0), option, "at least 1")

@@ -403,9 +403,9 @@ def test_a_truncated_gz_and_a_missing_folder(tmp_path: Path, monkeypatch: pytest
 
 def test_out_is_a_file_or_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    one_message(dpfl("run", write(tmp_path), "--out", tmp_path / "file"), f"{tmp_path}/file", "--out")
+    one_message(dpfl("run", write(tmp_path), "--out", tmp_path / "file"), f"{tmp_path}/file", "another out")
     assert (tmp_path / "file").read_text() == "mine"
-    one_message(dpfl("run", write(tmp_path), "--out", "/proc/runs"), "/proc/runs", "--out")
+    one_message(dpfl("run", write(tmp_path), "--out", "/proc/runs"), "/proc/runs", "another out")
 
 
 def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_in_parts_or_whole_it_is_the_same_run_and_a_finished_one_is_only_shown(t
     stopped = session(config, stop=lambda: next(asked))
     assert (stopped["status"], stopped["cause"]) == ("interrupted", "stop_requested") and stopped["rounds"] < 3
     before = files(config)
-    with pytest.raises(ConfigError, match="Use resume=True to continue"):
+    with pytest.raises(ConfigError, match="Use resume to continue"):
         session(config)
     assert files(config) == before, "a refusal changes nothing"
     result, whole = session(config, resume=True), session(other)
