@@ -25,12 +25,11 @@ from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, NO_RO
 
 IMPORTED_BY_RUNS: Final = (  # as they need it
     "dpfl_plugin.runtimes.choice",
+    "jinja2",
     "scipy.fft",
     "scipy.linalg.blas",
     "scipy.optimize",
     "scipy.special",
-    "sklearn.calibration",
-    "sklearn.metrics",
 )
 
 

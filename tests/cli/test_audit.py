@@ -65,5 +65,5 @@ def test_mistakes_are_one_message(tmp_path):
     one_message(dpfl("audit", path, "--variant", "C"), "variant", "A, B, free")
     one_message(dpfl("audit", write(tmp_path, name="plain.yaml"), "--variant", "A"), "no variants")
     for option in ("--canaries", "--silos", "--rounds"):
-        one_message(dpfl("audit", path, option, 0), option, "at least 1")
+        one_message(dpfl("audit", path, option, 0), f"{option[2:]}=0", "at least 1")
     one_message(dpfl("audit", path, "--set", "privacy.unit=silo", "--variant", "A"), "variant A", "without releasing")

@@ -102,7 +102,7 @@ def test_a_run_without_room_for_its_picture_has_not_failed(tmp_path: Path) -> No
     config, out = write(tmp_path, SHORT), tmp_path / "runs"
     done = run_without_room_for("curves.png", config, out)
     (line,) = (line for line in done.err.splitlines() if "curves.png" in line)
-    assert done.code == 0 and "could not be written (Disk quota exceeded)" in line and "--resume" in line
+    assert done.code == 0 and "could not be written (Disk quota exceeded)" in line and "resume the run" in line
     assert MAKE_ROOM not in done.err and "picture: " not in done.out and not [*out.rglob("*curves.png*")]
     assert dpfl("run", config, "--out", out, "--resume").code == 0
     assert len([*out.rglob("curves.png")]) == 1

@@ -92,7 +92,7 @@ def test_a_gpu_that_fails_ends_the_run_with_one_message(tmp_path: Path, monkeypa
     one_message(
         dpfl("run", config, "--out", tmp_path / "runs"),
         "round 3: runtime.device='cpu' failed: CUDA error: unspecified launch failure. ",
-        "continue with --resume",
+        "continue with resume",
         code=1,
     )
     monkeypatch.undo()

@@ -98,7 +98,7 @@ def test_another_kind_is_refused(tmp_path, kind, said):
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "my-method").mkdir()
     (tmp_path / "my-method" / "mine.py").write_text("x = 1\n")
-    one_message(dpfl("new", "algorithm", "my_method", "--out", tmp_path), "is not empty", "--out")
+    one_message(dpfl("new", "algorithm", "my_method", "--out", tmp_path), "is not empty", "another out")
     assert [path.name for path in (tmp_path / "my-method").iterdir()] == ["mine.py"]
     (tmp_path / "a-file").write_text("")
     one_message(dpfl("new", "algorithm", "a_file", "--out", tmp_path), "is not empty")

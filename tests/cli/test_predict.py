@@ -196,7 +196,7 @@ def test_run_and_predict_warn_of_probabilities_that_mean_nothing(tmp_path: Path)
     warning = "worse than that of a baseline without features"
     done = dpfl("run", tmp_path / "config.yaml", "--out", tmp_path / "again")
     assert "warning: the model's log loss " in done.out and warning in done.out
-    assert "(--set algorithm.local_lr=20)" in done.out
+    assert "(algorithm.local_lr=20)" in done.out
     assert warning in dpfl("predict", folder, tmp_path / "train.csv").err
     assert warning in Run.open(folder)._repr_html_()
 

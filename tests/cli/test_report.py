@@ -57,12 +57,12 @@ def test_wrong_options_are_one_message(tmp_path: Path) -> None:
     one_message(dpfl("report", tmp_path / "none"), "none is not a folder")
     (tmp_path / "empty").mkdir()
     one_message(dpfl("report", tmp_path / "empty"), "no run")
-    one_message(dpfl("report", tmp_path, "--against", "round"), "--against round", "did you mean 'rounds'")
-    one_message(dpfl("report", tmp_path, "--metric", "accuracy"), "--metric accuracy", "did you mean 'test_accuracy'")
+    one_message(dpfl("report", tmp_path, "--against", "round"), "against round", "did you mean 'rounds'")
+    one_message(dpfl("report", tmp_path, "--metric", "accuracy"), "metric accuracy", "did you mean 'test_accuracy'")
     one_message(dpfl("report", tmp_path, "--where", "algorithm.nam=x"), "did you mean 'algorithm.name'")
-    one_message(dpfl("report", tmp_path, "--where", "x"), "--where 'x' is not of the form key=value")
-    one_message(dpfl("report", tmp_path, "--where", "seed=5"), "no run is as --where says")
-    one_message(dpfl("report", tmp_path, "--group-by", "algorithm.nam"), "--group-by", "did you mean")
+    one_message(dpfl("report", tmp_path, "--where", "x"), "'x' is not of the form key=value")
+    one_message(dpfl("report", tmp_path, "--where", "seed=5"), "no run is as")
+    one_message(dpfl("report", tmp_path, "--group-by", "algorithm.nam"), "group_by", "did you mean")
 
 
 def test_only_damaged_runs_are_one_message_that_names_them(tmp_path: Path) -> None:

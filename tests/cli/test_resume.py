@@ -303,7 +303,7 @@ def test_crashed_twice(tmp_path: Path, undisturbed: dict[str, Any], rounds: int)
 
 def test_an_unfinished_run_is_not_overwritten(crashed: Path) -> None:
     files = {path: path.read_bytes() for path in folder_of(crashed).rglob("*") if path.is_file()}
-    one_message(dpfl("run", crashed, "--out", crashed.parent / "runs"), "unfinished run", "--resume", "--out")
+    one_message(dpfl("run", crashed, "--out", crashed.parent / "runs"), "unfinished run", "Use resume", "another out")
     assert {path: path.read_bytes() for path in folder_of(crashed).rglob("*") if path.is_file()} == files
 
 

@@ -142,7 +142,7 @@ def test_the_statement_says_how_noise_changed_and_which_theorem_speaks_of_it(tmp
     assert said["mechanism"]["schedule"]["beta"] == 0.97 and said["mechanism"]["noise_multiplier"] == 4.0
     text = (Path(result["folder"]) / "privacy.md").read_text()
     assert "up to round 2 the noise is constant; then its variance is multiplied by 0.97 with every release" in text
-    assert "every release was charged with its own" in text
+    assert "each release was charged with its own" in text
     (note,) = [note for note in result["notes"] if "Theorem 2 of Chang" in note]
     assert "p q = 0.5 is above 0.1" in note
     plain = run(write(tmp_path, {}, "plain.yaml"))

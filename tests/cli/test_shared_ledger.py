@@ -98,7 +98,10 @@ def test_a_budget_is_each_runs_own(tmp_path: Path) -> None:
     page = (Path(runs[-1]["folder"]) / "privacy.md").read_text()
     assert f"both factors are at most {odds(said[-1])}" in page or odds(said[-1]) in page
     shown = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "algorithm.local_lr=0.2")
-    assert f"shared ledger: epsilon {places(said[1], 3)}" in shown.out and "chosen by looking at" in shown.out
+    assert (
+        f"shared ledger, when this run ended: epsilon {places(said[1], 3)}" in shown.out
+        and "chosen by looking at" in shown.out
+    )
 
 
 def test_a_third_party_is_promised_a_mixture_whatever_other_runs_did(tmp_path: Path) -> None:
@@ -165,7 +168,7 @@ def test_resuming_needs_the_ledger_that_it_began_with(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "runs")
     crash(config, 4, "--ledger", ledger)
     out = ["--out", tmp_path / "runs", "--resume"]
-    one_message(dpfl("run", config, *out), "all.jsonl", "shares its budget", "--ledger")
+    one_message(dpfl("run", config, *out), "all.jsonl", "shares its budget", "ledger")
     run(config, "--ledger", tmp_path / "other.jsonl", "--set", "seed=8")
     done = dpfl("run", config, *out, "--ledger", tmp_path / "other.jsonl")
     one_message(done, "other.jsonl", "not the ledger all.jsonl", code=1)
@@ -335,7 +338,7 @@ def test_silos_on_other_records_and_runs_without_noise_are_refused(tmp_path: Pat
         bare = dpfl("run", config, *out, "--ledger", ledger, "--set", f"privacy.noise_multiplier={noise}")
         one_message(bare, why, "ledger")
     median = write(tmp_path, {"privacy": {"clip": "median"}}, "median.yaml")
-    one_message(dpfl("run", median, *out, "--ledger", tmp_path / "new.jsonl"), "no noise covers", "--ledger")
+    one_message(dpfl("run", median, *out, "--ledger", tmp_path / "new.jsonl"), "no noise covers", "ledger")
     assert not (tmp_path / "second").exists()
 
 
@@ -454,7 +457,7 @@ def test_a_limit_is_fixed_with_the_ledger_and_kept(tmp_path: Path) -> None:
         **{"epsilon": 1.4, "delta": 1e-5},
         "why": "the limit with which the ledger was begun; one more run of about epsilon 0.981 would fit",
     }
-    one_message(dpfl("run", config, "--out", tmp_path / "r", "--set", "privacy.ledger_epsilon=2"), "give --ledger")
+    one_message(dpfl("run", config, "--out", tmp_path / "r", "--set", "privacy.ledger_epsilon=2"), "give ledger")
     other = dpfl("run", config, "--out", tmp_path / "r", "--ledger", ledger, "--set", "privacy.ledger_epsilon=2")
     one_message(other, "begun with the limit 1.4 at delta 1e-05")
     budget = ("--set", "privacy.epsilon=0.93", "--set", "algorithm.local_lr=0.2")

@@ -104,7 +104,5 @@ def test_a_silo_is_attacked_by_its_name(tmp_path: Path) -> None:
         done = dpfl("attack", path, "--silo", silo, "--repeats", 1, "--rounds", 1, "--out", tmp_path / "out", "--json")
         assert (done.json["silo"], done.json["silo_name"]) == (1, "mercy"), done.err
     refused = dpfl("attack", path, "--silo", "mercury", "--repeats", 1, "--out", tmp_path / "none")
-    one_message(
-        refused, "--silo='mercury' must be the number or the name of a silo", "0 (=south), 1 (mercy), 2 (north)"
-    )
+    one_message(refused, "silo='mercury' must be the number or the name of a silo", "0 (=south), 1 (mercy), 2 (north)")
     assert not (tmp_path / "none").exists()

@@ -314,7 +314,7 @@ def test_check_leaves_tune_out_and_says_so(tmp_path: Path) -> None:
     said = dpfl("check", config)
     assert "note: tune was left out" in said.out and f"dpfl plan {config}" in said.out, said.err
     assert "tune was left out" not in dpfl("check", config, "--set", "tune=null").out
-    one_message(dpfl("account", config), f"dpfl plan {config}", "--set tune=null")
+    one_message(dpfl("account", config), f"dpfl plan {config}", "tune=null")
 
 
 def test_python_has_the_same(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
@@ -370,9 +370,9 @@ def test_a_plan_is_what_releases_were_made_by(tmp_path: Path, whole: tuple[Path,
     plan, asked = out / "tuning.json", ("tune", config, "--out", out)
     text = plan.read_text()
     plan.write_text(json.dumps({**json.loads(text), "noise_multiplier": 0.5}))
-    one_message(dpfl(*asked), "names other runs", "--out")
+    one_message(dpfl(*asked), "names other runs", "another out")
     plan.unlink()
-    one_message(dpfl(*asked), "tuning.json is missing", "ledger.jsonl holds", "--out")
+    one_message(dpfl(*asked), "tuning.json is missing", "ledger.jsonl holds", "another out")
     plan.write_text(text)
     before = held(out / "ledger.jsonl")
     assert dpfl(*asked).code == 0 and held(out / "ledger.jsonl") == before
@@ -385,7 +385,7 @@ def test_a_plan_is_what_releases_were_made_by(tmp_path: Path, whole: tuple[Path,
         return found
 
     with mock.patch.object(successive_halving, "begin", begun):
-        one_message(dpfl("tune", config, "--out", tmp_path / "new"), "another tuning", "--out")
+        one_message(dpfl("tune", config, "--out", tmp_path / "new"), "another tuning", "out")
     assert not (tmp_path / "new" / "ledger.jsonl").exists()
 
 

@@ -94,7 +94,7 @@ def test_what_a_total_is_of(tmp_path: Path) -> None:
     first = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
     assert "shared ledger" not in first.out  # nothing to add up
     second = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "seed=4")
-    assert "shared ledger: epsilon " in second.out and "for all its runs together" in second.out
+    assert "shared ledger, when this run ended: epsilon " in second.out and "for all its runs together" in second.out
 
 
 @pytest.mark.parametrize("silos", [4, 10])
