@@ -120,18 +120,16 @@ def test_an_error_is_the_same_by_both_doors(
     assert (done.code, done.err) == (error.exit_code, f"dpfl: {error}\n") and not done.out
 
 
-def test_a_run_that_is_there_is_named_in_the_words_of_each_door(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_there_is_named_at_each_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, {"out": "runs"})
     with monkeypatch.context() as patched:
         patched.setattr(interrupts.Stop, "__call__", _after(2))
         with pytest.raises(KeyboardInterrupt):
             dpfl.load(path).run()
-    with pytest.raises(ConfigError, match=r"Use resume=True to continue it, or another out to start over"):
+    with pytest.raises(ConfigError, match=r"Use resume to continue it, or another out to start over"):
         dpfl.load(path).run()
-    assert "Use --resume to continue it, or another --out to start over" in command("run", path).err
+    assert "Use resume to continue it, or another out to start over" in command("run", path).err
 
 
 def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
