@@ -43,8 +43,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_has_the_statements_numbers_and_names(finished: Path) -> None:
     said = json.loads((finished / "ledger.json").read_text())
-    text = dpfl.statement(finished, names={0: "Mercy | *General*"}, study="Hearts").text
-    assert text.startswith("# Statement on the protection of records: Hearts\n")
+    text = dpfl.statement(finished, names={0: "Mercy | *General*"}, study="Hearts\n\n## All signed").text
+    assert text.startswith("# Statement on the protection of records: Hearts \\#\\# All signed\n")
     assert f"`{said['run']['id']}`" in text and r"| Mercy \| \*General\* (silo 0) |" in text
     for silo in said["silos"]:
         (line,) = [line for line in text.splitlines() if f"silo {silo['silo']}" in line and "to train on" in line]
@@ -164,7 +164,7 @@ def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path)
 
     cases = [
         ({"guarantee": "none: no noise was added"}, "no noise was added.*nothing to sign"),
-        ({"mechanism__randomness": "seeded"}, r"was a simulation.*privacy.randomness='fresh', or without a seed"),
+        ({"mechanism__randomness": "seeded"}, r"was a simulation.*privacy.randomness=fresh, or without a seed"),
         ({"views__server__epsilon": 0.1}, "views.server.epsilon is 0.1, but the releases in ledger.jsonl cost"),
         ({"views__third_party__epsilon": 0.1}, "views.third_party.epsilon is 0.1, but the releases"),
         ({"views__server__epsilon": None}, "views.server.epsilon is 0, but"),
@@ -283,7 +283,7 @@ def test_the_page_describes_the_study(named: Path, tmp_path: Path) -> None:
     """What the folder knows is there; the rest is to be filled in."""
     run = dpfl.train(
         dpfl.Federation.from_table(frame(), SCHEMA),
-        algorithm=dpfl.FedAvg(local_steps=1, local_lr=0.1),
+        algorithm=dpfl.algorithms.FedAvg(local_steps=1, local_lr=0.1),
         privacy=dpfl.Privacy(noise_multiplier=5.0),
         rounds=1,
         out=tmp_path,

@@ -246,7 +246,7 @@ def test_a_folder_of_another_run(tmp_path: Path) -> None:
     }
     run = dpfl.train(Load("synthetic", **NUMBERS), **given)
     (run.folder / "result.json").unlink()
-    refused(lambda: dpfl.train(Load("synthetic", **NUMBERS), **given), "holds an unfinished run", "resume=True", "out")
+    refused(lambda: dpfl.train(Load("synthetic", **NUMBERS), **given), "holds an unfinished run", "Use resume", "out")
     other = dpfl.train(Load("synthetic", **NUMBERS), **{**given, "rounds": 2})
     assert other.folder != run.folder
 
@@ -267,3 +267,18 @@ def test_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[
     Path("rows.csv").write_text("age,ill\n1,y\n2,n\n")
     refused(lambda: dpfl.init("new", **given), says)
     assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: dpfl.epsilon(noise_multiplier="1", steps=3, delta=1e-5), "noise_multiplier='1'"),  # type: ignore[arg-type]
+        (lambda: dpfl.epsilon(noise_multiplier=1, steps=3, delta="1e-5"), "delta='1e-5'"),  # type: ignore[arg-type]
+        (lambda: dpfl.calibrate(epsilon="2", delta=1e-5, steps=3), "epsilon='2'"),  # type: ignore[arg-type]
+        (lambda: dpfl.sweep("sweep.yaml", jobs=0), "jobs=0 must be a whole number of at least 1"),
+        (lambda: dpfl.sweep("sweep.yaml", pack=True), "pack=True"),
+        (lambda: dpfl.sweep("sweep.yaml", "rounds=2"), "settings='rounds=2' must be a list"),
+    ],
+)
+def test_numbers_and_counts(call: Any, says: str) -> None:
+    refused(call, says)

@@ -137,6 +137,8 @@ def test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_g
     assert winner.epsilon == EPSILON > alone
     text = (out / "tuning.md").read_text()
     assert f"e^{EPSILON:g}" in text and f"{alone:.3g}" not in text
+    assert f"epsilon of a third party: {EPSILON:.3f}" in str(winner)
+    assert dpfl_python.compare([winner]).rows[0]["third party"] == EPSILON
     # Nor do account and report.
     first, *rest = dpfl_python.account(winner).rows
     assert first.view == "guarantee, of the tuning" and first.epsilon == EPSILON

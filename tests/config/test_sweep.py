@@ -122,6 +122,7 @@ WRONG = [
     ({"grid": {"seed": [1]}, "exclude": [{"seed": 1}]}, "leaves nothing"),
     ({"ranks": 1}, "sweep.ranks=1"),
     ({"slurm": {"array": "0-3"}}, "array is set by dpfl sweep itself"),
+    ({"slurm": {"comment\nrm -rf x": "1"}}, "is no option of sbatch"),
     ({"slurm": {"mem": ["1G"]}}, "sweep.slurm.mem: ['1G'] must be text, a whole number, true or false"),
     ({"slurm": {"mem": None}}, "sweep.slurm.mem: None must be text"),
     ({"seeds": "three"}, "sweep.seeds: 'three' must be a whole number or a list of them"),

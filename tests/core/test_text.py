@@ -20,5 +20,10 @@ def test_paragraphs_are_joined_and_code_is_not() -> None:
 
 
 def test_a_name_is_no_mark_up_and_a_key_keeps_its_case() -> None:
-    assert [cell(name) for name in ("st_anne", "_x_", "a|b")] == ["st_anne", r"\_x\_", r"a\|b"]
+    assert [cell(name) for name in ("st_anne", "_x_", "a|b", "a\n\n## b")] == [
+        "st_anne",
+        r"\_x\_",
+        r"a\|b",
+        r"a \#\# b",
+    ]
     assert (sentence("it holds."), sentence("add_or_remove means")) == ("It holds.", "add_or_remove means")
