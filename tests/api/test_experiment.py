@@ -126,7 +126,7 @@ def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a
     assert dpfl.audit(mine, canaries=20, rounds=1).consistent
     again = mine.with_(seed=3).run(out="again", progress=False)
     assert again.result["model_sha256"] == run.result["model_sha256"] and again.folder.parts[0] == "again"
-    monkeypatch.setattr("dpfl_plugin.api.runs.worse_than_baseline", lambda *_: "of no use: --set algorithm.local_lr=1")
+    monkeypatch.setattr("dpfl_plugin.api.runs.worse_than_baseline", lambda *_: "of no use: algorithm.local_lr=1")
     capsys.readouterr()
     assert mine.run(progress=False).folder.match("runs/*/*")
     assert "dpfl: warning: of no use: algorithm.local_lr=1\n" in capsys.readouterr().err
