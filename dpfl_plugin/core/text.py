@@ -101,7 +101,7 @@ def _templates(*, page: bool) -> jinja2.Environment:
 
 def _one_line(value: Any) -> Any:
     """Text of users, and not its line ends, which would begin a heading or a fence."""
-    return " ".join(value.split()) if isinstance(value, str) and "\n" in value else value
+    return " ".join(value.split()) if isinstance(value, str) and len(value.splitlines()) > 1 else value
 
 
 def _unwrapped(text: str) -> str:

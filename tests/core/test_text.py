@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpfl_plugin.core.text import _unwrapped, cell, epsilon, factor, number, sentence
+from dpfl_plugin.core.text import _one_line, _unwrapped, cell, epsilon, factor, number, sentence
 
 
 def test_an_epsilon_is_rounded_up() -> None:
@@ -17,6 +17,12 @@ def test_paragraphs_are_joined_and_code_is_not() -> None:
     text = "# Title\nA paragraph\nof two lines.\n\n\n* an item,\nwrapped\n* another\n| a |\n| b |\n\n" + code
     joined = "# Title\nA paragraph of two lines.\n\n* an item, wrapped\n* another\n| a |\n| b |\n\n" + code
     assert _unwrapped(text) == joined
+
+
+def test_a_users_line_ends_begin_nothing() -> None:
+    for end in ("\n", "\r", "\x85", "\u2028"):
+        assert _one_line(f"a{end}---{end}# b") == "a --- # b"
+    assert (_one_line("  as it is "), _one_line(3)) == ("  as it is ", 3)
 
 
 def test_a_name_is_no_mark_up_and_a_key_keeps_its_case() -> None:
