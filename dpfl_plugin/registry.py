@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -42,11 +43,15 @@ GROUPS: Final = (
 
 
 def _all_entry_points() -> metadata.EntryPoints:
-    """Of what is installed: `metadata.entry_points` would look into users' folders, too. Of equal names the first."""
-    found: dict[str, metadata.Distribution] = {}
+    """Of what is installed: `metadata.entry_points` would look into users' folders, too. Of equal names the first.
+
+    Names are read only of distributions with entry points: to read those of all takes a tenth of a second.
+    """
+    found: dict[str, tuple[metadata.EntryPoint, ...]] = {}
     for distribution in metadata.distributions(path=own_folders.installed()):
-        found.setdefault(re.sub(r"[-_.]+", "-", str(distribution.name)).lower(), distribution)
-    return metadata.EntryPoints(point for distribution in found.values() for point in distribution.entry_points)
+        if points := tuple(distribution.entry_points):
+            found.setdefault(re.sub(r"[-_.]+", "-", str(distribution.name)).lower(), points)
+    return metadata.EntryPoints(itertools.chain(*found.values()))
 
 
 @functools.cache

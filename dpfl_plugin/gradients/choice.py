@@ -49,6 +49,7 @@ class Terms:
         precision: of forward and backward passes.
         lockstep: whether silos are answered together, where an engine can do that.
         normalised: whether gradients are scaled to C instead of clipped.
+        compiled: whether the run is long enough for loops that take a while to load.
         in_place: whether the engine has to have its like that calls the model itself.
     """
 
@@ -58,6 +59,7 @@ class Terms:
     precision: Precision = "float32"
     lockstep: bool = False
     normalised: bool = False
+    compiled: bool = True
     in_place: bool = False
 
 
@@ -309,7 +311,8 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: _Trial) 
     if reduced and terms.precision not in getattr(kind, "precisions", ()):
         return None, f"it computes in full precision only, and runtime.precision is {terms.precision}"
     try:
-        engine: Engine = kind(model, loss, terms.chunk_bytes, *reduced)
+        options = {"compiled": terms.compiled} if getattr(kind, "compiles", False) else {}
+        engine: Engine = kind(model, loss, terms.chunk_bytes, *reduced, **options)
         if terms.in_place and in_place(engine, model) is None:
             return None, "it does not call the model itself, and attributes that cannot be pickled cannot be compared"
         with torch.no_grad(), unreduced(trial.device):

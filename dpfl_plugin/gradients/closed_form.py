@@ -49,8 +49,9 @@ class ClosedForm:
     name = "closed_form"
     normalises = True
     capturable = True
+    compiles = True
 
-    def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> None:
+    def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int, compiled: bool = True) -> None:
         linear = linear_layer(model)
         assert linear is not None
         self._loss, self._chunk_bytes = loss, chunk_bytes
@@ -70,7 +71,7 @@ class ClosedForm:
             engine=self,
             chunk_bytes=chunk_bytes,
         )
-        self._fused = Fused.of([linear], [], loss, with_bias=True)
+        self._fused = Fused.of([linear], [], loss, with_bias=True) if compiled else None
 
     @property
     def kernels(self) -> str | None:

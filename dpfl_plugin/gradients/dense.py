@@ -51,8 +51,9 @@ class Dense:
     name = "dense"
     normalises = True
     capturable = True
+    compiles = True
 
-    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, compiled: bool = True) -> None:
         chain = dense_layers(model)
         assert chain is not None
         self._layers, activations = chain
@@ -73,7 +74,7 @@ class Dense:
             engine=self,
             chunk_bytes=chunk_bytes,
         )
-        self._fused = Fused.of(self._layers, activations, loss)
+        self._fused = Fused.of(self._layers, activations, loss) if compiled else None
 
     @property
     def kernels(self) -> str | None:

@@ -32,6 +32,7 @@ from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.engines import (
     check_engine,
     choose_engine,
+    compiled,
     graphs_of,
     lockstep_of,
     may_be_together,
@@ -272,7 +273,9 @@ def _draft(
     train, test = records_of(holding, trial)
     stack = stack_of(config, may_be_together(config, rules, module, loss))
     room = plan_memory(config, algorithm, setting, rules, model, train, test, stack, chunk_bytes)
-    engine, reason = choose_engine(config, rules, module, loss, holding.survey, trial, room, passed)
+    engine, reason = choose_engine(
+        config, rules, module, loss, holding.survey, trial, room, passed, compiled=compiled(algorithm, setting)
+    )
     return _Draft(
         algorithm=algorithm,
         accountant=accountant,

@@ -315,7 +315,8 @@ def _describe(job: Job) -> None:
     folder = job.folder
     described = {**environment.describe(), "base": str(job.base.resolve())}
     parts = job.parts
-    described |= {"engine": parts.engine.name, "device": str(parts.model.device), "chunk_bytes": parts.memory.chunk}
+    described |= {"engine": parts.engine.name, "kernels": getattr(parts.engine, "kernels", None)}
+    described |= {"device": str(parts.model.device), "chunk_bytes": parts.memory.chunk}
     described |= {"lockstep": parts.stack if parts.lockstep else 0}
     described |= {"threads": job.config.runtime.threads, "memory": job.parts.memory.described(), "label": job.label}
     described["packages_before"] = folder.packages_before(described["package_sha256"])

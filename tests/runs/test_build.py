@@ -11,6 +11,8 @@ import torch
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.gradients import fused
+from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.runs.build import build
 from tests.cli.command import BASE, merged
 
@@ -52,3 +54,19 @@ def test_noise_that_was_solved_for_is_what_every_release_has(tmp_path: Path) -> 
     assert solved.planned is not None and again.planned is None, "a run that goes on does not solve once more"
     for parts in (solved, again):
         assert parts.rules.noise_multiplier == parts.noise_multiplier == solved.noise_multiplier > 0
+
+
+@pytest.mark.skipif(fused.kernels() is None, reason="no compiled loops here")
+@pytest.mark.parametrize(("rounds", "silos", "local_steps", "compiled"), [(250, 2, 2, True), (249, 2, 2, False)])
+def test_a_short_run_does_without_compiled_loops(
+    rounds: int, silos: int, local_steps: int, compiled: bool, tmp_path: Path
+) -> None:
+    """They take longer to load than they save."""
+    config = config_of(
+        rounds=rounds,
+        data={"num_silos": silos},
+        algorithm={"name": "fedavg", "local_steps": local_steps},
+        engine="closed_form",
+    )
+    engine = build(config, tmp_path).engine
+    assert isinstance(engine, ClosedForm) and (engine.kernels is not None) == compiled
