@@ -38,7 +38,7 @@ def photograph(page: Path) -> None:
         for name, (width, height) in SIZES.items():
             opened = browser.new_page(viewport={"width": width, "height": height})
             opened.goto(page.as_uri())
-            opened.wait_for_selector("#plot .main-svg")
+            opened.wait_for_selector(".curves .main-svg")
             opened.screenshot(path=PICTURES / name)
         browser.close()
 
@@ -50,7 +50,7 @@ def main() -> None:
             command("run", str(ROOT / "configs" / "drift.yaml"), "--set", f"seed={seed}", "--out", str(runs))
         command("report", str(runs), "--out", str(out))
         put("docs/report.md", "table", (out / "tables" / "summary.md").read_text().strip())
-        shutil.copy(out / "plots" / "test_accuracy-epsilon.png", PICTURES / "report-plot.png")
+        shutil.copy(out / "plots" / "test_accuracy-rounds.png", PICTURES / "report-plot.png")
         photograph(out / "index.html")
 
 

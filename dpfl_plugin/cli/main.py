@@ -311,7 +311,9 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder of the page, the tables and the plots.")] = Path("report"),
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="Of metrics.jsonl, or a measure (auc); the first ranks; repeatable (default: all)."),
+        typer.Option(
+            help="Of metrics.jsonl, or a measure (auc); the first ranks; repeatable (default: the runs' own)."
+        ),
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -325,14 +327,30 @@ def report(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Only such runs, e.g. --where algorithm.name=scaffold."),
     ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="ROW", help="Add each row's difference to this one, over equal seeds.")
+    ] = None,
+    pivot: Annotated[
+        str | None,
+        typer.Option(metavar="KEY,KEY", help="Also a table by two keys, e.g. algorithm.name,privacy.epsilon."),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="Another name for a row, or for a word in rows; repeatable."),
+    ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the page.")] = True,
 ) -> None:
     """Tables (CSV, LaTeX, Markdown), plots (PNG, PDF) and one HTML page from run folders.
 
-    Runs that differ in their seed only are one row: mean and standard deviation. Partial and failed runs are shown as
-    such and never averaged.
+    Runs that differ in their seed only are one row: mean and 95 % confidence interval. Partial and failed runs are
+    shown as such and never averaged.
     """
     from dpfl_plugin.config.load import joined, parse_setting
+
+    keys = None if pivot is None else tuple(pivot.split(","))
+    if keys is not None and len(keys) != 2:
+        raise ConfigError(f"--pivot {pivot} must be two keys: --pivot algorithm.name,privacy.epsilon.")
+    names = dict(text.rpartition("=")[::2] for text in label or [])
 
     show(
         dpfl_plugin.report(
@@ -342,6 +360,9 @@ def report(
             against=against or [],
             group_by=[key for keys in group_by or [] for key in keys.split(",")],
             where=joined(parse_setting(condition, "--where") for condition in where or []),
+            baseline=baseline,
+            pivot=keys,
+            labels=names,
             html=html,
         )
     )

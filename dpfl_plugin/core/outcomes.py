@@ -106,6 +106,20 @@ def higher_is_better(name: str) -> bool:
     return re.sub("^(test|train|personalised)_", "", name.removesuffix(OF_SILOS)) not in _LOWER
 
 
+_SHARES: Final = frozenset(
+    {"accuracy", "balanced_accuracy", "subset_accuracy", "auc", "pr_auc", "f1", "sensitivity", "specificity"}
+    | {"precision", "brier", "c_index"}
+)
+
+
+def measure_range(name: str) -> tuple[float | None, float | None]:
+    """The least and the largest value that a measure or a metric of an evaluation can have; None for no bound."""
+    base = re.sub("^(test|train|personalised)_", "", name.removesuffix(OF_SILOS))
+    if base in _SHARES:
+        return 0.0, 1.0
+    return (0.0, None) if base in _LOWER else (None, None)
+
+
 def score_key(line: Mapping[str, Any]) -> str:
     """The key of an evaluation, or a result, that runs are ranked by: test_accuracy, or say test_rmse."""
     others = (key for key in line if key.startswith("test_") and not key.endswith("_of_silos") and key != ACCURACY)

@@ -1,4 +1,4 @@
-"""Runs of one configuration but for the seed, as one: names for them, means and standard deviations."""
+"""Runs of one configuration but for the seed, as one: names for them, means and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dpfl_plugin.core.outcomes import measure_range
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.reports.runs import POINTS, STATUSES, Run
@@ -19,43 +20,58 @@ from dpfl_plugin.reports.runs import POINTS, STATUSES, Run
 # Where several keys tell groups apart, these name them first.
 TELLING: Final = ("algorithm.name", "privacy.noise_multiplier", "privacy.epsilon", "model.name", "data.partition.name")
 
-NOISE: Final = ("privacy.noise_multiplier", "privacy.epsilon")
+ASKED: Final = "privacy.epsilon"
+NOISE: Final = ("privacy.noise_multiplier", ASKED)
 ALIKE: Final = 0.01  # epsilons that differ by this part at most are drawn at one place
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A metric over the complete runs of a group.
+    """A number over runs.
 
     Attributes:
-        mean, std: over ``n`` runs, std with n - 1; None where there are too few, or a run's number is not finite.
+        mean, std, half_width: over ``n`` runs: std with n - 1, and half the width of the mean's 95 % confidence
+            interval (Student's t). None where there are too few, or a run's number is not finite.
         not_finite: how many runs have none.
     """
 
     n: int
     mean: float | None
     std: float | None
+    half_width: float | None
     not_finite: int
 
-    def __str__(self) -> str:
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Summary:
+        """Of runs; None is a number that is not finite."""
+        finite = [value for value in values if value is not None]
+        missing = len(values) - len(finite)
+        if missing or not finite:
+            return cls(len(values), None, None, None, missing)
+        std = statistics.stdev(finite) if len(finite) > 1 else None
+        half = None if std is None else half_width(std, len(finite))
+        return cls(len(finite), statistics.fmean(finite), std, half, 0)
+
+    def text(self, sign: str = "") -> str:
+        """Mean and half width, to two digits of the latter; ``sign="+"`` shows that of a difference."""
         if self.not_finite:
             return f"not finite in {self.not_finite} of {self.n}"
         if self.mean is None:
             return "-"
-        if not self.std:
-            return f"{self.mean:.4g}" if self.std is None else f"{self.mean:.4g} ± 0"
-        count = min(8, max(0, 1 - math.floor(math.log10(self.std))))
-        return f"{self.mean:.{count}f} ± {self.std:.{count}f}"
+        if not self.half_width or self.half_width < 1e-9 * abs(self.mean):
+            return f"{self.mean:{sign}.4g}" + ("" if self.half_width is None else " ± 0")
+        count = min(8, max(0, 1 - math.floor(math.log10(self.half_width))))
+        return f"{self.mean:{sign}.{count}f} ± {self.half_width:.{count}f}"
+
+    def __str__(self) -> str:
+        return self.text()
 
 
-def summarised(values: Sequence[float | None]) -> Summary:
-    """Of runs; None is a number that is not finite."""
-    finite = [value for value in values if value is not None]
-    missing = len(values) - len(finite)
-    if missing or not finite:
-        return Summary(len(values), None, None, missing)
-    std = statistics.stdev(finite) if len(finite) > 1 else None
-    return Summary(len(finite), statistics.fmean(finite), std, 0)
+def half_width(std: float, n: int) -> float:
+    """Half the width of the 95 % confidence interval of a mean of ``n`` normal numbers."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 0.975)) * std / math.sqrt(n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +80,15 @@ class Group:
 
     Attributes:
         keys: values of the keys in which groups differ, of those that this one has.
+        series: what it is called but for its noise: groups of one series are points of one line against epsilon.
+        telling: as few keys as tell groups apart.
     """
 
     label: str
     keys: dict[str, Any]
     runs: tuple[Run, ...]
+    series: str = ""
+    telling: tuple[str, ...] = ()
 
     @property
     def complete(self) -> list[Run]:
@@ -88,12 +108,28 @@ class Group:
         """Of a metric of evaluations, or of a measure of the final models."""
         if metric in self.measures:
             return self.measure(metric, "model")
-        return summarised([run.numbers.get(metric) for run in self.complete])
+        return Summary.of([run.numbers.get(metric) for run in self.complete])
 
     def measure(self, name: str, who: str) -> Summary:
         """A measure of the final models, of ``who``: "model" or "baseline"; of the runs in which it is defined."""
         found = [run.measures[name][who] for run in self.complete if name in run.measures]
-        return summarised([value for value in found if value is not None])
+        return Summary.of([value for value in found if value is not None])
+
+    def difference(self, other: Group, metric: str) -> Difference:
+        """By how much a metric is larger than another group's, seed by seed."""
+        own, others = ({run.seed: run for run in group.complete} for group in (self, other))
+        pairs = [(own[seed], others[seed]) for seed in own if seed in others]
+        numbers = [(first.number(metric), second.number(metric)) for first, second in pairs]
+        return Difference(
+            Summary.of([a - b if a is not None and b is not None else None for a, b in numbers]),
+            sum(first.test_part != second.test_part for first, second in pairs),
+            len({*own} ^ {*others}),
+        )
+
+    def baseline(self, metric: str) -> float | None:
+        """What a model without features would reach, where it is known."""
+        name = metric.removeprefix("test_")
+        return self.measure(name, "baseline").mean if name in self.measures else None
 
     @property
     def measures(self) -> list[str]:
@@ -104,6 +140,12 @@ class Group:
         """The largest of its complete runs: it bounds each of them. Infinite: no guarantee; None: no complete run."""
         spent = [getattr(run.guarantee, view) for run in self.complete if run.guarantee is not None]
         return max((value for value in spent if value is not None), default=None)
+
+    @property
+    def asked(self) -> float | None:
+        """privacy.epsilon, where all of its runs have the same."""
+        asked = {run.config.get(ASKED) for run in self.runs}
+        return next(iter(asked)) if len(asked) == 1 else None
 
     def meaning(self, what: str) -> str:
         """Unit, neighbouring, accountant or delta of its complete runs, in words."""
@@ -119,6 +161,22 @@ class Group:
         if not done:
             return "-"
         return str(min(done)) if min(done) == max(done) else f"{min(done)}-{max(done)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two groups over the seeds that both have.
+
+    Attributes:
+        other_tests: pairs of runs whose test records differ. unpaired: seeds that one of them has alone.
+    """
+
+    summary: Summary
+    other_tests: int
+    unpaired: int
+
+    def __str__(self) -> str:
+        return self.summary.text("+")
 
 
 def epsilon_text(value: float | None) -> str:
@@ -158,20 +216,37 @@ def _values(run: Run) -> dict[str, Any]:
     return {**run.config, "seed": run.seed, "name": run.name}
 
 
-def grouped(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Group]:
-    """Groups by the whole configuration but its seed, or ``by`` certain keys, with labels of what tells them apart."""
+def grouped(
+    runs: Sequence[Run], by: Sequence[str] | None = None, labels: Mapping[str, str] | None = None
+) -> list[Group]:
+    """Groups by the whole configuration but its seed, or ``by`` certain keys, with labels of what tells them apart.
+
+    Args:
+        labels: other names, by the whole label or by one of its words.
+    """
     found: dict[str, list[Run]] = {}
     for run in runs:
         values = run.config if by is None else {key: _values(run).get(key) for key in by}
         found.setdefault(_canonical(values), []).append(run)
     configs = [members[0].config if by is None else _pick(members[0], by) for members in found.values()]
     keys = differing(configs)
-    labels = [_label(config, _telling(configs, keys)) or "all runs" for config in configs]
+    telling = _telling(configs, keys)
+    variants = [run.label for members in found.values() for run in members[:1]]
+    own = {run.label for run in runs} == {*variants} and all(variants) and len({*variants}) == len(found)
+    words = [[label] if own else _words(config, telling) for label, config in zip(variants, configs, strict=True)]
+    _require_labels(labels or {}, words)
+    texts = [_named(each, labels or {}) or "all runs" for each in words]
     groups = [
         Group(
-            label, {key: config[key] for key in keys if key in config}, tuple(sorted(members, key=lambda run: run.seed))
+            text,
+            {key: config[key] for key in keys if key in config},
+            tuple(sorted(members, key=_seed)),
+            text
+            if own
+            else _named(_words(config, [key for key in telling if key not in NOISE]), labels or {}) or "all runs",
+            tuple(telling),
         )
-        for label, config, members in zip(labels, configs, found.values(), strict=True)
+        for text, config, members in zip(texts, configs, found.values(), strict=True)
     ]
     return sorted(groups, key=lambda group: group.label)
 
@@ -209,7 +284,19 @@ def _telling(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[
     return kept or first[:1] or list(keys[:1])
 
 
-def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _named(words: Sequence[str], labels: Mapping[str, str]) -> str:
+    """By the user's names for the whole, or for words of it."""
+    return labels.get(", ".join(words)) or ", ".join(labels.get(word, word) for word in words)
+
+
+def _require_labels(labels: Mapping[str, str], words: Sequence[Sequence[str]]) -> None:
+    known = list(dict.fromkeys([*(", ".join(each) for each in words), *(word for each in words for word in each)]))
+    for label in labels:
+        if label not in known:
+            raise ConfigError(f"label {label}: no row is called so{nearest(label, known)}. Rows: {'; '.join(known)}.")
+
+
+def _words(config: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     last = [key.rsplit(".", 1)[-1] for key in keys]
     words = []
     for key, short in zip(keys, last, strict=True):
@@ -221,7 +308,7 @@ def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
             words.append(value_text(config[key]))
         else:
             words.append(f"{short if last.count(short) == 1 else key}={value_text(config[key])}")
-    return ", ".join(words)
+    return words
 
 
 def _without_number(config: Mapping[str, Any], key: str, keys: Sequence[str]) -> list[str]:
@@ -242,20 +329,23 @@ def key_text(key: str, value: Any) -> str:
     return "solved" if key == NOISE[0] and value is None else value_text(value)
 
 
-def series(group: Group) -> str:
-    """What a group is called but for its noise: groups of one series are points of one line against epsilon."""
-    return _label(group.keys, [key for key in group.keys if key not in NOISE]) or "all runs"
-
-
 def tradeoff(group: Group, metric: str) -> tuple[float, float, float] | None:
-    """The group as a point: epsilon towards the server, mean, std (n - 1; 0 for one run) of its complete runs.
+    """The group as a point: epsilon towards the server, mean, half width (0 for one run) over its complete runs.
 
     None without a guarantee, or where a run has no finite value.
     """
     epsilon, found = group.epsilon("server"), group.summary(metric)
     if epsilon is None or math.isinf(epsilon) or found.mean is None:
         return None
-    return epsilon, found.mean, found.std or 0.0
+    return epsilon, found.mean, found.half_width or 0.0
+
+
+def within(metric: str, mean: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of intervals, cut off where the measure ends."""
+    least, most = measure_range(metric)
+    return np.maximum(mean - half, -np.inf if least is None else least), np.minimum(
+        mean + half, np.inf if most is None else most
+    )
 
 
 def drawn_at(epsilons: Iterable[float]) -> dict[float, float]:
@@ -272,11 +362,11 @@ def drawn_at(epsilons: Iterable[float]) -> dict[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A metric against an axis: mean and std (n - 1; None for one run), [k] each."""
+    """A metric against an axis: mean and half the width of its 95 % confidence interval (None for one run), [k]."""
 
     x: np.ndarray
     mean: np.ndarray
-    std: np.ndarray | None
+    half_width: np.ndarray | None
 
 
 def band(runs: Sequence[Run], metric: str, axis: str) -> Band | None:
@@ -294,7 +384,9 @@ def band(runs: Sequence[Run], metric: str, axis: str) -> Band | None:
     if not len(grid):
         return None
     values = np.stack([np.interp(grid, x, y) for x, y in lines])
-    return Band(grid, values.mean(axis=0), values.std(axis=0, ddof=1) if len(lines) > 1 else None)
+    if len(lines) == 1:
+        return Band(grid, values[0], None)
+    return Band(grid, values.mean(axis=0), values.std(axis=0, ddof=1) * half_width(1.0, len(lines)))
 
 
 def _grid(axes: Sequence[np.ndarray], *, whole: bool) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +19,67 @@ from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, nearest, require
 from dpfl_plugin.reports import tables
-from dpfl_plugin.reports.groups import Group, grouped, require_keys, select
+from dpfl_plugin.reports.groups import Group, epsilon_text, grouped, require_keys, select, value_text
 from dpfl_plugin.reports.page import page
-from dpfl_plugin.reports.plots import MOST, left_out, plot, plot_tradeoff
+from dpfl_plugin.reports.plots import left_out, plot, plot_tradeoff
 from dpfl_plugin.reports.runs import AXES, Problem, Run, scan
-from dpfl_plugin.reports.tables import Table
+from dpfl_plugin.reports.tables import Table, title
 from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.terminal import printed, show_table
 
-DEFAULT_AXES: Final = ("rounds", "epsilon", "bytes", "seconds")
+DEFAULT_AXES: Final = ("rounds", "epsilon")
 MOST_ROWS: Final = 40  # displayed; the files have all
+DATA_KEYS: Final = ("data.dataset.name", "data.dataset.module", "data.dataset.files", "data.dataset.label_column")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Runs on one data set: a row for each configuration, the best first.
+
+    Attributes:
+        name: of the data set; "" where all runs have one.
+        metrics: of the rows, the first of which ranks them. baseline: the row that others are compared with.
+        table: of the rows. pivot: by two keys, if that was asked for.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    metrics: tuple[str, ...]
+    baseline: Group | None
+    table: Table
+    pivot: Table | None
+
+    @property
+    def result(self) -> str:
+        """In a sentence: what is best, and whether the next one is significantly worse."""
+        metric = self.metrics[0]
+        ranked = [group for group in self.groups if group.summary(metric).mean is not None]
+        if not ranked:
+            return "No run is complete."
+        sentences = [f"Best: {_described(ranked[0], metric)}."]
+        private = [group for group in ranked if group.epsilon("server") not in (None, math.inf)]
+        if private and private[0] is not ranked[0]:
+            sentences.append(f"Best with a guarantee: {_described(private[0], metric)}.")
+        leader = private or ranked
+        if len(leader) > 1:
+            found = leader[0].difference(leader[1], metric)
+            half, mean = found.summary.half_width, found.summary.mean
+            if mean is None or half is None:
+                sentences.append(f"Too few seeds to compare it with the next, {leader[1].label}.")
+            else:
+                verdict = "significant" if abs(mean) > half else "not significant"
+                sentences.append(
+                    f"Its difference to the next, {leader[1].label}, is {found} over {found.summary.n} equal seeds: "
+                    f"{verdict} at 95 %."
+                )
+        return " ".join(sentences)
+
+
+def _described(group: Group, metric: str) -> str:
+    spent = group.epsilon("server")
+    guarantee = f", epsilon {epsilon_text(spent)}" if spent not in (None, math.inf) else ""
+    count = len(group.complete)
+    return f"{group.label} ({title(metric)} {group.summary(metric)}{guarantee}, {count} run{'s' * (count != 1)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +87,57 @@ class Report(Printed):
     """What was made of run folders.
 
     Attributes:
-        out: the folder of all files. table: a row for each configuration, the best first.
+        out: the folder of all files. sections: one for each data set.
         problems: folders that were left out, and why. lines: where the files are, in words.
     """
 
     out: Path
-    table: Table
+    sections: tuple[Section, ...]
     problems: Sequence[Problem]
     lines: Sequence[str]
 
     def __str__(self) -> str:
-        rows, problems = self.table.rows, self.problems
-        lines = [f"{len(rows) - MOST_ROWS} more rows in the files."] if len(rows) > MOST_ROWS else []
-        lines += [
-            self.table.caption,
-            *(f"left out: {problem.folder}: {problem.reason}" for problem in problems[:MOST_ROWS]),
-        ]
-        if len(problems) > MOST_ROWS:
-            lines.append(f"left out: {len(problems) - MOST_ROWS} more folders; the page names all.")
-        return "\n".join([printed(self._show, width=200), *lines, *self.lines])
-
-    def _show(self, console: Console) -> None:
-        table = RichTable()
-        for column, numeric in zip(self.table.columns, self.table.numeric, strict=True):
-            table.add_column(escape(column), justify="right" if numeric else "left")
-        for row in self.table.rows[:MOST_ROWS]:
-            table.add_row(*map(escape, row))
-        show_table(console, table)
+        lines: list[str] = []
+        for section in self.sections:
+            for table in filter(None, [section.table, section.pivot]):
+                lines += [section.name] * bool(section.name) + [printed(lambda c, t=table: _show(t, c), width=200)]  # type: ignore[misc]
+                more = len(table.rows) - MOST_ROWS
+                lines += [f"{more} more rows in the files."] if more > 0 else []
+            lines += [section.table.note, section.result]
+        lines += [f"left out: {problem.folder}: {problem.reason}" for problem in self.problems[:MOST_ROWS]]
+        if len(self.problems) > MOST_ROWS:
+            lines.append(f"left out: {len(self.problems) - MOST_ROWS} more folders; the page names all.")
+        return "\n".join([*lines, *self.lines])
 
     __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        rows = [dict(zip(self.table.columns, row, strict=True)) for row in self.table.rows]
+        sections = [
+            {
+                "data": section.name,
+                "result": section.result,
+                "rows": _rows(section.table),
+                "pivot": None if section.pivot is None else _rows(section.pivot),
+                "note": section.table.note,
+            }
+            for section in self.sections
+        ]
         problems = {str(problem.folder): problem.reason for problem in self.problems}
-        return {"out": str(self.out), "rows": rows, "caption": self.table.caption, "left_out": problems}
+        return {"out": str(self.out), "sections": sections, "left_out": problems}
+
+
+def _rows(table: Table) -> list[dict[str, str]]:
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def _show(table: Table, console: Console) -> None:
+    shown = RichTable()
+    for column, numeric in zip(table.columns, table.numeric, strict=True):
+        shown.add_column(escape(column), justify="right" if numeric else "left")
+    for row in table.rows[:MOST_ROWS]:
+        shown.add_row(*map(escape, row))
+    show_table(console, shown)
 
 
 def report(
@@ -80,20 +148,26 @@ def report(
     against: Sequence[str] = (),
     group_by: Sequence[str] = (),
     where: Mapping[str, Any] | None = None,
+    baseline: str | None = None,
+    pivot: tuple[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
     html: bool = True,
 ) -> Report:
     """Read run folders, and write tables, plots and a page to ``out``.
 
-    Runs that differ in their seed only are one row: mean and standard deviation. Partial and failed runs are shown as
-    such and never averaged.
+    Runs that differ in their seed only are one row: mean and 95 % confidence interval (Student's t). Partial and failed
+    runs are shown as such and never averaged. Runs on different data sets are in sections of their own.
 
     Args:
         folders: of runs, or above them. out: is made; files of an earlier report there are replaced.
         metrics: of metrics.jsonl, or measures of the final models on all test records ("auc"); rows are ranked by the
-            first. None: all of metrics.jsonl, what the outcome is ranked by first.
-        against: axes of plots: rounds, epsilon, epsilon_third_party, bytes, seconds; none: all but the third.
+            first. None: what the runs themselves are judged by.
+        against: axes of plots: rounds, epsilon, epsilon_third_party, bytes, seconds; none: the first two.
         group_by: keys ("algorithm.name"): average over all else, not over seeds only.
         where: only runs with these values, {"algorithm.name": "scaffold"} or nested as in a file.
+        baseline: the label of a row; others get their difference to it, over the seeds that both have.
+        pivot: two keys: also a table of the first metric by their values ("algorithm.name", "privacy.epsilon").
+        labels: names of rows in place of these, or of a word in them: {"scaffold": "DP-SCAFFOLD"}.
         html: whether to write the page.
 
     Raises:
@@ -108,19 +182,61 @@ def report(
             known = ", ".join(AXES)
             raise ConfigError(f"against {axis} is not an axis{nearest(axis, list(AXES))}. Known: {known}.")
     runs, problems = _read([Path(folder) for folder in named], flat(where or {}))
-    by = list(group_by) or None
-    require_keys(runs, by or [], "group_by")
-    measured = _known(run.numbers for run in runs)
-    every = [*measured, *_known(run.measures for run in runs)]
+    require_keys(runs, group_by, "group_by")
+    require_keys(runs, pivot or (), "pivot")
+    every = list(dict.fromkeys(name for run in runs for name in (*run.numbers, *run.measures)))
     for metric in metrics:
         if metric not in every:
             raise ConfigError(f"metric {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}.")
-    chosen = list(metrics) or measured
-    groups = _best_first(grouped(runs, by), chosen)
+    sections = [
+        _section(name, members, list(group_by) or None, metrics, baseline, pivot, labels)
+        for name, members in _by_data(runs).items()
+    ]
+    if baseline is not None and not any(section.baseline for section in sections):
+        rows = [group.label for section in sections for group in section.groups]
+        raise ConfigError(
+            f"baseline {baseline}: no row is called so{nearest(baseline, rows)}. Rows: {'; '.join(rows)}."
+        )
+    lines = _write(Path(out), sections, list(against) or list(DEFAULT_AXES), problems, html=html)
+    return Report(Path(out), tuple(sections), problems, lines)
+
+
+def _by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by their data set, under as short a name as tells these apart; "" where there is one only."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple(value_text(run.config.get(key, "")) for key in DATA_KEYS), []).append(run)
+    if len(found) == 1:
+        return {"": list(runs)}
+    varying = [place for place in range(len(DATA_KEYS)) if len({values[place] for values in found}) > 1]
+    return {", ".join(filter(None, (values[p] for p in varying))): members for values, members in found.items()}
+
+
+def _section(
+    name: str,
+    runs: Sequence[Run],
+    by: Sequence[str] | None,
+    metrics: Sequence[str],
+    baseline: str | None,
+    pivot: tuple[str, str] | None,
+    labels: Mapping[str, str] | None,
+) -> Section:
+    own = list(dict.fromkeys(metric for run in runs if run.complete for metric in run.own_measures))
+    measured = list(dict.fromkeys(metric for run in runs for metric in (*run.numbers, *run.measures)))
+    chosen = tuple([metric for metric in metrics if metric in measured] or own or measured)
+    if not chosen:
+        raise ConfigError(f"{name or 'these runs'}: nothing was measured in any of them.")
+    groups = tuple(_best_first(grouped(runs, by, labels), chosen[0]))
     over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
-    table = tables.summary(groups, chosen, over)
-    lines = _write(Path(out), groups, chosen, list(against) or list(DEFAULT_AXES), table, problems, html=html)
-    return Report(Path(out), table, problems, lines)
+    reference = next((group for group in groups if group.label == baseline), None)
+    return Section(
+        name,
+        groups,
+        chosen,
+        reference,
+        tables.summary(groups, chosen, over, reference),
+        None if pivot is None else tables.pivot(groups, chosen[0], pivot, labels or {}),
+    )
 
 
 def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run], list[Problem]]:
@@ -137,62 +253,73 @@ def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run],
     return list(runs), list(problems)
 
 
-def _known(of_runs: Iterable[Iterable[str]]) -> list[str]:
-    return list(dict.fromkeys(name for names in of_runs for name in names))
-
-
-def _best_first(groups: Sequence[Group], metrics: Sequence[str]) -> list[Group]:
-    """By the first metric, the largest first, or the smallest of an error; what has no number comes last."""
-    sign = -1 if metrics and higher_is_better(metrics[0]) else 1
+def _best_first(groups: Sequence[Group], metric: str) -> list[Group]:
+    """The largest first, or the smallest of an error; what has no number comes last."""
+    sign = -1 if higher_is_better(metric) else 1
 
     def order(group: Group) -> float:
-        mean = group.summary(metrics[0]).mean if metrics else None
+        mean = group.summary(metric).mean
         return math.inf if mean is None else sign * mean
 
     return sorted(groups, key=order)
 
 
 def _write(
-    out: Path,
-    groups: Sequence[Group],
-    metrics: Sequence[str],
-    against: Sequence[str],
-    table: Table,
-    problems: Sequence[Problem],
-    *,
-    html: bool,
+    out: Path, sections: Sequence[Section], against: Sequence[str], problems: Sequence[Problem], *, html: bool
 ) -> list[str]:
     """All files; returns lines that say where they are."""
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
-    runs, measured = [run for group in groups for run in group.runs], tables.measures(groups)
-    for name, content in {
-        "summary.csv": tables.summary_csv(groups, metrics),
-        "summary.md": tables.to_markdown(table),
-        "summary.tex": tables.to_latex(table),
-        "runs.csv": tables.runs_csv(runs, metrics),
-        **({"measures.md": tables.to_markdown(measured)} if measured.rows else {}),
-    }.items():
-        write_atomic(out / "tables" / name, content)
-    curved = [metric for metric in metrics if any(metric in run.curve for run in runs)]  # final models have no curves
-    names = [(metric, axis) for metric in curved for axis in against]
-    drawn = [plot(out / "plots" / f"{metric}-{axis}", groups[:MOST], metric, axis) for metric, axis in names]
-    more = ", measures.md" * bool(measured.rows)
-    lines = [f"tables: {out / 'tables'}/summary.csv, summary.md, summary.tex, runs.csv{more}"]
-    few = f", of the first {MOST} of {len(groups)} configurations" * (len(groups) > MOST)
-    points = [plot_tradeoff(out / "plots" / f"{metric}-tradeoff", groups, metric) for metric in metrics]
-    lines.append(f"plots: {out / 'plots'}/, {sum(map(len, drawn + points))} files{few}")
-    for (metric, axis), files in zip(names, drawn, strict=True):
-        if not files:
-            lines.append(f"not drawn, no run has values for it: {metric} against {axis}")
-        elif missing := left_out(groups[:MOST], metric, axis):
-            lines.append(
-                f"not in {metric}-{axis}, since a run has no finite values there or its runs have no range in common: "
-                + "; ".join(group.label for group in missing)
-            )
+    lines: list[str] = []
+    written: list[str] = []
+    drawn: list[Path] = []
+    for section in sections:
+        prefix = f"{re.sub('[^A-Za-z0-9]+', '-', section.name).strip('-')}-" if section.name else ""
+        for name, content in _tables(section).items():
+            write_atomic(out / "tables" / f"{prefix}{name}", content)
+            written.append(f"{prefix}{name}")
+        files, missing = _plots(section, out / "plots", prefix, against)
+        drawn += files
+        lines += missing
+    lines.insert(0, f"tables: {out / 'tables'}/{', '.join(written)}")
+    lines.insert(1, f"plots: {out / 'plots'}/, {len(drawn)} files")
     if html:
-        made_by = f"dpfl {dpfl_plugin.__version__}"
-        text = page(groups, metrics, caption=table.caption, problems=problems, made_by=made_by)
+        text = page(sections, problems=problems, made_by=f"dpfl {dpfl_plugin.__version__}")
         write_atomic(out / "index.html", text)
         lines.append(f"page: {out / 'index.html'}")
     return lines
+
+
+def _tables(section: Section) -> dict[str, str]:
+    groups, metrics, measured = section.groups, section.metrics, tables.measures(section.groups)
+    found = {
+        "summary.csv": tables.summary_csv(groups, metrics, section.baseline),
+        "summary.md": tables.to_markdown(section.table),
+        "summary.tex": tables.to_latex(section.table),
+        "runs.csv": tables.runs_csv([run for group in groups for run in group.runs], metrics),
+    }
+    if section.pivot is not None:
+        found |= {"pivot.md": tables.to_markdown(section.pivot), "pivot.tex": tables.to_latex(section.pivot)}
+        found["pivot.csv"] = tables.to_csv(section.pivot)
+    return found | ({"measures.md": tables.to_markdown(measured)} if measured.rows else {})
+
+
+def _plots(section: Section, folder: Path, prefix: str, against: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The files, and in words what is not drawn in them."""
+    files: list[Path] = []
+    missing: list[str] = []
+    for metric in section.metrics:
+        files += plot_tradeoff(folder / f"{prefix}{metric}-tradeoff", section.groups, metric)
+        if not any(metric in run.curve for group in section.groups for run in group.runs):
+            continue  # final models have no curves
+        for axis in against:
+            drawn = plot(folder / f"{prefix}{metric}-{axis}", section.groups, metric, axis)
+            files += drawn
+            if not drawn:
+                missing.append(f"not drawn, no run has values for it: {metric} against {axis}")
+            elif absent := left_out(section.groups, metric, axis):
+                missing.append(
+                    f"not in {prefix}{metric}-{axis}, since a run has no finite values there or its runs have no range "
+                    f"in common: {'; '.join(group.label for group in absent)}"
+                )
+    return files, missing

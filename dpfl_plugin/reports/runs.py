@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -74,6 +75,8 @@ class Run:
         positive_class: that of measures of two classes; None of other outcomes, and where it is not known.
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
         finished: when; code: digests of the files of users' code that its configuration names.
+        test_part: runs of one seed that have it in common have the same test records.
+        label: of the variant, in a file of several.
     """
 
     folder: Path
@@ -92,6 +95,15 @@ class Run:
     positive_class: str | None = None
     finished: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
+    test_part: str = ""
+    label: str = ""
+
+    @property
+    def own_measures(self) -> list[str]:
+        """What it is judged by: of two classes the AUC of the final model first, then what its evaluations are."""
+        auc = [name for name in self.measures if name.removesuffix(OF_SILOS) == "auc"] if self.positive_class else []
+        score = score_key(self.numbers)
+        return [*auc, *([score] if score in self.numbers else [])]
 
     def number(self, metric: str) -> float | None:
         """Of a metric of evaluations, or of a measure of the final model ("auc"); None where there is none."""
@@ -175,12 +187,13 @@ def _read(path: Path) -> Run:
     if status in COMPLETE:
         _check(result, lines)
     done = lines[-1]["round"] if lines else 0
+    settings = flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID) | _left(result)
     return Run(
         folder=path,
         name=str(config.get("name", "run")),
         id=str(result["id"]) if result else path.resolve().name,
         seed=int(result.get("seed", config.get("seed") or 0)),
-        config=flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID) | _left(result),
+        config=settings,
         status=status,
         reason=reason,
         rounds=max(done, int(result["rounds"]) if result else 0),
@@ -192,7 +205,19 @@ def _read(path: Path) -> Run:
         positive_class=result.get("positive_class"),
         finished=str(result.get("finished", "")),
         code=result.get("code") or {},
+        test_part=_test_part(folder, settings),
+        label=folder.label() or "",
     )
+
+
+def _test_part(folder: RunFolder, config: Mapping[str, Any]) -> str:
+    """Where a silo's secret cut them, which the ledger's first line names; else they follow from data and seed."""
+    cuts = None
+    if folder.ledger.exists():
+        with folder.ledger.open(encoding="utf-8") as file, contextlib.suppress(ValueError):
+            cuts = json.loads(file.readline()).get("facts", {}).get("cuts")
+    data = {key: value for key, value in config.items() if key.startswith("data.")}
+    return json.dumps(cuts or data, sort_keys=True, default=str)
 
 
 def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:

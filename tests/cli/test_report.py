@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from tests.cli.command import dpfl, one_message, run, write
@@ -22,9 +23,7 @@ def test_from_real_runs_to_all_files(tmp_path: Path, pictures: None, measured: N
         "measures.md",
     }
     assert {path.name for path in (tmp_path / "out" / "plots").iterdir()} == {
-        f"test_accuracy-{axis}.{kind}"
-        for axis in ("rounds", "epsilon", "bytes", "seconds", "tradeoff")
-        for kind in ("png", "pdf")
+        f"test_accuracy-{axis}.{kind}" for axis in ("rounds", "epsilon") for kind in ("png", "pdf")
     }
     assert (tmp_path / "out" / "index.html").read_text().startswith("<!doctype html>")
     assert "all runs" in done.out and " ± " in done.out and "rounded up" in done.out
@@ -49,7 +48,30 @@ def test_where_and_group_by(tmp_path: Path) -> None:
     assert "1e-06" in done.out and "0.2 " not in done.out
     done = dpfl("report", tmp_path, "--out", tmp_path / "out", "--no-html", "--group-by", "algorithm.name")
     assert "over all runs with the same algorithm.name" in done.out
-    assert "0.100 ± 0.100" in done.out
+    assert "0.10 ± 0.25" in done.out
+
+
+def test_what_a_paper_needs_without_a_line_by_hand(tmp_path: Path) -> None:
+    """Rows of the user's names, differences, a pivot; a section for each data set."""
+    for name, epsilon, seed in itertools.product(("scaffold", "fedavg"), (1.0, 4.0), range(2)):
+        changes = {"algorithm.name": name, "privacy.noise_multiplier": None, "privacy.epsilon": epsilon}
+        made(tmp_path / "runs" / f"{name}{epsilon}{seed}", seed=seed, changes=changes, epsilon=epsilon)
+    out = tmp_path / "out"
+    options = ["--pivot", "algorithm.name,privacy.epsilon", "--label", "scaffold=SCAFFOLD", "--no-html"]
+    done = dpfl("report", tmp_path / "runs", "--out", out, *options, "--baseline", "fedavg, epsilon=1")
+    assert done.code == 0, done.err
+    assert "SCAFFOLD, epsilon=4" in done.out and "Best: " in done.out and "epsilon=1" in done.out
+    latex = (out / "tables" / "pivot.tex").read_text()
+    assert r"algorithm & epsilon=1 & epsilon=4 \\" in latex and "SCAFFOLD & " in latex
+    one_message(
+        dpfl("report", tmp_path / "runs", "--out", out, "--baseline", "fedavg, epsilon=2"),
+        "baseline fedavg",
+        "did you mean",
+    )
+    one_message(dpfl("report", tmp_path / "runs", "--out", out, "--pivot", "algorithm.name"), "must be two keys")
+    made(tmp_path / "runs" / "other", changes={"data.dataset.name": "synthetic"})
+    done = dpfl("report", tmp_path / "runs", "--out", out, "--no-html")
+    assert {"digits-summary.csv", "synthetic-summary.csv"} <= {path.name for path in (out / "tables").iterdir()}
 
 
 def test_wrong_options_are_one_message(tmp_path: Path) -> None:

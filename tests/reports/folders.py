@@ -10,6 +10,9 @@ from typing import Any
 
 import yaml
 
+from dpfl_plugin.reports.report import Section, _section
+from dpfl_plugin.reports.runs import scan
+
 CONFIG: dict[str, Any] = {
     "name": "made",
     "rounds": 10,
@@ -94,6 +97,11 @@ def result(folder: Path, accuracies: list[float | None], epsilon: float | None, 
         "head": "aa",
     }
     (folder / "ledger.json").write_text(json.dumps(said))
+
+
+def section(folder: Path, *metrics: str) -> Section:
+    """Of all runs in a folder, on one data set."""
+    return _section("", scan([folder])[0], None, metrics, None, None, None)
 
 
 def change(path: Path, **values: Any) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.reports.groups import grouped
 from dpfl_plugin.reports.page import page as render
 from dpfl_plugin.reports.runs import AXES, scan
-from tests.reports.folders import made
+from tests.reports.folders import made, section
 from tests.reports.test_page import HOSTILE
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -26,6 +25,7 @@ PATIENCE = 300_000.0  # milliseconds, for a machine that is busy
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 OPEN = ["scaffold", "fedavg"]
 METRICS = ["test_accuracy", "train_loss"]
+RUNS = re.compile("^Runs$")
 
 CONTRAST = """
 () => {
@@ -42,7 +42,7 @@ CONTRAST = """
   };
   const found = [];
   for (const element of document.querySelectorAll("h1, h2, p, label, select, input, button, th, td, a, li, code")) {
-    if (element.closest("#plot")) continue;
+    if (element.closest(".plot, .legend")) continue;
     const [a, b] = [light(getComputedStyle(element).color), light(back(element))];
     found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.outerHTML.slice(0, 80)]);
   }
@@ -74,7 +74,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             accuracies: list[float | None] = [0.3 + 0.05 * i + 0.01 * seed + 0.04 * t for t in range(10)]
             changes = {"algorithm.name": name, "name": HOSTILE}
             run = folder / f"{i}{seed}"
-            measured(made(run, seed=seed, changes=changes, accuracies=accuracies, status=status, reason=HOSTILE), i)
+            options = {"accuracies": accuracies, "status": status, "reason": HOSTILE, "epsilon": 2.0004 - i // 2}
+            measured(made(run, seed=seed, changes=changes, **options), i)
     made(folder / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.95] * 10, epsilon=None)
     (made(folder / "damaged") / "result.json").write_text("{")
     return write(folder)
@@ -88,8 +89,7 @@ def measured(folder: Path, number: int) -> None:
 
 
 def write(folder: Path) -> Path:
-    runs, problems = scan([folder])
-    text = render(grouped(runs), METRICS, caption="Mean.", problems=problems, made_by="dpfl")
+    text = render([section(folder, *METRICS)], problems=scan([folder])[1], made_by="dpfl")
     path = folder / "index.html"
     path.write_text(text, encoding="utf-8")
     return path
@@ -98,7 +98,7 @@ def write(folder: Path) -> Path:
 class Opened:
     """A page with all that went wrong on it, and everything that it asked for."""
 
-    def __init__(self, browser: Any, file: Path, size: str, scheme: str = "light", address: str = "") -> None:
+    def __init__(self, browser: Any, file: Path, size: str, scheme: str = "light") -> None:
         width, height = SIZES[size]
         self.context = browser.new_context(
             viewport={"width": width, "height": height}, offline=True, color_scheme=scheme, has_touch=size == "phone"
@@ -112,15 +112,15 @@ class Opened:
         self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.context.on("page", lambda page: self.wrong.append(f"opened {page.url}"))
-        self.page.goto(file.as_uri() + address)
-        self.page.wait_for_selector("#plot .main-svg")
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector(".curves .main-svg")
 
     def curves(self) -> list[str]:
-        names: list[str] = self.page.evaluate("document.getElementById('plot').data.map(t => t.name).filter(n => n)")
+        names: list[str] = self.page.evaluate("document.querySelector('.curves').data.map(t => t.name).filter(n => n)")
         return names
 
     def rows(self) -> list[str]:
-        return [text.strip() for text in self.page.locator("#groups tbody tr:visible th").all_inner_texts()]
+        return [text.strip() for text in self.page.locator(".groups tbody tr:visible th").all_inner_texts()]
 
 
 ON_BOTH = pytest.mark.parametrize("opened", SIZES, indirect=True)
@@ -139,12 +139,12 @@ def opened(request: pytest.FixtureRequest, browser: Any, file: Path) -> Iterator
 def test_it_draws_and_fits(opened: Opened) -> None:
     page = opened.page
     assert len(opened.rows()) == 4
-    assert page.locator("#plot .scatterlayer .trace").count() >= 4
+    assert page.locator(".curves .scatterlayer .trace").count() >= 4
     for summary in page.locator("summary").all():
         summary.click()
     width, inner = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert width <= inner
-    plot = page.locator("#plot .main-svg").first.bounding_box()
+    plot = page.locator(".curves .main-svg").first.bounding_box()
     assert plot["width"] > 0.85 * inner - 40 and plot["x"] >= 0 and plot["x"] + plot["width"] <= inner
 
 
@@ -159,12 +159,12 @@ def test_long_names_of_keys_fit_a_phone(browser: Any, tmp_path: Path) -> None:
 
 def test_measures_are_sorted_by_their_headings(opened: Opened) -> None:
     page = opened.page
-    page.locator("summary", has_text="Measures").click()
-    before = page.locator("#measures tbody tr").all_inner_texts()
-    page.locator("#measures thead button", has_text="model").click()
-    after = page.locator("#measures tbody tr").all_inner_texts()
+    page.locator("summary", has_text="All measures").click()
+    before = page.locator("[aria-label=Measures] tbody tr").all_inner_texts()
+    page.locator("[aria-label=Measures] thead button", has_text="model").click()
+    after = page.locator("[aria-label=Measures] tbody tr").all_inner_texts()
     assert len(before) == 2 * 3 and sorted(before) == sorted(after)
-    shown = [float(text.split("\t")[2].split()[0]) for text in after if "auc" in text]
+    shown = [float(text.split("\t")[2].split()[0]) for text in after if "AUC" in text]
     assert shown == sorted(shown, reverse=True)
 
 
@@ -183,46 +183,28 @@ def test_nothing_can_be_sent_from_it(opened: Opened) -> None:
 
 
 def test_result_against_epsilon_with_error_bars(opened: Opened) -> None:
-    found = "document.getElementById('tradeoff').data.map(t => [t.name, t.x, t.y, t.error_y.array])"
+    found = "document.querySelector('.tradeoff').data.map(t => [t.name, t.x, t.y, t.error_y.array])"
     points = {name: (x, y, error) for name, x, y, error in opened.page.evaluate(found)}
     assert len(points) == 3
     (x, y, error) = points["fedavg"]
-    assert x == [2.0004] and y == [0.72] and error == [pytest.approx(0.014142)]
-    assert opened.page.locator("#tradeoff .yerror").count() == 3
-    assert "no noise" in opened.page.locator("#drawn-points").inner_text()
+    assert x == [2.0004] and y == [0.72] and error == [pytest.approx(0.12706, rel=1e-3)]
+    assert opened.page.locator(".tradeoff .yerror").count() == 3
+    assert "no noise" in opened.page.locator("figcaption.points").inner_text()
 
 
 def test_bands_lie_below_all_curves(opened: Opened) -> None:
-    fills = opened.page.evaluate("document.getElementById('plot').data.map(t => !!t.fill)")
+    fills = opened.page.evaluate("document.querySelector('.curves').data.map(t => !!t.fill)")
     assert True in fills and fills == sorted(fills, reverse=True)
 
 
 @ON_BOTH
 def test_a_phone_shows_the_columns_that_count(opened: Opened) -> None:
-    heads, phone = opened.page.locator("#groups thead th:visible"), opened.page.viewport_size["width"] < 600
+    heads, phone = opened.page.locator(".groups thead th:visible"), opened.page.viewport_size["width"] < 600
     few = [text.strip(" \u25b2\u25bc") for text in heads.all_inner_texts()]
-    assert (few == ["configuration", "runs", "test accuracy", "epsilon, server"]) == phone
+    assert (few == ["configuration", "test accuracy", "epsilon, server"]) == phone
     if phone:
-        opened.page.locator("#columns").check()
+        opened.page.locator(".columns").check()
     assert "train loss" in [text.strip() for text in heads.all_inner_texts()]
-
-
-def test_what_was_chosen_is_in_the_address(browser: Any, file: Path) -> None:
-    first = Opened(browser, file, "desk")
-    first.page.select_option("select[data-key='algorithm.name']", "fedavg")
-    first.page.select_option("#metric", "train_loss")
-    first.page.get_by_role("button", name="epsilon, server").first.click()
-    first.page.fill("#search", "fed")
-    address = first.page.evaluate("location.hash")
-    again = Opened(browser, file, "desk", address=address)
-    assert again.rows() == first.rows() and len(again.rows()) == 1
-    assert again.page.input_value("#metric") == "train_loss" and again.page.input_value("#search") == "fed"
-    assert again.page.locator("#groups th[aria-sort=descending]").inner_text().startswith("epsilon, server")
-    strange = Opened(browser, file, "desk", address="#metric=none&key.algorithm.name=none&sort=-none&x=y")
-    assert len(strange.rows()) == 4
-    for found in (first, again, strange):
-        assert not found.wrong
-        found.context.close()
 
 
 def test_partial_failed_and_damaged_runs_are_seen(opened: Opened) -> None:
@@ -231,93 +213,99 @@ def test_partial_failed_and_damaged_runs_are_seen(opened: Opened) -> None:
     assert page.get_by_text("2 of 3 (1 failed)").is_visible()
     assert page.get_by_text("result.json is not JSON").is_visible()
     assert page.get_by_text("no guarantee", exact=True).first.is_visible()
-    page.locator("#runs-details summary").click()
-    assert page.locator("#runs td.partial").inner_text() == f"failed: {HOSTILE}"
+    page.locator("summary", has_text=RUNS).click()
+    assert page.locator(".runs td.partial").inner_text() == f"failed: {HOSTILE}"
 
 
 def test_filters(opened: Opened) -> None:
     page = opened.page
+    assert not page.locator(".filters form").is_visible(), "behind one button"
+    page.locator("summary", has_text="Filter").click()
     page.select_option("select[data-key='algorithm.name']", "fedavg")
     assert len(opened.rows()) == 1 and opened.rows()[0].startswith("fedavg")
     assert all(name.startswith("fedavg") for name in opened.curves()) and opened.curves()
-    page.locator("#runs-details summary").click()
-    assert page.locator("#runs tbody tr:visible").count() == 3
-    page.select_option("#state", "complete")
-    assert opened.rows() == [] and opened.curves() == []
+    page.locator("summary", has_text=RUNS).click()
+    assert page.locator(".runs tbody tr:visible").count() == 3
     page.get_by_role("button", name="reset", exact=True).click()
-    page.locator("#groups tbody tr:visible").nth(3).wait_for()
-    page.fill("#search", "guarantee")
+    page.locator(".groups tbody tr:visible").nth(3).wait_for()
+    page.fill("[name=search]", "guarantee")
     assert len(opened.rows()) == 1
-    page.fill("#search", "fedavg scaffold")
+    page.fill("[name=search]", "fedavg scaffold")
     assert opened.rows() == []
 
 
-def test_sorting_decides_what_is_drawn(opened: Opened) -> None:
+def test_sorting(opened: Opened) -> None:
     page = opened.page
     assert "no noise" in opened.rows()[0]
-    page.select_option("#most", "5")
     heading = page.get_by_role("button", name="test accuracy").first
     heading.click()
-    assert page.locator("#groups th[aria-sort=ascending]").count() == 1
-    assert opened.rows()[0].startswith("scaffold, noise") and "no noise" in opened.rows()[-1]
+    assert page.locator(".groups th[aria-sort=descending]").count() == 1 and "no noise" in opened.rows()[0]
     heading.click()
-    assert "no noise" in opened.rows()[0]
+    assert opened.rows()[0].startswith("scaffold, noise") and "no noise" in opened.rows()[-1]
 
 
-def test_the_best_come_first_whether_more_or_less_is_better(browser: Any, file: Path, tmp_path: Path) -> None:
-    """The first rows are the ones that are drawn."""
-    runs, _ = scan([file.parent])
-    for metrics, order in ((METRICS, "descending"), (METRICS[::-1], "ascending")):
-        (tmp_path / "page.html").write_text(render(grouped(runs), metrics, caption="", problems=[], made_by="dpfl"))
-        found = Opened(browser, tmp_path / "page.html", "desk")
-        assert (
-            found.page.locator(f"#groups th[aria-sort={order}]").inner_text().startswith(metrics[0].replace("_", " "))
-        )
-        assert "no noise" in found.rows()[0] and "scaffold, noise" in found.rows()[-1]  # losses are 1 - accuracy
-        found.context.close()
+@ON_BOTH
+def test_names_are_whole_and_switch_curves_off(opened: Opened) -> None:
+    """Below the picture, where none is cut."""
+    entries = opened.page.locator(".legend button")
+    assert entries.count() == 4 and HOSTILE in entries.all_inner_texts()[2] + entries.all_inner_texts()[1]
+    for entry in entries.all():
+        box = entry.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= opened.page.viewport_size["width"]
+    before = len(opened.curves())
+    entries.nth(0).click()
+    assert len(opened.curves()) == before - 1
+    opened.page.locator(".legend button").nth(0).click()
+    assert len(opened.curves()) == before
+
+
+def test_nothing_is_drawn_beyond_the_measure(opened: Opened) -> None:
+    low, high = opened.page.evaluate("document.querySelector('.tradeoff')._fullLayout.yaxis.range")
+    assert 0 <= low < high <= 1
 
 
 def test_any_metric_against_any_axis(opened: Opened) -> None:
     page = opened.page
     for metric, axis in itertools.product(METRICS, AXES):
-        page.select_option("#metric", metric)
-        page.select_option("#axis", axis)
+        page.select_option("[name=metric]", metric)
+        page.select_option("[name=axis]", axis)
         names = opened.curves()
         private = axis.startswith("epsilon")
         assert len(names) == (4 if private else 5)
         assert any("no noise" in name for name in names) != private
-        assert page.locator("#plot .xtitle").text_content() == AXES[axis]
-        assert page.locator("#plot .ytitle").text_content() == metric.replace("_", " ")
-        assert ("no values on these axes" in page.locator("#drawn").inner_text()) == private
+        assert page.locator(".curves .xtitle").text_content() == AXES[axis]
+        assert page.locator(".curves .ytitle").text_content() == metric.replace("_", " ")
+        assert ("no values on these axes" in page.locator(".drawn").first.inner_text()) == private
 
 
 def test_every_run(opened: Opened) -> None:
     before = len(opened.curves())
-    opened.page.locator("#singly").check()
+    opened.page.locator("[name=singly]").check()
     assert len(opened.curves()) == before + 9
 
 
 def test_values_at_a_point_are_shown(opened: Opened) -> None:
+    opened.page.locator("summary", has_text="Filter").click()
     opened.page.select_option("select[data-key='algorithm.name']", "scaffold")
-    opened.page.fill("#search", "noise_multiplier")
-    opened.page.locator("#plot").scroll_into_view_if_needed()
-    box = opened.page.locator("#plot .nsewdrag").first.bounding_box()
+    opened.page.fill("[name=search]", "noise_multiplier")
+    opened.page.locator(".curves").scroll_into_view_if_needed()
+    box = opened.page.locator(".curves .nsewdrag").first.bounding_box()
     shown, until = "", time.monotonic() + PATIENCE / 1000
     while not ("scaffold" in shown and "±" in shown):
         assert time.monotonic() < until, shown
         for i in range(60):  # down a line through the fourth of ten rounds
             opened.page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] * i / 60)
             opened.page.wait_for_timeout(60)
-            if opened.page.locator("#plot .hoverlayer text").count():
+            if opened.page.locator(".curves .hoverlayer text").count():
                 break
-        shown = opened.page.locator("#plot .hoverlayer").text_content()
+        shown = opened.page.locator(".curves .hoverlayer").text_content()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 def test_contrast(browser: Any, file: Path, size: str, scheme: str) -> None:
     found = Opened(browser, file, size, scheme)
-    found.page.locator("#runs-details summary").click()
+    found.page.locator("summary", has_text=RUNS).click()
     assert found.page.evaluate(CONTRAST) == []
     found.context.close()
 
@@ -334,7 +322,8 @@ def test_a_hundred_runs(browser: Any, tmp_path: Path) -> None:
             made(tmp_path / f"{i}-{seed}", seed=seed, changes=changes, accuracies=[0.005 * i + 0.01 * seed] * 40)
     path = write(tmp_path)
     found = Opened(browser, path, "phone")
-    assert len(found.rows()) == 50 and len(found.curves()) == 10
+    assert len(found.rows()) == 50 and len(found.curves()) == 50
+    found.page.locator("summary", has_text="Filter").click()
     found.page.select_option("select[data-key='algorithm.local_lr']", "3")
     assert len(found.rows()) == 5
     assert found.page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.reports.groups import Group, band, differing, epsilon_text, grouped, select, value_text
@@ -37,7 +39,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_group(tmp_path: Path) -> No
     assert groups[0].keys == {"algorithm.local_lr": 1.0}
 
 
-def test_mean_and_standard_deviation_with_n_minus_1(tmp_path: Path) -> None:
+def test_mean_and_its_confidence_interval(tmp_path: Path) -> None:
     values = [0.5, 0.7, 0.9]
     summary = one(some(tmp_path, *({"seed": i, "accuracies": [v]} for i, v in enumerate(values)))).summary(
         "test_accuracy"
@@ -45,7 +47,8 @@ def test_mean_and_standard_deviation_with_n_minus_1(tmp_path: Path) -> None:
     assert summary.n == 3
     assert summary.mean == pytest.approx(0.7)
     assert summary.std == pytest.approx(statistics.stdev(values)) == pytest.approx(0.2)
-    assert str(summary) == "0.70 ± 0.20"
+    assert summary.half_width == pytest.approx(stats.t.ppf(0.975, 2) * 0.2 / math.sqrt(3))
+    assert str(summary) == "0.70 ± 0.50"
 
 
 def test_one_run_has_no_standard_deviation(tmp_path: Path) -> None:
@@ -177,10 +180,11 @@ def test_value_text(value: Any, text: str) -> None:
 def test_a_band_against_rounds(tmp_path: Path) -> None:
     runs = some(tmp_path, {"seed": 0, "accuracies": [0.1, 0.3]}, {"seed": 1, "accuracies": [0.3, 0.7]})
     found = band(runs, "test_accuracy", "rounds")
-    assert found is not None and found.std is not None
+    assert found is not None and found.half_width is not None
     np.testing.assert_allclose(found.x, [1, 2])
     np.testing.assert_allclose(found.mean, [0.2, 0.5])
-    np.testing.assert_allclose(found.std, [np.std([0.1, 0.3], ddof=1), np.std([0.3, 0.7], ddof=1)])
+    each = stats.t.ppf(0.975, 1) / math.sqrt(2)
+    np.testing.assert_allclose(found.half_width, [each * np.std([0.1, 0.3], ddof=1), each * np.std([0.3, 0.7], ddof=1)])
 
 
 def test_a_band_reaches_as_far_as_all_runs_do(tmp_path: Path) -> None:
@@ -232,3 +236,29 @@ def test_runs_that_shared_a_ledger_are_told_apart_by_their_solved_noise(tmp_path
         change(tmp_path / name / "result.json", epsilon=said)
         change(tmp_path / name / "ledger.json", views=said)
     assert len(one([read(tmp_path / name) for name in "abc"]).runs) == 3
+
+
+def test_variants_have_the_names_of_their_file_and_users_name_rows_and_words(tmp_path: Path) -> None:
+    runs = some(tmp_path, {"changes": {"algorithm.name": "fedavg"}}, {"changes": {"privacy.noise_multiplier": 8.0}})
+    labels = {"fedavg": "DP-FedAvg", "scaffold": "ours"}
+    assert [group.label for group in grouped(runs, labels=labels)] == ["DP-FedAvg", "ours"]
+    with pytest.raises(ConfigError, match=r"label fedavgs: no row is called so.*did you mean 'fedavg'"):
+        grouped(runs, labels={"fedavgs": "x"})
+    named = [replace(run, label=label) for run, label in zip(runs, ("plain", "noisy"), strict=True)]
+    assert [group.label for group in grouped(named)] == ["noisy", "plain"]
+
+
+def test_differences_are_of_equal_seeds(tmp_path: Path) -> None:
+    """Seed by seed they vary less than the runs; a pair that was tested on other records is counted."""
+    settings = [
+        {"seed": seed, "changes": {"algorithm.name": name}, "accuracies": [0.1 * seed + more]}
+        for name, more in (("a", 0.02), ("b", 0.0))
+        for seed in range(4)
+        if (name, seed) != ("b", 3)
+    ]
+    first, second = grouped(some(tmp_path, *settings))
+    found = first.difference(second, "test_accuracy")
+    assert found.summary.n == 3 and found.summary.mean == pytest.approx(0.02) and found.unpaired == 1
+    assert found.summary.half_width == pytest.approx(0, abs=1e-12) and found.other_tests == 0
+    moved = replace(second, runs=tuple(replace(run, test_part="other") for run in second.runs))
+    assert first.difference(moved, "test_accuracy").other_tests == 3

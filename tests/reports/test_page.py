@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.reports import page as module
-from dpfl_plugin.reports.groups import grouped
 from dpfl_plugin.reports.runs import scan
-from tests.reports.folders import made
+from tests.reports.folders import made, section
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'"
 
@@ -40,11 +39,8 @@ class Reader(html.parser.HTMLParser):
 
 
 def written(folder: Path, **options: Any) -> Reader:
-    runs, problems = scan([folder])
-    text = module.page(
-        grouped(runs), ["test_accuracy", "train_loss"], caption="c", problems=problems, made_by="dpfl", **options
-    )
-    return Reader(text)
+    made_by = section(folder, "test_accuracy", "train_loss")
+    return Reader(module.page([made_by], problems=scan([folder])[1], made_by="dpfl", **options))
 
 
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
@@ -72,12 +68,13 @@ def test_points_are_results_at_the_epsilon_of_the_whole_run(tmp_path: Path) -> N
         for seed in (0, 1):
             changes = {"privacy.noise_multiplier": noise}
             made(tmp_path / f"{i}{seed}", seed=seed, changes=changes, accuracies=[0.2 + 0.2 * seed], epsilon=epsilon)
-    groups = written(tmp_path).data["groups"]
-    points = {group["label"]: group["points"].get("test_accuracy") for group in groups}
-    assert points == {
-        "noise_multiplier=4": [2.0, 0.3, 0.14142],
-        "noise_multiplier=8": [1.0, 0.3, 0.14142],
-        "noise_multiplier=8.01": [1.0, 0.3, 0.14142],  # so near that it is drawn at the same place
+    (drawn,) = written(tmp_path).data["sections"]
+    groups, half = drawn["groups"], 1.2706  # 12.706 times the standard deviation over the root of 2
+    assert drawn["points"] == "test_accuracy" and drawn["range"]["test_accuracy"] == [0, 1]
+    assert {group["label"]: group["point"] for group in groups} == {
+        "noise_multiplier=4": [2.0, 0.3, half],
+        "noise_multiplier=8": [1.0, 0.3, half],
+        "noise_multiplier=8.01": [1.0, 0.3, half],  # so near that it is drawn at the same place
         "no noise": None,
     }
     assert {group["series"] for group in groups} == {"all runs"}
@@ -96,23 +93,22 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert len(scripts) == len([tag for tag, _ in harmless.elements if tag == "script"]) == 3
     assert not {"img", "b"} & {tag for tag, _ in found.elements}
     assert not any(key.startswith("on") for _, attributes in found.elements for key in attributes)
-    assert HOSTILE in [group["label"] for group in found.data["groups"]]
+    assert HOSTILE in [group["label"] for group in found.data["sections"][0]["groups"]]
 
 
 def test_one_run_is_not_called_runs(tmp_path: Path) -> None:
     made(tmp_path / "one")
-    runs, problems = scan([tmp_path])
-    text = module.page(grouped(runs), ["test_accuracy"], caption="c", problems=problems, made_by="dpfl")
-    assert "<h1>Report of 1 run</h1>" in text and "; 1 configuration.</p>" in text
+    text = module.page([section(tmp_path)], problems=[], made_by="dpfl")
+    assert "<h1>Report of 1 run</h1>" in text and 'class="filters"' not in text
 
 
 def test_data_of_a_group(tmp_path: Path) -> None:
     made(tmp_path / "a", seed=0, accuracies=[0.1, 0.3])
     made(tmp_path / "b", seed=1, accuracies=[0.3, 0.5])
     made(tmp_path / "c", seed=2, accuracies=[None], status="failed", epsilon=None)
-    (group,) = written(tmp_path).data["groups"]
+    (group,) = written(tmp_path).data["sections"][0]["groups"]
     assert group["n"] == 2
-    assert group["bands"]["rounds"]["test_accuracy"] == {"x": [1, 2], "mean": [0.2, 0.4], "std": [0.14142, 0.14142]}
+    assert group["bands"]["rounds"]["test_accuracy"] == {"x": [1, 2], "mean": [0.2, 0.4], "half": [1.2706, 1.2706]}
     assert group["bands"]["bytes"]["test_accuracy"]["x"] == [40, 80]
     assert [run["status"] for run in group["runs"]] == ["done", "done", "failed"]
     assert group["runs"][2]["curve"]["epsilon"] == [None]
@@ -123,20 +119,18 @@ def test_many_runs_leave_single_curves_out(tmp_path: Path, monkeypatch: pytest.M
     for seed in range(3):
         made(tmp_path / str(seed), seed=seed)
     made(tmp_path / "p", seed=9, status="interrupted")
-    (group,) = written(tmp_path).data["groups"]
+    (group,) = written(tmp_path).data["sections"][0]["groups"]
     assert [run["status"] for run in group["runs"]] == ["interrupted"]
     assert group["bands"]["rounds"]
 
 
-def test_filters_are_the_keys_in_which_groups_differ(tmp_path: Path) -> None:
-    for i, lr in enumerate((10.0, 9.0, None)):
-        made(tmp_path / str(i), changes={"algorithm.local_lr": lr})
+def test_filters_are_the_keys_that_tell_configurations_apart(tmp_path: Path) -> None:
+    for i, (lr, noise) in enumerate([(10.0, 4.0), (9.0, 4.0), (None, 4.0), (9.0, None)]):
+        made(tmp_path / str(i), changes={"algorithm.local_lr": lr, "privacy.noise_multiplier": noise})
+    expected = {"privacy.noise_multiplier": ["4", "solved"], "algorithm.local_lr": ["9", "10", "null"]}
+    assert module._filters(section(tmp_path)) == expected
     filters = [a["data-key"] for tag, a in written(tmp_path).elements if tag == "select" and "data-key" in a]
-    assert filters == ["algorithm.local_lr"]
-    made(tmp_path / "solved", changes={"privacy.noise_multiplier": None, "privacy.epsilon": 4.0})
-    assert module._filters(grouped(scan([tmp_path])[0]))["privacy.noise_multiplier"] == ["4", "solved"]
-    (tmp_path / "solved").rename(tmp_path / ".left")
-    assert module._filters(grouped(scan([tmp_path])[0]))["algorithm.local_lr"] == ["9", "10", "null"]
+    assert filters == list(expected)
 
 
 def test_the_library_is_the_one_that_was_published() -> None:

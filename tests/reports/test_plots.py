@@ -45,8 +45,8 @@ def test_png_and_pdf_of_mean_band_and_partial_runs(tmp_path: Path, drawn: list[A
     assert "(n = 2)" in str(mean.get_label())
     assert "seed 2: failed" in str(partial.get_label()) and list(partial.get_ydata()) == [0.9]
     (shade,) = drawn[0].collections
-    top = max(point[1] for point in shade.get_paths()[0].vertices)
-    assert top == pytest.approx(0.4 + np.std([0.3, 0.5], ddof=1))
+    heights = [point[1] for point in shade.get_paths()[0].vertices]
+    assert (min(heights), max(heights)) == (0, 1), "no accuracy is beyond them"
 
 
 def test_epsilons_that_agree_are_drawn_at_one_place(tmp_path: Path, drawn: list[Any]) -> None:
@@ -61,7 +61,7 @@ def test_epsilons_that_agree_are_drawn_at_one_place(tmp_path: Path, drawn: list[
     assert plot_tradeoff(tmp_path / "p", groups, "test_accuracy")
     at = {line.get_ydata()[0] * 4: line.get_xdata()[0] for line in drawn[0].lines if len(line.get_xdata()) == 1}
     assert {lr: at[lr] for lr in epsilons} == {0.1: 4.0, 0.2: 4.0, 0.5: 4.0, 1.0: 3.9, 2.0: 1.0}
-    assert plot_tradeoff(tmp_path / "q", groups[:2], "test_accuracy")
+    assert not plot_tradeoff(tmp_path / "q", groups[:2], "test_accuracy"), "at one place there is nothing to compare"
     lines = [{"round": 1 + n, "test_accuracy": 0.5 + 1e-9 * n, "epsilon": NEAR} for n in range(3)]
     runs = {"run": lines}
     axes = [drawn[-1], *plots.detailed(runs, "", 1e-5).axes]

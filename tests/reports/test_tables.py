@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -13,16 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.reports.groups import Group, grouped
 from dpfl_plugin.reports.runs import read
 from dpfl_plugin.reports.tables import (
     Table,
     measures,
     no_better,
+    pivot,
     runs_csv,
     summary,
     summary_csv,
     tex,
+    title,
     to_latex,
     to_markdown,
 )
@@ -51,14 +55,45 @@ def test_a_row_for_each_group(tmp_path: Path) -> None:
         "epsilon, third party",
     )
     by_label = {row[0]: row[1:] for row in table.rows}
-    assert by_label["scaffold"] == ("2 of 3 (1 failed)", "1", "0.60 ± 0.14", "2.500", "2.500")
+    assert by_label["scaffold"] == ("2 of 3 (1 failed)", "1", "0.6 ± 1.3", "2.500", "2.500")
     assert by_label[NASTY] == ("1", "10", "1", "no guarantee", "no guarantee")
 
 
-def test_what_all_epsilons_have_in_common_is_in_the_caption(tmp_path: Path) -> None:
-    caption = summary(groups(tmp_path), METRICS, "seeds").caption
+def test_what_all_epsilons_have_in_common_is_in_the_note(tmp_path: Path) -> None:
+    table = summary(groups(tmp_path), METRICS, "seeds")
     for part in ("over seeds", "rounded up", "1e-05", "record", "replace-one", "PLD", "complete runs only"):
-        assert part in caption
+        assert part in table.note
+    assert table.caption == "Mean ± 95 % CI over 1 to 2 runs; delta = 1e-05."
+
+
+def test_differences_to_a_row_that_was_named(tmp_path: Path) -> None:
+    for seed in range(3):
+        for name, more in (("a", 0.1), ("b", 0.0)):
+            made(
+                tmp_path / f"{name}{seed}", seed=seed, accuracies=[0.2 * seed + more], changes={"algorithm.name": name}
+            )
+    first, second = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
+    table = summary([first, second], METRICS, "seeds", second)
+    assert table.columns[4] == "test accuracy, less that of b" and [row[4] for row in table.rows] == ["+0.1 ± 0", "-"]
+    assert "equal seeds" in table.note and "other test records" not in table.note
+
+
+def test_a_pivot_of_two_keys(tmp_path: Path) -> None:
+    for name, noise in itertools.product("ab", (4.0, 8.0, 16.0)):
+        if (name, noise) != ("b", 16.0):
+            changes = {"algorithm.name": name, "privacy.noise_multiplier": noise}
+            made(tmp_path / f"{name}{noise}", accuracies=[noise / 20], changes=changes)
+    found = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
+    keys = ("algorithm.name", "privacy.noise_multiplier")
+    table = pivot(found, "test_accuracy", keys, {"a": "ours"})
+    assert table.columns == ("algorithm", "noise_multiplier=4", "noise_multiplier=8", "noise_multiplier=16")
+    assert table.rows == (("ours", "0.2", "0.4", "0.8"), ("b", "0.2", "0.4", "-"))
+    with pytest.raises(ConfigError, match=r"pivot algorithm.local_lr: it is the same in all.*algorithm\.name"):
+        pivot(found, "test_accuracy", ("algorithm.name", "algorithm.local_lr"), {})
+    made(tmp_path / "c", accuracies=[0.1], changes={"algorithm.name": "a", "algorithm.local_lr": 2.0})
+    more = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
+    with pytest.raises(ConfigError, match=r"2 configurations have .*They differ in algorithm\.local_lr"):
+        pivot(more, "test_accuracy", keys, {})
 
 
 @pytest.mark.parametrize(
@@ -76,8 +111,8 @@ def test_measures_name_the_positive_class(tmp_path: Path, classes: tuple[str | N
         result = json.loads((folder / "result.json").read_text())
         more = {} if positive is None else {"positive_class": positive}
         (folder / "result.json").write_text(json.dumps({**result, **more}))
-    caption = measures(grouped([read(tmp_path / name) for name in "ab"])).caption
-    assert caption.endswith(says or "no epsilon covers them.")
+    note = measures(grouped([read(tmp_path / name) for name in "ab"])).note
+    assert note.endswith(says or "no epsilon covers them.")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +131,8 @@ def test_models_that_a_constant_would_match_are_named(
             change(folder / "result.json", measures={"ranked_by": name, **tables})
     found = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
     said = no_better(found)
-    assert said.endswith(": bad; same (measures.md).") and f", by {name}" in said
-    assert summary(found, METRICS, "seeds").caption.endswith(said)
+    assert said.endswith(": bad; same.") and f", by {title(name)}" in said
+    assert summary(found, METRICS, "seeds").note.endswith(said)
     assert no_better([group for group in found if group.label in ("good", "old")]) == ""
 
 
@@ -109,7 +144,7 @@ def test_what_differs_has_a_column(tmp_path: Path) -> None:
     table = summary(grouped([read(tmp_path / "x"), read(folder)]), METRICS, "seeds")
     assert table.columns[-1] == "neighbours"
     assert {row[-1] for row in table.rows} == {"replace-one", "add-or-remove"}
-    assert "replace-one" not in table.caption
+    assert "replace-one" not in table.note
 
 
 def test_markdown(tmp_path: Path) -> None:
@@ -154,6 +189,7 @@ def test_summary_csv_has_the_numbers_in_full(tmp_path: Path) -> None:
     assert (row["runs"], row["complete"]) == ("3", "2")
     assert float(row["test_accuracy_mean"]) == pytest.approx(0.6, abs=1e-15)
     assert float(row["test_accuracy_std"]) == pytest.approx(math.sqrt(0.02), abs=1e-15)
+    assert float(row["test_accuracy_ci95"]) == pytest.approx(12.7062 * 0.1, rel=1e-5)
     assert float(row["epsilon_server"]) == 2.5
     assert row["algorithm.name"] == "scaffold"
     assert rows[NASTY]["epsilon_server"] == "inf" and rows[NASTY]["test_accuracy_std"] == ""

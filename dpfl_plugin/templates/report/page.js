@@ -1,216 +1,234 @@
 "use strict";
-// Filters and sorting of the tables; the rows that are left, from the top, are drawn.
+// Filters and sorting of each section's tables; the rows that are left are drawn.
 const data = JSON.parse(document.getElementById("data").textContent);
-const element = id => document.getElementById(id);
-const rows = id => [...element(id).tBodies[0].rows];
-const filters = [...document.querySelectorAll("#filters select[data-key]")];
 const COLOURS = ["#1f77b4", "#e8710a", "#2ca02c", "#d62728", "#9467bd", "#a0685c", "#d357a8", "#7f8794", "#98a11b", "#12a5b5"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const escaped = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
 // Plotly, which the page holds compressed.
 async function library() {
-  const packed = Uint8Array.from(atob(element("plotly").textContent), byte => byte.charCodeAt(0));
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), byte => byte.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
   script.textContent = await new Response(stream).text();
   document.head.append(script);
 }
 
-const shown = row => !row.hidden;
-
-function filter() {
-  const words = element("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const state = element("state").value;
-  const left = new Set();
-  for (const row of rows("groups")) {
-    const text = row.textContent.toLowerCase();
-    row.hidden = !(
-      filters.every((select, i) => !select.value || row.dataset["k" + i] === select.value) &&
-      (!state || row.dataset.state === state) &&
-      words.every(word => text.includes(word)));
-    if (shown(row)) left.add(row.dataset.group);
-  }
-  for (const row of rows("runs")) row.hidden = !left.has(row.dataset.group);
-  draw();
-  remember();
+// The mean of as many points around each, fewer at the ends.
+function smoothed(values, window) {
+  const half = (window - 1) / 2;
+  return values.map((_, i) => {
+    const near = values.slice(Math.max(0, i - half), i + half + 1).filter(value => value !== null);
+    return near.length ? near.reduce((sum, value) => sum + value, 0) / near.length : null;
+  });
 }
 
-function sort(table, heading, descending = heading.getAttribute("aria-sort") !== "descending") {
-  const column = heading.cellIndex;
-  for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
-  heading.setAttribute("aria-sort", descending ? "descending" : "ascending");
-  const key = row => {
-    const cell = row.cells[column];
-    return cell.dataset.value === undefined ? cell.textContent.trim() : cell.dataset.value === "" ? null : Number(cell.dataset.value);
-  };
-  const compare = (a, b) => {
-    if (a === null || b === null) return (a === null) - (b === null);  // what is missing comes last either way
-    const order = typeof a === "number" ? a - b : a.localeCompare(b);
-    return descending ? -order : order;
-  };
-  const sorted = rows(table.id).map(row => [key(row), row]).sort((a, b) => compare(a[0], b[0]));
-  table.tBodies[0].append(...sorted.map(pair => pair[1]));
-  draw();
-  remember();
-}
-
-// What was chosen is in the address, after #, so that a link or a reload shows the same.
-const CHOICES = ["search", "state", "metric", "axis", "most"];
-const DEFAULTS = Object.fromEntries(CHOICES.map(id => [id, element(id).value]));
-const title = heading => heading.textContent.trim();
-let restoring = true;
-
-function remember() {
-  if (restoring) return;
-  const said = new URLSearchParams();
-  for (const id of CHOICES) if (element(id).value !== DEFAULTS[id]) said.set(id, element(id).value);
-  for (const select of filters) if (select.value) said.set("key." + select.dataset.key, select.value);
-  for (const id of ["singly", "columns"]) if (element(id).checked) said.set(id, "1");
-  const by = element("groups").tHead.querySelector("[aria-sort]");
-  if (by) said.set("sort", (by.getAttribute("aria-sort") === "descending" ? "-" : "") + title(by));
-  history.replaceState(null, "", "#" + said);
-}
-
-function restore() {
-  const said = new URLSearchParams(location.hash.slice(1));
-  const choose = (field, value) => {  // a value that this page does not have changes nothing
-    if (field.tagName !== "SELECT" || [...field.options].some(option => option.value === value)) field.value = value;
-  };
-  restoring = true;
-  for (const id of CHOICES) choose(element(id), said.get(id) ?? DEFAULTS[id]);
-  for (const select of filters) choose(select, said.get("key." + select.dataset.key) ?? "");
-  for (const id of ["singly", "columns"]) element(id).checked = said.get(id) === "1";
-  element("groups").classList.toggle("whole", element("columns").checked);
-  filter();
-  const headings = [...element("groups").tHead.rows[0].cells];
-  const first = data.metrics[0], best = data.lower.includes(first) ? "" : "-";  // the best come first
-  const by = said.get("sort") ?? best + first?.replaceAll("_", " ");
-  const heading = headings.find(cell => title(cell) === by.replace(/^-/, ""));
-  if (heading) sort(element("groups"), heading, by.startsWith("-"));
-  restoring = false;
-}
-
-function traces(group, metric, axis, colour, dash, singly) {
-  const bands = [], lines = [];
-  const label = escaped(group.label);
-  const band = (group.bands[axis] || {})[metric];
-  if (band && band.std) {
-    const edge = sign => band.mean.map((mean, i) => mean + sign * band.std[i]);
-    bands.push({x: [...band.x, ...[...band.x].reverse()], y: [...edge(1), ...edge(-1).reverse()], fill: "toself",
-      fillcolor: colour + "1f", line: {width: 0}, mode: "lines", hoverinfo: "skip", showlegend: false, legendgroup: label});
+class Section {
+  constructor(root) {
+    this.root = root;
+    this.data = data.sections[root.dataset.section];
+    this.hidden = new Set();  // configurations that were switched off in the legend
+    this.choices = root.querySelector(".choices").elements;
+    this.filters = [...root.querySelectorAll(".filters select[data-key]")];
+    for (const form of root.querySelectorAll("form")) form.addEventListener("submit", event => event.preventDefault());
+    root.querySelector(".choices").addEventListener("change", () => this.draw());
+    const filters = root.querySelector(".filters form");
+    if (filters) {
+      filters.addEventListener("input", () => this.filter());
+      filters.addEventListener("reset", () => setTimeout(() => this.filter()));
+    }
+    root.querySelector(".columns").addEventListener("change", event => {
+      root.querySelector(".groups").classList.toggle("whole", event.target.checked);
+    });
+    for (const table of root.querySelectorAll("table")) {
+      for (const heading of table.tHead.rows[0].cells) {
+        heading.querySelector("button").addEventListener("click", () => this.sort(table, heading));
+      }
+    }
   }
-  if (band) {
-    const spread = band.std ? band.std.map(std => " ± " + std.toPrecision(2)) : band.x.map(() => "");
-    lines.push({x: band.x, y: band.mean, customdata: spread, mode: "lines", name: `${label} (n = ${group.n})`,
-      line: {color: colour, dash, width: 2}, legendgroup: label,
-      hovertemplate: `${label}<br>%{x}: %{y:.4g}%{customdata}<extra></extra>`});
-  }
-  for (const run of group.runs) {
-    if (run.complete && !singly || !run.curve[metric] || !(run.curve[axis] || []).some(x => x !== null)) continue;
-    const name = `${label}, seed ${run.seed}` + (run.complete ? "" : `: ${escaped(run.status)}`);
-    lines.push({x: run.curve[axis], y: run.curve[metric], mode: run.complete ? "lines" : "lines+markers",
-      marker: {symbol: "x", size: 5}, name, showlegend: !run.complete, legendgroup: label, opacity: 0.8,
-      line: {color: colour, width: 1, dash: run.complete ? "solid" : "dot"},
-      hovertemplate: `${name}<br>%{x}: %{y:.4g}<extra></extra>`});
-  }
-  return {bands, lines};
-}
 
-function draw() {
-  const metric = element("metric").value, axis = element("axis").value, most = Number(element("most").value);
-  const left = rows("groups").filter(shown);
-  const bands = [], lines = [], missing = [];
-  for (const row of rows("groups")) row.querySelector(".chip").style.background = "";
-  let count = 0;
-  for (const row of left) {
-    if (count === most) break;
-    const group = data.groups[row.dataset.group];
-    const colour = COLOURS[count % COLOURS.length], dash = DASHES[Math.floor(count / COLOURS.length) % DASHES.length];
-    const found = traces(group, metric, axis, colour, dash, element("singly").checked);
-    if (!found.lines.length) { missing.push(group.label); continue; }
-    row.querySelector(".chip").style.background = colour;
-    bands.push(...found.bands);
-    lines.push(...found.lines);
-    count++;
+  rows(name) { return [...this.root.querySelector(name).tBodies[0].rows]; }
+
+  filter() {
+    const words = this.root.querySelector("[name=search]").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const left = new Set();
+    for (const row of this.rows(".groups")) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !(
+        this.filters.every((select, i) => !select.value || row.dataset["k" + i] === select.value) &&
+        words.every(word => text.includes(word)));
+      if (!row.hidden) left.add(row.dataset.group);
+    }
+    for (const row of this.rows(".runs")) row.hidden = !left.has(row.dataset.group);
+    this.draw();
   }
-  element("drawn").textContent = `${count} of ${left.length} configurations drawn, in the order of the table` +
-    (bands.length ? "; bands: ± one standard deviation, as far as all runs reach" : "") + without(missing) + ".";
-  // All bands first: none lies over a curve.
-  show("plot", [...bands, ...lines], data.axes[axis], metric, count);
-  drawPoints(left, metric, most);
+
+  sort(table, heading) {
+    const descending = heading.getAttribute("aria-sort") !== "descending";
+    for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
+    heading.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    const key = row => {
+      const text = row.cells[heading.cellIndex].textContent.trim();
+      if (text === "no guarantee") return Infinity;
+      if (/^(-$|not )/.test(text)) return null;
+      return /^[-+]?[\d.]+(e[-+]?\d+)?( |$)/.test(text) ? parseFloat(text) : text;
+    };
+    const compare = (a, b) => {
+      if (a === null || b === null) return (a === null) - (b === null);  // what is missing comes last either way
+      const order = typeof a === "number" && typeof b === "number" ? a - b || 0 : String(a).localeCompare(String(b));
+      return descending ? -order : order;
+    };
+    const sorted = [...table.tBodies[0].rows].map(row => [key(row), row]).sort((a, b) => compare(a[0], b[0]));
+    table.tBodies[0].append(...sorted.map(pair => pair[1]));
+  }
+
+  style(index) {
+    return [COLOURS[index % COLOURS.length], DASHES[Math.floor(index / COLOURS.length) % DASHES.length]];
+  }
+
+  // Cut off where the measure ends.
+  clipped(metric, value) {
+    const [least, most] = this.data.range[metric] || [null, null];
+    return Math.min(most ?? Infinity, Math.max(least ?? -Infinity, value));
+  }
+
+  traces(group, colour, dash) {
+    const metric = this.choices.metric.value, axis = this.choices.axis.value, window = Number(this.choices.window.value);
+    const bands = [], lines = [], label = escaped(group.label), band = (group.bands[axis] || {})[metric];
+    if (band && band.half) {
+      const mean = smoothed(band.mean, window), half = smoothed(band.half, window);
+      const edge = sign => mean.map((value, i) => this.clipped(metric, value + sign * half[i]));
+      bands.push({x: [...band.x, ...[...band.x].reverse()], y: [...edge(1), ...edge(-1).reverse()], fill: "toself",
+        fillcolor: colour + "1f", line: {width: 0}, mode: "lines", hoverinfo: "skip"});
+    }
+    if (band) {
+      const spread = band.half ? band.half.map(half => " ± " + half.toPrecision(2)) : band.x.map(() => "");
+      lines.push({x: band.x, y: smoothed(band.mean, window), customdata: spread, name: label, mode: band.x.length > 1 ? "lines" : "markers",
+        line: {color: colour, dash, width: 2}, marker: {color: colour},
+        hovertemplate: `${label}<br>%{x}: %{y:.4g}%{customdata}<extra></extra>`});
+    }
+    for (const run of group.runs) {
+      if (run.complete && !this.choices.singly.checked || !run.curve[metric]) continue;
+      if (!(run.curve[axis] || []).some(x => x !== null)) continue;
+      const name = `${label}, seed ${run.seed}` + (run.complete ? "" : `: ${escaped(run.status)}`);
+      lines.push({x: run.curve[axis], y: smoothed(run.curve[metric], window), name, mode: run.complete ? "lines" : "lines+markers",
+        marker: {symbol: "x", size: 5}, opacity: 0.8, line: {color: colour, width: 1, dash: run.complete ? "solid" : "dot"},
+        hovertemplate: `${name}<br>%{x}: %{y:.4g}<extra></extra>`});
+    }
+    return {bands, lines};
+  }
+
+  draw() {
+    const metric = this.choices.metric.value, axis = this.choices.axis.value;
+    const left = this.rows(".groups").filter(row => !row.hidden);
+    const bands = [], lines = [], missing = [], legend = this.root.querySelector(".legend");
+    legend.replaceChildren();
+    let count = 0;
+    for (const row of left) {
+      const index = Number(row.dataset.group), group = this.data.groups[index];
+      const [colour, dash] = this.style(index);
+      const found = this.traces(group, colour, dash);
+      row.querySelector(".chip").style.background = found.lines.length ? colour : "";
+      if (!found.lines.length) { missing.push(group.label); continue; }
+      this.entry(legend, index, group, colour, dash);
+      if (this.hidden.has(index)) continue;
+      bands.push(...found.bands);
+      lines.push(...found.lines);
+      count++;
+    }
+    this.root.querySelector(".drawn").textContent = `${count} of ${left.length} configurations` +
+      (bands.length ? "; bands: 95 % confidence intervals of the mean, as far as all runs reach" : "") + without(missing) + ".";
+    // All bands first: none lies over a curve.
+    this.show(this.root.querySelector(".curves"), [...bands, ...lines], data.axes[axis], metric);
+    this.drawPoints(left);
+  }
+
+  // The names stand below the picture, as long as they are; one that is clicked is switched off.
+  entry(legend, index, group, colour, dash) {
+    const item = document.createElement("li"), button = document.createElement("button"), line = document.createElement("span");
+    line.className = "line " + dash;
+    line.style.borderColor = colour;
+    button.append(line, `${group.label} (n = ${group.n})`);
+    button.setAttribute("aria-pressed", String(!this.hidden.has(index)));
+    button.addEventListener("click", () => {
+      if (!this.hidden.delete(index)) this.hidden.add(index);
+      this.draw();
+    });
+    item.append(button);
+    legend.append(item);
+  }
+
+  // A point for each configuration; those that differ in nothing but the noise are one line.
+  drawPoints(left) {
+    const place = this.root.querySelector(".tradeoff");
+    if (!place) return;
+    const metric = this.data.points, series = new Map(), missing = [];
+    for (const row of left) {
+      const index = Number(row.dataset.group), group = this.data.groups[index];
+      if (!group.point) { missing.push(group.label); continue; }
+      if (!series.has(group.series)) series.set(group.series, []);
+      series.get(group.series).push([...group.point, group, index]);
+    }
+    const drawn = [...series].map(([name, points]) => {
+      points.sort((a, b) => a[0] - b[0]);
+      const [colour, dash] = this.style(points[0][4]);
+      return {x: points.map(p => p[0]), y: points.map(p => p[1]), name: escaped(name), mode: "lines+markers",
+        line: {color: colour, width: 1.5, dash},
+        error_y: {array: points.map(p => this.clipped(metric, p[1] + p[2]) - p[1]), symmetric: false, color: colour,
+          arrayminus: points.map(p => p[1] - this.clipped(metric, p[1] - p[2])), thickness: 1.5, width: 5},
+        marker: {size: 8}, customdata: points.map(p => `${escaped(p[3].label)} (n = ${p[3].n}), ± ${p[2].toPrecision(2)}`),
+        hovertemplate: "%{customdata}<br>epsilon %{x}: %{y:.4g}<extra></extra>"};
+    });
+    const count = drawn.reduce((sum, trace) => sum + trace.x.length, 0);
+    this.root.querySelector("figcaption.points").textContent = `${count} of ${left.length} configurations, with 95 % confidence intervals, ` +
+      "at the epsilon of the whole run towards the server" + without(missing) + ".";
+    this.show(place, drawn, "epsilon of the whole run, server's view", metric);
+  }
+
+  show(place, drawn, across, metric) {
+    if (!window.Plotly) return;  // it is being unpacked, and what it draws is drawn then
+    const colours = getComputedStyle(document.documentElement);
+    const [front, soft, line] = ["--front", "--soft", "--line"].map(name => colours.getPropertyValue(name).trim());
+    const grid = {gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true};
+    const [least, most] = this.data.range[metric] || [null, null], baseline = this.data.baseline[metric];
+    const values = baseline === undefined ? [] : [baseline];
+    for (const trace of drawn.filter(trace => !trace.fill)) {
+      trace.y.forEach((y, i) => {
+        if (y === null) return;
+        values.push(y);
+        if (trace.error_y) values.push(y + trace.error_y.array[i], y - trace.error_y.arrayminus[i]);
+      });
+    }
+    const low = Math.min(...values), high = Math.max(...values), room = 0.15 * (high - low || 1);
+    const range = values.length ? [Math.max(low - room, least ?? -Infinity), Math.min(high + room, most ?? Infinity)] : undefined;
+    const shapes = baseline === undefined ? [] : [{type: "line", xref: "paper", x0: 0, x1: 1, y0: baseline, y1: baseline,
+      line: {color: soft, width: 1, dash: "dot"}}];
+    const annotations = baseline === undefined ? [] : [{xref: "paper", x: 0, y: baseline, text: "no features", showarrow: false,
+      xanchor: "left", yanchor: "bottom", font: {size: 10, color: soft}}];
+    Plotly.react(place, drawn, {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: front, size: window.innerWidth < 600 ? 11 : 12},
+      modebar: {bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: front}, shapes, annotations,
+      margin: {l: 55, r: 10, t: 10, b: 45}, hovermode: "closest", showlegend: false,
+      xaxis: {...grid, title: {text: across}},
+      yaxis: {...grid, title: {text: escaped(this.data.titles[metric] || metric)}, range},
+    }, {
+      responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+      // Nothing leaves the page: no button uploads what is drawn.
+      showSendToCloud: false, showEditInChartStudio: false, plotlyServerURL: "",
+    });
+  }
 }
 
 function without(labels) {
-  return !labels.length ? "" :
-    `; no values on these axes (no guarantee, not finite, or not in this page): ${labels.slice(0, 8).join("; ")}` +
-    (labels.length > 8 ? ` and ${labels.length - 8} more` : "");
+  return labels.length ? `; no values on these axes (no guarantee, not finite, or not in this page): ${labels.join("; ")}` : "";
 }
 
-// A point for each configuration; those that differ in nothing but the noise are one line.
-function drawPoints(left, metric, most) {
-  if (!element("tradeoff")) return;
-  const series = new Map(), missing = [];
-  for (const row of left) {
-    const group = data.groups[row.dataset.group], point = group.points[metric];
-    if (!point) { missing.push(group.label); continue; }
-    if (!series.has(group.series)) {
-      if (series.size === most) continue;
-      series.set(group.series, []);
-    }
-    series.get(group.series).push([...point, group]);
-  }
-  const drawn = [...series].map(([name, points], i) => {
-    points.sort((a, b) => a[0] - b[0]);
-    const colour = COLOURS[i % COLOURS.length], label = escaped(name);
-    return {x: points.map(p => p[0]), y: points.map(p => p[1]), mode: "lines+markers", name: label,
-      error_y: {array: points.map(p => p[2]), color: colour, thickness: 1.5, width: 5},
-      line: {color: colour, width: 1.5, dash: DASHES[Math.floor(i / COLOURS.length) % DASHES.length]}, marker: {size: 8},
-      customdata: points.map(p => `${escaped(p[3].label)} (n = ${p[3].n})` + (p[3].n > 1 ? `, ± ${p[2].toPrecision(2)}` : "")),
-      hovertemplate: "%{customdata}<br>epsilon %{x}: %{y:.4g}<extra></extra>"};
-  });
-  const count = drawn.reduce((sum, trace) => sum + trace.x.length, 0);
-  element("drawn-points").textContent = `${count} of ${left.length} configurations: the mean of each over its complete ` +
-    "runs, with one standard deviation, at the epsilon of the whole run towards the server" + without(missing) + ".";
-  show("tradeoff", drawn, "epsilon of the whole run, server's view", metric, series.size);
-}
-
-function show(place, drawn, across, metric, count) {
-  const colours = getComputedStyle(document.documentElement);
-  const [front, soft, line] = ["--front", "--soft", "--line"].map(name => colours.getPropertyValue(name).trim());
-  const grid = {gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true};
-  const narrow = window.innerWidth < 600;
-  if (!window.Plotly) return;  // it is being unpacked, and what it draws is drawn then
-  Plotly.react(place, drawn, {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: front, size: narrow ? 11 : 12},
-    modebar: {bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: front},
-    margin: {l: 55, r: 10, t: 10, b: 50}, hovermode: "closest",
-    xaxis: {...grid, title: {text: across}},
-    yaxis: {...grid, title: {text: escaped(metric.replaceAll("_", " "))}},
-    showlegend: !narrow || count <= 6,
-    legend: {orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, font: {size: narrow ? 10 : 11}},
-  }, {
-    responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
-    // Nothing leaves the page: no button uploads what is drawn.
-    showSendToCloud: false, showEditInChartStudio: false, plotlyServerURL: "",
-  });
-}
-
-for (const id of ["filters", "measure", "axes"]) {
-  element(id).addEventListener("submit", event => event.preventDefault());
-}
-element("filters").addEventListener("input", filter);
-element("filters").addEventListener("reset", () => setTimeout(filter));
-for (const id of ["measure", "axes"]) element(id).addEventListener("change", () => { draw(); remember(); });
-element("columns").addEventListener("change", event => {
-  element("groups").classList.toggle("whole", event.target.checked);
-  remember();
-});
-for (const table of document.querySelectorAll("table")) {
-  for (const heading of table.tHead.rows[0].cells) heading.querySelector("button").addEventListener("click", () => sort(table, heading));
-}
+const sections = [...document.querySelectorAll("section.data")].map(root => new Section(root));
+const draw = () => sections.forEach(section => section.draw());
+draw();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-addEventListener("hashchange", () => { if (location.hash.includes("=")) restore(); });  // not a link within the page
 library().then(draw, error => {
-  element("drawn").textContent = `Nothing can be drawn: ${error}. The tables are whole; a newer browser draws, too.`;
+  for (const text of document.querySelectorAll(".drawn")) {
+    text.textContent = `Nothing can be drawn: ${error}. The tables are whole; a newer browser draws, too.`;
+  }
 });
-restore();
