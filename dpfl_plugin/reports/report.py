@@ -96,6 +96,11 @@ class Report(Printed):
     problems: Sequence[Problem]
     lines: Sequence[str]
 
+    @property
+    def table(self) -> Table:
+        """The rows of the first data set."""
+        return self.sections[0].table
+
     def __str__(self) -> str:
         lines: list[str] = []
         for section in self.sections:
