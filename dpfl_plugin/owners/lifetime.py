@@ -55,6 +55,7 @@ from dpfl_plugin.privacy.filters import (
     kind_of,
 )
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.slots import from_plain, to_plain
 from dpfl_plugin.runs.agreed_plan import AgreedPlan
 from dpfl_plugin.runs.folder import locked, to_json, write_atomic
@@ -360,10 +361,8 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
     taken = f"{path}: another process ({{holder}}) is at work with these data. Wait for it, or end it."
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(limits.folder / f".{limits.data}.lock", taken))
-        head, begun = _head(marker), _begun(path)
+        head, begun = _head(marker), is_begun(path)
         _check_there(path, marker, head, begun)
-        if not begun:
-            path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
         ledger = Ledger.open(path) if begun else Ledger(path, {"lifetime": limits.data, "unit": limits.unit})
         stack.enter_context(ledger)
         _check_whole(ledger, marker, head, limits)
@@ -384,7 +383,7 @@ def read_lifetime(limits: Limits) -> list[Reservation]:
     if not limits.folder.exists():
         return []
     own_folder(limits.folder, limits.source)
-    head, begun = _head(marker), _begun(path)  # in this order: the ledger is on disk before the marker is
+    head, begun = _head(marker), is_begun(path)  # in this order: the ledger is on disk before the marker is
     _check_there(path, marker, head, begun)
     if not begun:
         return []
@@ -405,10 +404,6 @@ def read_reservations(path: Path) -> list[Reservation]:
 def _files(limits: Limits) -> tuple[Path, Path]:
     """(the ledger, the file that knows its last line)."""
     return limits.folder / f"{limits.data}.lifetime.jsonl", limits.folder / f"{limits.data}.lifetime.json"
-
-
-def _begun(path: Path) -> bool:
-    return path.exists() and b"\n" in path.read_bytes()
 
 
 def _check_there(path: Path, marker: Path, head: str | None, begun: bool) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -61,11 +62,15 @@ class LedgerFile:
     def create(self, first: Mapping[str, Any]) -> None:
         """Begin the file, with a first line that is on disk when this returns.
 
+        It replaces what a crash left of a first line: nothing was charged there.
+
         Raises:
             LedgerError: it exists already, or cannot be written.
         """
         assert self.path is not None
         try:
+            if self.path.exists() and not is_begun(self.path):
+                self.path.unlink()
             self._file = open(self.path, "xb", opener=private_file)  # noqa: SIM115, it stays open
         except FileExistsError as error:
             raise LedgerError(f"{self.path} exists: open it to continue, or choose another folder.") from error
@@ -247,60 +252,32 @@ def _torn(size: int, where: str) -> str:
     )
 
 
-def has_first_line(path: Path) -> bool:
-    """Whether a ledger is there whose first line was written to its end, whatever it says.
+def is_begun(path: Path) -> bool:
+    """Whether a ledger is there; if not, the file is missing, or holds what a crash left of a first line.
 
     Raises:
-        LedgerError: it cannot be read.
+        LedgerError: it holds something else, or cannot be read.
     """
-    line = _first_of(path)
-    return line.endswith(b"\n") or _CHECK.search(line) is not None
-
-
-def set_aside_unbegun(path: Path) -> None:
-    """Set a ledger aside, if there is one, that was cut off in its first line, before anything was charged.
-
-    One that is empty is removed: on a full disk each try may leave one.
-
-    Raises:
-        LedgerError: it is no beginning of a ledger, or cannot be read or moved.
-    """
-    if path.is_symlink() and not path.exists():
-        raise LedgerError(f"{path} is a link to what is not there: what was charged is not known. Bring it back.")
-    line = _first_of(path)
-    # JSON as it is written here is printable ASCII.
-    if line[: len(BEGINNING)] != BEGINNING[: len(line)] or not line.decode(errors="replace").isprintable():
-        raise LedgerError(
-            f"{path} is no ledger, nor the beginning of one: what was charged is not known. Restore it from a copy; "
-            "if nothing was released from this folder yet, move the file away and start again."
-        )
-    try:
-        path.rename(_aside(path)) if line else path.unlink()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise LedgerError(f"{path} ends within its first line, and cannot be moved: {error.strerror}.") from error
-
-
-def _first_of(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.readline()
+            line = file.readline()
     except FileNotFoundError:
-        return b""
+        return False
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _aside(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.torn-{number}")).exists():
-        number += 1
-    return aside
+    if line.endswith(b"\n") or _CHECK.search(line):
+        return True
+    if not line.startswith(BEGINNING[: len(line)]):
+        raise LedgerError(
+            f"{path} is not a ledger, nor the beginning of one: what was charged is not known, and nothing in it was "
+            "changed. Restore it from a copy, or use another name."
+        )
+    return False
 
 
 def _set_aside(path: Path, rest: bytes) -> Path:
-    aside = _aside(path)
+    numbered = (path.with_name(f"{path.name}.torn-{number}") for number in itertools.count(1))
+    aside = next(name for name in numbered if not name.exists())
     with open(aside, "xb", opener=private_file) as file:
         file.write(rest)
         file.flush()
