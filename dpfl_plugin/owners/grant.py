@@ -67,8 +67,8 @@ class Grant:
 
     def named_elsewhere(self, charges: Iterable[Charge]) -> bool:
         """Whether noise of ``charges`` has a name of another agreement: it would be charged there, and not here."""
-        lifetime = self._lifetime
-        return lifetime is not None and any(lifetime.is_of_another(self._agreement, one.noise_id) for one in charges)
+        lifetime, names = self._lifetime, {(charge.round, charge.noise_id) for charge in charges}
+        return lifetime is not None and any(lifetime.is_of_another(self._agreement, *name) for name in names)
 
     def append(self, charges: Sequence[Charge]) -> None:
         """Take the slots of what silos are about to send, and charge it to the owner's ledger; safe after `sync`.

@@ -317,9 +317,9 @@ class Lifetime:
         """What an agreement has released."""
         return self._ledger.of_run(agreement)
 
-    def is_of_another(self, agreement: str, noise_id: str) -> bool:
-        """Whether noise was named so in another agreement, which then has what is charged under that name."""
-        return self._ledger.run_of(noise_id) not in (None, agreement)
+    def is_of_another(self, agreement: str, round: int, noise_id: str) -> bool:
+        """Whether a round's noise was named so in another agreement, which then has what is charged under that name."""
+        return self._ledger.run_of(round, noise_id) not in (None, agreement)
 
     @property
     def head(self) -> str:
