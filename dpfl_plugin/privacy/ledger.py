@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from operator import itemgetter
@@ -37,19 +38,13 @@ class Ledger:
 
     Attributes:
         facts: what the caller wrote into the first line.
-        notes: what was found and mended, in words.
+        notes: remarks for whoever reads it.
         runs: the facts of the runs that share it, in the order in which they began or went on.
         tally: its charges, to be looked at only.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        facts: Mapping[str, Any] | None = None,
-    ) -> None:
-        """A new ledger; None keeps it in memory.
-
-        Args:
+    def __init__(self, path: str | os.PathLike[str] | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        """A new ledger; without ``path``, in memory.
 
         Raises:
             LedgerError: the file exists already (see `open`) or cannot be written.
@@ -207,7 +202,7 @@ class Ledger:
     def _read(self, body: bytes, number: int) -> None:
         try:
             self._take(_DECODER.raw_decode(body.decode())[0], number)
-        except (ValueError, KeyError, TypeError) as error:  # of another version
+        except (ValueError, KeyError, TypeError, struct.error) as error:  # of another version
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
 
     def _take(self, content: dict[str, Any], number: int) -> None:
@@ -222,14 +217,14 @@ class Ledger:
         elif "run" in content:
             self._begin_run({"noise": content["run"]["noise"], **content["run"]})
         else:
-            kind, of_kind = self._kind(content), content.get("kind")  # earlier versions did not write it
-            if of_kind is not None and of_kind not in CHARGE_KINDS:
-                raise ValueError(f"kind {of_kind!r} is none of {', '.join(CHARGE_KINDS)}")
+            kind, purpose = self._kind(content), content.get("kind")  # earlier versions did not write the latter
+            if purpose is not None and purpose not in CHARGE_KINDS:
+                raise ValueError(f"kind {purpose!r} is none of {', '.join(CHARGE_KINDS)}")
             for ranges, noise_ids in content["silos"]:
                 silos = tuple(itertools.chain(*(range(first, last + 1) for first, last in ranges)))
                 for noise_id in noise_ids:
                     noise = self.tally.names.noise(noise_id)
-                    self.tally.put(content["round"], silos, kind, noise, content["count"], of_kind)
+                    self.tally.put(content["round"], silos, kind, noise, content["count"], purpose)
 
     def _kind(self, content: dict[str, Any]) -> int:
         """The number of a line's share and release; made once of all lines with these very values."""
@@ -251,25 +246,24 @@ class Ledger:
 
 
 def _check_charges(charge: Charge, silos: Iterable[int]) -> None:
-    """Raise LedgerError unless it makes sense for each of ``silos``."""
-    number, count = charge.round, charge.count
-    integers = type(number) is type(count) is int and 0 <= number <= _LARGEST and 1 <= count <= _LARGEST
-    of_kind = charge.kind is None or charge.kind in CHARGE_KINDS
-    sound = integers and _makes_sense(charge.share, charge.release) and charge.noise_id and of_kind
+    """Raise LedgerError unless a charge makes sense for each of ``silos``."""
+    number, count, release, (first, last) = charge.round, charge.count, charge.release, charge.share
+    sound = (
+        type(number) is type(count) is int
+        and 0 <= number <= _LARGEST
+        and 1 <= count <= _LARGEST
+        and math.isfinite(release.noise_multiplier)
+        and math.isfinite(release.rate)
+        and 0 <= first < last <= 1
+        and charge.noise_id
+        and (charge.kind is None or charge.kind in CHARGE_KINDS)
+    )
     for silo in silos:
-        if sound and type(silo) is int and silo >= 0:
-            continue
-        raise LedgerError(
-            f"{replace(charge, silo=silo)} makes no sense: numbers must be finite, a share a part of [0, 1), and kind "
-            f"one of {', '.join(CHARGE_KINDS)}."
-        )
-
-
-def _makes_sense(share: tuple[float, float], release: SampledGaussian) -> bool:
-    """Whether a charge's share and release do."""
-    first, last = share
-    numbers = (release.noise_multiplier, release.rate, first, last)
-    return all(math.isfinite(x) for x in numbers) and 0 <= first < last <= 1
+        if not (sound and type(silo) is int and silo >= 0):
+            raise LedgerError(
+                f"{replace(charge, silo=silo)} makes no sense: numbers must be finite, a share a part of [0, 1), and "
+                f"kind one of {', '.join(CHARGE_KINDS)}."
+            )
 
 
 def _to_ranges(numbers: Iterable[int]) -> list[list[int]]:

@@ -264,7 +264,6 @@ class Tally:
         """The rows of these ranges, to be looked at only."""
         chosen = copy.copy(self)
         chosen._ranges = ranges or ((0, 0),)
-        chosen._length = sum(len(self.names.silos[fields[3]]) for _, fields in chosen._numbered())
         return chosen
 
     def copy(self) -> Tally:
@@ -306,4 +305,4 @@ class Tally:
         return map(self.charge, self.entries())
 
     def __len__(self) -> int:
-        return self._length
+        return self._length if self._ranges is None else sum(1 for _ in self.entries())
