@@ -299,7 +299,7 @@ class Tally:
         for _, (round_, _, _, _, noise, _, _) in self._numbered() if several else ():
             if round_ in several:
                 names[round_].add(noise)
-        return {round_: len(found) for round_, found in names.items()}
+        return {round_: len(of_round) for round_, of_round in names.items()}
 
     def __iter__(self) -> Iterator[Charge]:
         return map(self.charge, self.entries())
