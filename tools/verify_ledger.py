@@ -57,8 +57,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def releases(path: Path) -> dict[str, dict[int, Counter[tuple[Release, Share]]]]:
     """{run: {silo: how many releases of each mechanism on each share}}; the same noise counts once."""
-    known: dict[tuple[Any, ...], int] = {}
-    run, run_of = "", dict[str, str]()
+    known: dict[tuple[Any, ...], tuple[str, int]] = {}
+    run = ""
     for number, line in enumerate(lines(path), 1):
         if number == 1:
             shared = isinstance(line["facts"].get("shared"), str)
@@ -70,14 +70,13 @@ def releases(path: Path) -> dict[str, dict[int, Counter[tuple[Release, Share]]]]
         else:
             mechanism = tuple(sorted(line["release"].items()))
             for ranges, names in line["silos"]:
-                for noise in names:
-                    of = run_of.setdefault(noise, run)
-                    for silo in (silo for first, last in ranges for silo in range(first, last + 1)):
-                        key = (of, silo, mechanism, tuple(line["share"]), line["round"], noise)
-                        known[key] = max(known.get(key, 0), line["count"])
+                silos = [silo for first, last in ranges for silo in range(first, last + 1)]
+                for key in itertools.product(silos, [mechanism], [tuple(line["share"])], [line["round"]], names):
+                    first_run, count = known.get(key, (run, 0))
+                    known[key] = first_run, max(count, line["count"])
     made: dict[str, dict[int, Counter[tuple[Release, Share]]]] = defaultdict(lambda: defaultdict(Counter))
-    for (of, silo, mechanism, share, _, _), count in known.items():
-        made[of][silo][mechanism, share] += count
+    for (silo, mechanism, share, _, _), (of_run, count) in known.items():
+        made[of_run][silo][mechanism, share] += count
     return made
 
 
@@ -86,18 +85,18 @@ def event(release: dict[str, Any], count: int) -> dp_accounting.DpEvent:
     gaussian = dp_accounting.GaussianDpEvent(release["noise_multiplier"])
     match release["sampler"]:
         case "full":
-            one = gaussian
+            single = gaussian
         case "poisson":
-            one = dp_accounting.PoissonSampledDpEvent(release["rate"], gaussian)
+            single = dp_accounting.PoissonSampledDpEvent(release["rate"], gaussian)
         case "fixed":
             rate = Fraction(release["rate"]).limit_denominator(10**6)
             rate = rate if rate >= Fraction(release["rate"]) else rate + Fraction(1, 10**6)  # never a smaller one
-            one = dp_accounting.SampledWithoutReplacementDpEvent(rate.denominator, rate.numerator, gaussian)
+            single = dp_accounting.SampledWithoutReplacementDpEvent(rate.denominator, rate.numerator, gaussian)
         case "cyclic":  # each record is in one release of a pass
-            one, count = gaussian, math.ceil(count * release["rate"] - 1e-9)
+            single, count = gaussian, math.ceil(count * release["rate"] - 1e-9)
         case other:
             raise ValueError(f"sampler {other!r} is not known here")
-    return dp_accounting.SelfComposedDpEvent(one, count)
+    return dp_accounting.SelfComposedDpEvent(single, count)
 
 
 def epsilon(made: Counter[tuple[Release, Share]], delta: float) -> float:
@@ -105,7 +104,7 @@ def epsilon(made: Counter[tuple[Release, Share]], delta: float) -> float:
     ends = sorted({end for _, share in made for end in share})
     worst = 0.0
     for first, last in itertools.pairwise(ends):
-        here = [(dict(one), n) for (one, share), n in made.items() if share[0] <= first and last <= share[1]]
+        here = [(dict(release), n) for (release, share), n in made.items() if share[0] <= first and last <= share[1]]
         relations = {release["neighbouring"] for release, _ in here}
         if len(relations) > 1:
             raise ValueError("several neighbouring relations: no single epsilon bounds them")
@@ -121,18 +120,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ledger", type=Path)
     parser.add_argument("--delta", type=float, default=1e-5)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of orders that it leaves out
     try:
-        for run, silos in releases(given.ledger).items():
+        for run, silos in releases(arguments.ledger).items():
             print(f"run {run}:" if run else "run:")
             for silo, made in sorted(silos.items()):
                 print(
                     f"  silo {silo}: {sum(made.values())} releases, "
-                    f"epsilon at most {epsilon(made, given.delta):.4f} at delta {given.delta:g}"
+                    f"epsilon at most {epsilon(made, arguments.delta):.4f} at delta {arguments.delta:g}"
                 )
     except (OSError, ValueError, KeyError) as error:
-        print(f"{given.ledger}: {error}", file=sys.stderr)
+        print(f"{arguments.ledger}: {error}", file=sys.stderr)
         return 1
     return 0
 

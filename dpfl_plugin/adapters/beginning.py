@@ -20,7 +20,7 @@ from dpfl_plugin.gradients.choice import PassedTrials
 from dpfl_plugin.gradients.losses import LOSSES
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.ledger_file import has_first_line, set_aside_unbegun
+from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.folder import RunFolder
 
@@ -106,13 +106,12 @@ def begun(files: RunFolder, id: int, run: str, sha256: str) -> Ledger | None:
         ConfigError: it is of another silo or agreement; DataError: of other records.
         LedgerError: it is missing where it should be, or damaged.
     """
-    if not has_first_line(files.ledger):
+    if not is_begun(files.ledger):
         if (files.path / STATE).exists():
             raise LedgerError(
                 f"{files.ledger} is missing, or has not one whole line, though {STATE} is beside it: restore it from a "
                 "copy."
             )
-        set_aside_unbegun(files.ledger)
         return None
     with contextlib.ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(files.ledger))

@@ -20,13 +20,13 @@ class Ledger:
     Attributes:
         path: the file.
         facts: of a run's own ledger: its id, name, noise multiplier and numbers of records.
-        notes: what was found, in words.
+        notes: remarks for whoever reads it.
     """
 
-    def __init__(self, path: Path, found: ledgers.Ledger) -> None:
-        self.path, self._ledger = path, found
-        self.facts: dict[str, Any] = dict(found.facts)
-        self.notes: list[str] = list(found.notes)
+    def __init__(self, path: Path, ledger: ledgers.Ledger) -> None:
+        self.path, self._ledger = path, ledger
+        self.facts: dict[str, Any] = dict(ledger.facts)
+        self.notes: list[str] = list(ledger.notes)
 
     @classmethod
     def open(cls, path: str | Path) -> Ledger:
@@ -36,8 +36,8 @@ class Ledger:
             DataError: there is no ledger; LedgerError: it is damaged (names the line, and what is still proven).
         """
         require(isinstance(path, str | Path), "path", path, "be the path of a run's folder, or of a ledger's file")
-        given = Path(path)
-        file = given / "ledger.jsonl" if given.is_dir() else given
+        file = Path(path)
+        file = file / "ledger.jsonl" if file.is_dir() else file
         if not file.is_file():
             raise DataError(f"{file}: there is no ledger. Give a run's folder (OUT/NAME/ID), or a ledger file.")
         return cls(file, ledgers.Ledger.open(file, append=False))

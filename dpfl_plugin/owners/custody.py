@@ -56,9 +56,9 @@ class Custody:
         Raises:
             ConfigError: see `find_limits`.
         """
-        found = cls(find_limits())
-        found._of_machine = True
-        return found
+        custody = cls(find_limits())
+        custody._of_machine = True
+        return custody
 
     def check(self, config: Config) -> None:
         """Check what a run is to do, before records are read.

@@ -60,15 +60,15 @@ class Grant:
 
         The name is the server's, and an answer that is computed again is another release, whatever it is called.
         """
-        made: Counter[Charge] = Counter()
+        counts: Counter[Charge] = Counter()
         for charge in charges:
-            made[replace(charge, count=1)] += charge.count
-        return [replace(one, count=count + self._ledger.known(one)) for one, count in made.items()]
+            counts[replace(charge, count=1)] += charge.count
+        return [replace(charge, count=count + self._ledger.known(charge)) for charge, count in counts.items()]
 
     def named_elsewhere(self, charges: Iterable[Charge]) -> bool:
         """Whether noise of ``charges`` has a name of another agreement: it would be charged there, and not here."""
-        lifetime = self._lifetime
-        return lifetime is not None and any(lifetime.is_of_another(self._agreement, one.noise_id) for one in charges)
+        lifetime, names = self._lifetime, {(charge.round, charge.noise_id) for charge in charges}
+        return lifetime is not None and any(lifetime.is_of_another(self._agreement, *name) for name in names)
 
     def append(self, charges: Sequence[Charge]) -> None:
         """Take the slots of what silos are about to send, and charge it to the owner's ledger; safe after `sync`.
@@ -87,18 +87,18 @@ class Grant:
 
     def _new(self, charges: Iterable[Charge]) -> dict[int, list[Charge]]:
         """What the ledger does not know yet, by silo."""
-        found: defaultdict[int, list[Charge]] = defaultdict(list)
+        new: defaultdict[int, list[Charge]] = defaultdict(list)
         for charge in charges:
             more = charge.count - self._ledger.known(charge)
             if more > 0:
-                found[charge.silo].append(replace(charge, count=more))
-        return found
+                new[charge.silo].append(replace(charge, count=more))
+        return new
 
     def _take(self, charges: Iterable[Charge]) -> None:
         of_silo: defaultdict[int, list[Charge]] = defaultdict(list)
         for charge in charges:
             of_silo[charge.silo].append(charge)
-        for silo, made in of_silo.items():
+        for silo, releases in of_silo.items():
             if silo not in self._slots:
                 raise LedgerError(f"{self._ledger.path}: holds releases of silo {silo}, of which no plan is known.")
-            self._slots[silo].take(released(made))
+            self._slots[silo].take(released(releases))

@@ -55,6 +55,7 @@ from dpfl_plugin.privacy.filters import (
     kind_of,
 )
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.slots import from_plain, to_plain
 from dpfl_plugin.runs.agreed_plan import AgreedPlan
 from dpfl_plugin.runs.folder import locked, to_json, write_atomic
@@ -93,10 +94,10 @@ class Total:
 
     def __init__(self, limits: Limits, reservations: Sequence[Reservation]) -> None:
         self._limits = limits
-        before = [one for one in reservations if one.filter is None]
-        self._plans = [Plan(one.agreement, one.slots) for one in reservations if one.filter is not None]
-        self.added = math.fsum(one.epsilon for one in before), math.fsum(one.delta for one in before)
-        kind = next((one.filter for one in reservations if one.filter is not None), None)
+        before = [item for item in reservations if item.filter is None]
+        self._plans = [Plan(item.agreement, item.slots) for item in reservations if item.filter is not None]
+        self.added = math.fsum(item.epsilon for item in before), math.fsum(item.delta for item in before)
+        kind = next((item.filter for item in reservations if item.filter is not None), None)
         self.filter = filter_of(kind or {"kind": "plan"}, *self._rest)
         self._first = kind is None
 
@@ -261,7 +262,7 @@ class Lifetime:
         """
         known = next((facts for facts in self._ledger.runs if facts["noise"] == agreement), None)
         epsilon, delta = max(plan.epsilon for plan in plans.values()), max(plan.delta for plan in plans.values())
-        plan = Plan(agreement, {silo: one.planned for silo, one in plans.items()})
+        plan = Plan(agreement, {silo: agreed.planned for silo, agreed in plans.items()})
         total = self.total if known is not None else self.total.with_plan(plan)
         self._check(epsilon, delta, total, neighbouring)  # also of a known one: the owner may have lowered the limits
         keyed = hmac.new(self._secret, records.encode(), "sha256").hexdigest()[:32]
@@ -296,7 +297,7 @@ class Lifetime:
 
     def _check(self, epsilon: float, delta: float, total: Total, neighbouring: str) -> None:
         limits = self.limits
-        others = {one.neighbouring for one in self.reservations} - {neighbouring}
+        others = {item.neighbouring for item in self.reservations} - {neighbouring}
         if others:
             limits.refuse(
                 f"the agreement protects against {neighbouring} of a {limits.unit}, and earlier ones on these data "
@@ -316,9 +317,9 @@ class Lifetime:
         """What an agreement has released."""
         return self._ledger.of_run(agreement)
 
-    def is_of_another(self, agreement: str, noise_id: str) -> bool:
-        """Whether noise was named so in another agreement, which then has what is charged under that name."""
-        return self._ledger.run_of(noise_id) not in (None, agreement)
+    def is_of_another(self, agreement: str, round: int, noise_id: str) -> bool:
+        """Whether a round's noise was named so in another agreement, which then has what is charged under that name."""
+        return self._ledger.run_of(round, noise_id) not in (None, agreement)
 
     @property
     def head(self) -> str:
@@ -360,10 +361,8 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
     taken = f"{path}: another process ({{holder}}) is at work with these data. Wait for it, or end it."
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(limits.folder / f".{limits.data}.lock", taken))
-        head, begun = _head(marker), _begun(path)
+        head, begun = _head(marker), is_begun(path)
         _check_there(path, marker, head, begun)
-        if not begun:
-            path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
         ledger = Ledger.open(path) if begun else Ledger(path, {"lifetime": limits.data, "unit": limits.unit})
         stack.enter_context(ledger)
         _check_whole(ledger, marker, head, limits)
@@ -384,7 +383,7 @@ def read_lifetime(limits: Limits) -> list[Reservation]:
     if not limits.folder.exists():
         return []
     own_folder(limits.folder, limits.source)
-    head, begun = _head(marker), _begun(path)  # in this order: the ledger is on disk before the marker is
+    head, begun = _head(marker), is_begun(path)  # in this order: the ledger is on disk before the marker is
     _check_there(path, marker, head, begun)
     if not begun:
         return []
@@ -407,10 +406,6 @@ def _files(limits: Limits) -> tuple[Path, Path]:
     return limits.folder / f"{limits.data}.lifetime.jsonl", limits.folder / f"{limits.data}.lifetime.json"
 
 
-def _begun(path: Path) -> bool:
-    return path.exists() and b"\n" in path.read_bytes()
-
-
 def _check_there(path: Path, marker: Path, head: str | None, begun: bool) -> None:
     """Raise LedgerError where a ledger is missing that there was."""
     if head is not None and not begun:
@@ -427,19 +422,19 @@ def _check_whole(ledger: Ledger, marker: Path, head: str | None, limits: Limits)
             f"{ledger.path} does not hold the line {head} that {marker.name} knows of: its end is missing, and with it "
             "what was released. Restore it from a copy."
         )
-    found = ledger.facts.get("unit")
-    if ledger.facts.get("lifetime") != limits.data or found != limits.unit:
+    unit = ledger.facts.get("unit")
+    if ledger.facts.get("lifetime") != limits.data or unit != limits.unit:
         limits.refuse(
-            f"unit: {limits.unit} contradicts the lifetime ledger of these data, which counts for unit: {found}",
-            f"set unit: {found}, or name other data",
+            f"unit: {limits.unit} contradicts the lifetime ledger of these data, which counts for unit: {unit}",
+            f"set unit: {unit}, or name other data",
         )
 
 
 def _reservations(ledger: Ledger) -> dict[str, Reservation]:
-    found: dict[str, Reservation] = {}
+    reservations: dict[str, Reservation] = {}
     for facts in ledger.runs:
         try:
-            one = Reservation(
+            reservation = Reservation(
                 *(facts["noise"], facts["name"], float(facts["epsilon"]), float(facts["delta"]), facts["neighbouring"]),
                 slots=_slots(facts),
                 filter=facts.get("filter"),
@@ -448,8 +443,8 @@ def _reservations(ledger: Ledger) -> dict[str, Reservation]:
             raise LedgerError(
                 f"{ledger.path}: an agreement in it cannot be read ({error!r}). Restore a copy."
             ) from error
-        found.setdefault(one.agreement, one)
-    return found
+        reservations.setdefault(reservation.agreement, reservation)
+    return reservations
 
 
 def _slots(facts: dict[str, Any]) -> dict[int, list[Planned]]:

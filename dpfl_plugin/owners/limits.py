@@ -109,9 +109,9 @@ class Limits:
         ):
             if not ok:
                 raise ConfigError(f"{self.source}: {key}={getattr(self, key)!r} must {must}.")
-        for one in sorted(self.send):
-            if one not in SEND:
-                raise ConfigError(f"{self.source}: send: {one!r} is not known{nearest(one, SEND)}. {_sendable()}")
+        for item in sorted(self.send):
+            if item not in SEND:
+                raise ConfigError(f"{self.source}: send: {item!r} is not known{nearest(item, SEND)}. {_sendable()}")
 
     def of_silo(self, silo: int) -> Limits:
         """Those of one of several silos in a simulation, each of which stands for an owner of its own."""
@@ -208,12 +208,12 @@ class Limits:
             self.allow("fitted", f"what data.preprocess: {name} takes from {file!r}, which a server calls public,")
         if any(step.name == "backbone" for step in data.preprocess):
             self.allow("fitted", "what code that is named by data.preprocess: backbone makes of all records at once")
-        given = is_given(data.dataset.module, "data")
-        if (data.dataset.name in FILES or given) and not is_named(config):
+        by_object = is_given(data.dataset.module, "data")
+        if (data.dataset.name in FILES or by_object) and not is_named(config):
             self.allow("fitted", "the classes that are read from the records (data.dataset.classes names none)")
-        if not (is_of_package(config) or given):
-            said = "names of columns and classes, caveats, the range of an outcome"
-            self.allow("fitted", f"what code of somebody's own says of the records ({said})")
+        if not (is_of_package(config) or by_object):
+            examples = "names of columns and classes, caveats, the range of an outcome"
+            self.allow("fitted", f"what code of somebody's own says of the records ({examples})")
 
     def check_noise(self, seeded: bool) -> None:
         """Check where noise comes from.
@@ -234,9 +234,9 @@ class Limits:
         if extra not in self.send:
             self.refuse(f"the owner of the data does not let {what} be sent ({extra})", f"add {extra} to send:")
 
-    def refuse(self, why: str, mend: str = "change the limit there, if you are the owner of the data") -> NoReturn:
+    def refuse(self, why: str, fix: str = "change the limit there, if you are the owner of the data") -> NoReturn:
         """Raise LimitError: why is for the owner's log."""
-        raise LimitError(f"{self.source}: {why}. Nothing was released. To allow it, {mend}.", NOT_WITHIN)
+        raise LimitError(f"{self.source}: {why}. Nothing was released. To allow it, {fix}.", NOT_WITHIN)
 
 
 def find_limits(named: object = None, by: str = "", environment: Mapping[str, str] = os.environ) -> Limits | None:
@@ -249,12 +249,12 @@ def find_limits(named: object = None, by: str = "", environment: Mapping[str, st
     Raises:
         ConfigError: the file is not to be trusted or not understood, or there are two of them.
     """
-    given = {by: str(named)} if named is not None else {}
+    sources = {by: str(named)} if named is not None else {}
     if environment.get(VARIABLE):
-        given[VARIABLE] = environment[VARIABLE]
-    if not given:
-        given = {place: place for place in PLACES if os.path.exists(os.path.expanduser(place))}
-    paths = {where: Path(path).expanduser() for where, path in given.items()}
+        sources[VARIABLE] = environment[VARIABLE]
+    if not sources:
+        sources = {place: place for place in PLACES if os.path.exists(os.path.expanduser(place))}
+    paths = {where: Path(path).expanduser() for where, path in sources.items()}
     if len({os.path.realpath(path) for path in paths.values()}) > 1:
         both = " and ".join(f"{path} (by {where})" for where, path in paths.items())
         raise ConfigError(f"there are two limits files, {both}: which of them counts is not clear. Keep one.")
@@ -282,13 +282,13 @@ def read_limits(path: Path) -> Limits:
         if values.get(key) is None:
             raise ConfigError(f"{path}: {key} is missing. Needed: folder, epsilon, delta. See docs/limits.md.")
     send = values.get("send") or []
-    if not isinstance(send, list) or not all(isinstance(one, str) for one in send) or len(set(send)) != len(send):
+    if not isinstance(send, list) or not all(isinstance(item, str) for item in send) or len(set(send)) != len(send):
         raise ConfigError(f"{path}: send={send!r} must be a list, each once. {_sendable()}")
     if values.get("ranges") is not None:
         values["ranges"] = _ranges(values["ranges"], path)
     code = listed_code(values.get(CODE) or [], str(path))
-    given = {**values, "send": frozenset(send), CODE: code, "folder": Path(str(values["folder"])).expanduser()}
-    return Limits(**given, source=str(path))
+    settings = {**values, "send": frozenset(send), CODE: code, "folder": Path(str(values["folder"])).expanduser()}
+    return Limits(**settings, source=str(path))
 
 
 def _ranges(value: Any, path: Path) -> tuple[Range, ...]:
@@ -309,21 +309,21 @@ def _trusted_text(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            found, data = os.fstat(file.fileno()), file.read()
+            status, data = os.fstat(file.fileno()), file.read()
         folder = path.parent.stat()
     except OSError as error:
         raise ConfigError(
             f"the limits file {path} cannot be read ({error.strerror}). Write it, or make it readable: chmod u+r "
             f"{path}."
         ) from error
-    for what, one, sticky in ((path, found, False), (path.parent, folder, True)):
-        if one.st_uid not in (0, os.getuid()):
+    for what, owned, sticky in ((path, status, False), (path.parent, folder, True)):
+        if owned.st_uid not in (0, os.getuid()):
             raise ConfigError(
-                f"{what} belongs to user {one.st_uid}: limits count only if they are this user's own, or root's. Make "
-                f"it yours: sudo chown $(id -u) {what}."
+                f"{what} belongs to user {owned.st_uid}: limits count only if they are this user's own, or root's. "
+                f"Make it yours: sudo chown $(id -u) {what}."
             )
         others = stat.S_IWGRP | stat.S_IWOTH
-        if one.st_mode & others and not (sticky and one.st_mode & stat.S_ISVTX):
+        if owned.st_mode & others and not (sticky and owned.st_mode & stat.S_ISVTX):
             raise ConfigError(f"{what} can be written by others: anybody might raise the limits. chmod go-w {what}.")
     try:
         return data.decode()
@@ -339,13 +339,13 @@ def own_folder(folder: Path, source: str) -> None:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        status = folder.stat()
     except OSError as error:
         raise ConfigError(
             f"{source}: folder: {folder} cannot be made ({error.strerror}). Make it, and own it: mkdir -p {folder}; "
             f"chmod 700 {folder}."
         ) from error
-    if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"{source}: folder: {folder} can be written by others, who might set the lifetime ledger back. Own it, and "
             f"chmod go-w {folder}."

@@ -47,7 +47,7 @@ def listed_code(value: object, source: str) -> frozenset[str]:
     Raises:
         ConfigError: it is something else.
     """
-    if not isinstance(value, list) or not all(isinstance(one, str) and names_callable(one) for one in value):
+    if not isinstance(value, list) or not all(isinstance(name, str) and names_callable(name) for name in value):
         raise ConfigError(f"{source}: {KEY}={value!r} must be a list of package.module:callable.")
     return frozenset(value)
 
@@ -56,9 +56,9 @@ def is_own(folder: Path) -> bool:
     """Whether nobody but this user, or root, can put a file into a folder. Above it others may rename things, but where
     the sticky bit keeps them from it, as in /tmp."""
     for place in (folder, *folder.resolve().parents):
-        found = place.stat()
-        open_to_all = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-        sticky = place != folder and bool(found.st_mode & stat.S_ISVTX)
-        if found.st_uid not in (0, os.getuid()) or (open_to_all and not sticky):
+        status = place.stat()
+        open_to_all = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+        sticky = place != folder and bool(status.st_mode & stat.S_ISVTX)
+        if status.st_uid not in (0, os.getuid()) or (open_to_all and not sticky):
             return False
     return True

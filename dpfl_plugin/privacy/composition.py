@@ -74,9 +74,8 @@ class Spending:
     def add_all(self, made: Iterable[Batch]) -> None:
         """`add` of charges that are in batches already."""
         for first, silos in made:
-            kind = self._seen.names.kind(first.share, first.release)
-            grown = self._seen.know_all(self._seen.keys(first, silos), first.count)
-            for silo, more in zip(silos, grown, strict=True):
+            kind = self._seen.names.kind_number((first.share, first.release))
+            for silo, more in zip(silos, self._seen.add(first, silos), strict=True):
                 if more:
                     self._count(silo, kind, more)
 

@@ -7,29 +7,27 @@ damage shows: `dpfl_plugin.privacy.ledger_file`.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import math
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from dpfl_plugin.errors import LedgerError
-from dpfl_plugin.privacy.events import CHARGE_KINDS, Batch, Charge, ChargeKind, SampledGaussian, batches
-from dpfl_plugin.privacy.first_runs import FirstRuns
+from dpfl_plugin.privacy.events import CHARGE_KINDS, Batch, Charge, SampledGaussian, batches
 from dpfl_plugin.privacy.ledger_file import DamagedLineError, LedgerFile
-from dpfl_plugin.privacy.tally import Tally, keys_of, noise_of
-from dpfl_plugin.privacy.tally_rows import Key
+from dpfl_plugin.privacy.tally import Tally
 
 SCHEMA: Final = 1
-_scan: Final = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[attr-defined]
-
-
-_Groups = dict[tuple[int, int, int, ChargeKind | None], tuple[Charge, dict[str, set[int]]]]
-"""(round, kind, count, what for) -> (one of the charges, the silos by the names of their noise): each a line."""
+_LARGEST: Final = (1 << 63) - 1  # that a column holds
+_DECODER: Final = json.JSONDecoder()
 
 
 class Ledger:
@@ -40,19 +38,13 @@ class Ledger:
 
     Attributes:
         facts: what the caller wrote into the first line.
-        notes: what was found and mended, in words.
+        notes: remarks for whoever reads it.
         runs: the facts of the runs that share it, in the order in which they began or went on.
         tally: its charges, to be looked at only.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        facts: Mapping[str, Any] | None = None,
-    ) -> None:
-        """A new ledger; None keeps it in memory.
-
-        Args:
+    def __init__(self, path: str | os.PathLike[str] | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        """A new ledger; without ``path``, in memory.
 
         Raises:
             LedgerError: the file exists already (see `open`) or cannot be written.
@@ -62,7 +54,7 @@ class Ledger:
         self.notes: list[str] = []
         self.runs: list[dict[str, Any]] = []
         self.tally = Tally()
-        self._first = FirstRuns(self.tally)
+        self._begins = [("", 0)]  # each run, or the time before all of them, and its first row in the tally
         self._kinds: dict[tuple[Any, ...], int] = {}  # of lines that were read
         self._lines = LedgerFile(self.path)
         if self.path is not None:
@@ -114,57 +106,27 @@ class Ledger:
     def append_all(self, made: Iterable[Batch]) -> None:
         """`append` of charges that are in batches already."""
         self._lines.require_usable()
-        groups: _Groups = {}
-        new: dict[Key, int] = {}
-        added: list[tuple[list[Key], Charge]] = []
-        names, known = self.tally.names, self.tally.count
+        made = list(made)
         for charge, silos in made:
             _check_charges(charge, silos)
-            kind, count, keys, members = names.kind(charge.share, charge.release), charge.count, list[Key](), set[int]()
-            for silo, key in zip(silos, keys_of(charge.round, silos, kind, names.noise(charge.noise_id)), strict=True):
-                if known(key) < count and new.get(key, 0) < count:
-                    new[key] = count
-                    keys.append(key)
-                    members.add(silo)
-            if keys:
-                added.append((keys, charge))
-                group = groups.setdefault((charge.round, kind, count, charge.kind), (charge, {}))[1]
-                group.setdefault(charge.noise_id, set()).update(members)
-        if self._lines.is_written:
-            self._write_charges(groups)
-        for keys, charge in added:
-            self.tally.know_all(keys, charge.count, charge.kind)
-            self._name(noise_of(keys[0]))
-
-    def _write_charges(self, groups: _Groups) -> None:
-        for first, silos in groups.values():
+        lines: dict[tuple[Any, ...], dict[str, set[int]]] = {}
+        for charge, silos in made:
+            grown = zip(silos, self.tally.add(charge, silos), strict=True)
+            if new := {silo for silo, more in grown if more}:
+                line = charge.round, charge.kind, charge.count, charge.share, charge.release
+                lines.setdefault(line, {}).setdefault(charge.noise_id, set()).update(new)
+        for (number, kind, count, share, release), silos_of in lines.items():
             named: dict[tuple[int, ...], list[str]] = {}
-            for noise_id, members in silos.items():
+            for noise_id, members in silos_of.items():
                 named.setdefault(tuple(sorted(members)), []).append(noise_id)
-            noise = [[ranges, ids] for ranges, ids in ((_to_ranges(m), sorted(i)) for m, i in named.items())]
-            release = first.release
-            self._lines.write(
-                ({} if first.kind is None else {"kind": first.kind})
-                | {
-                    "round": first.round,
-                    "share": list(first.share),
-                    "release": {
-                        "noise_multiplier": release.noise_multiplier,
-                        "sampler": release.sampler,
-                        "rate": release.rate,
-                        "neighbouring": release.neighbouring,
-                        "unit": release.unit,
-                    },
-                    "count": first.count,
-                    "silos": noise,
-                }
-            )
+            content = {"round": number, "share": share, "release": asdict(release), "count": count}
+            content["silos"] = [[_to_ranges(members), sorted(noise_ids)] for members, noise_ids in named.items()]
+            self._lines.write(content if kind is None else {"kind": kind, **content})
 
     def in_memory(self) -> Ledger:
         """Its charges and facts, as a ledger without a file that may grow by itself."""
         other = Ledger(facts=self.facts)
         other.tally = self.tally.copy()
-        other._first = FirstRuns(other.tally)
         return other
 
     def begin_run(self, facts: Mapping[str, Any]) -> None:
@@ -179,20 +141,18 @@ class Ledger:
 
     def tally_of_run(self, noise: str) -> Tally:
         """The charges of the run that is known by ``noise``; to be looked at only."""
-        if not self.runs:
-            return Tally() if noise else self.tally
-        return self._first.tally_of(noise)
+        ends = [*(begin for _, begin in self._begins[1:]), self.tally.num_rows]
+        sections = zip(self._begins, ends, strict=True)
+        return self.tally.part([(begin, end) for (run, begin), end in sections if run == noise and begin < end])
 
-    def run_of(self, noise_id: str) -> str | None:
-        """What the run is known by that released under this name first; None if nobody did."""
-        noise = self.tally.names.noise(noise_id)
-        if not self.runs:
-            return "" if any(entry.noise == noise for entry in self.tally.entries()) else None
-        return self._first.of(noise)
+    def run_of(self, round: int, noise_id: str) -> str | None:
+        """What the run is known by that first released under this name in a round; None if nobody did."""
+        row = self.tally.first_row(round, noise_id)
+        return None if row is None else self._begins[bisect.bisect_right(self._begins, row, key=itemgetter(1)) - 1][0]
 
     def known(self, charge: Charge) -> int:
         """How many of a charge's releases are charged already: the same bits, of which none is new."""
-        return self.tally.count(self.tally.key(charge))
+        return self.tally.counts(charge, [charge.silo])[0]
 
     def note(self, text: str) -> None:
         """Add a remark for whoever reads the ledger later."""
@@ -235,19 +195,14 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _name(self, noise: int) -> None:
-        """Note under which run noise was released, unless it was before."""
-        if self.runs:  # a ledger of one run needs no table as long as itself
-            self._first.name(noise)
-
     def _begin_run(self, facts: dict[str, Any]) -> None:
-        self._first.begin(facts["noise"])
+        self._begins.append((facts["noise"], self.tally.num_rows))
         self.runs.append(facts)
 
     def _read(self, body: bytes, number: int) -> None:
         try:
-            self._take(_read_json(body.decode()), number)
-        except (ValueError, KeyError, TypeError) as error:  # of another version
+            self._take(_DECODER.raw_decode(body.decode())[0], number)
+        except (ValueError, KeyError, TypeError, struct.error) as error:  # of another version
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
 
     def _take(self, content: dict[str, Any], number: int) -> None:
@@ -262,17 +217,14 @@ class Ledger:
         elif "run" in content:
             self._begin_run({"noise": content["run"]["noise"], **content["run"]})
         else:
-            kind, of_kind = self._kind(content), content.get("kind")  # earlier versions did not write it
-            if of_kind is not None and of_kind not in CHARGE_KINDS:
-                raise ValueError(f"kind {of_kind!r} is none of {', '.join(CHARGE_KINDS)}")
+            kind, purpose = self._kind(content), content.get("kind")  # earlier versions did not write the latter
+            if purpose is not None and purpose not in CHARGE_KINDS:
+                raise ValueError(f"kind {purpose!r} is none of {', '.join(CHARGE_KINDS)}")
             for ranges, noise_ids in content["silos"]:
-                silos = list(_from_ranges(ranges))
-                named = [self.tally.names.noise(noise_id) for noise_id in noise_ids] if silos else []
-                of_noise = [keys_of(content["round"], silos, kind, noise) for noise in named]
-                keys = of_noise[0] if len(named) == 1 else itertools.chain(*zip(*of_noise, strict=True))
-                self.tally.know_all(keys, content["count"], of_kind)
-                for noise in named:
-                    self._name(noise)
+                silos = tuple(itertools.chain(*(range(first, last + 1) for first, last in ranges)))
+                for noise_id in noise_ids:
+                    noise = self.tally.names.noise(noise_id)
+                    self.tally.put(content["round"], silos, kind, noise, content["count"], purpose)
 
     def _kind(self, content: dict[str, Any]) -> int:
         """The number of a line's share and release; made once of all lines with these very values."""
@@ -280,7 +232,7 @@ class Ledger:
         release = content["release"]
         values = (first, last, *release.items())
         if values not in self._kinds:
-            self._kinds[values] = self.tally.names.kind((first, last), SampledGaussian(**release))
+            self._kinds[values] = self.tally.names.kind_number(((first, last), SampledGaussian(**release)))
         return self._kinds[values]
 
     def _damaged(self, number: int, what: str) -> LedgerError:
@@ -293,35 +245,25 @@ class Ledger:
         )
 
 
-def _read_json(text: str) -> Any:
-    """`json.loads`, without looking for blanks, which no line has that `LedgerFile` wrote."""
-    try:
-        content, end = _scan(text, 0)
-    except StopIteration:
-        end = -1
-    return content if end == len(text) else json.loads(text)
-
-
 def _check_charges(charge: Charge, silos: Iterable[int]) -> None:
-    """Raise LedgerError unless it makes sense for each of ``silos``."""
-    number, count = charge.round, charge.count
-    integers = type(number) is type(count) is int and number >= 0 and count >= 1
-    of_kind = charge.kind is None or charge.kind in CHARGE_KINDS
-    sound = integers and _makes_sense(charge.share, charge.release) and charge.noise_id and of_kind
+    """Raise LedgerError unless a charge makes sense for each of ``silos``."""
+    number, count, release, (first, last) = charge.round, charge.count, charge.release, charge.share
+    sound = (
+        type(number) is type(count) is int
+        and 0 <= number <= _LARGEST
+        and 1 <= count <= _LARGEST
+        and math.isfinite(release.noise_multiplier)
+        and math.isfinite(release.rate)
+        and 0 <= first < last <= 1
+        and charge.noise_id
+        and (charge.kind is None or charge.kind in CHARGE_KINDS)
+    )
     for silo in silos:
-        if sound and type(silo) is int and silo >= 0:
-            continue
-        raise LedgerError(
-            f"{replace(charge, silo=silo)} makes no sense: numbers must be finite, a share a part of [0, 1), and kind "
-            f"one of {', '.join(CHARGE_KINDS)}."
-        )
-
-
-def _makes_sense(share: tuple[float, float], release: SampledGaussian) -> bool:
-    """Whether a charge's share and release do."""
-    first, last = share
-    numbers = (release.noise_multiplier, release.rate, first, last)
-    return all(math.isfinite(x) for x in numbers) and 0 <= first < last <= 1
+        if not (sound and type(silo) is int and silo >= 0):
+            raise LedgerError(
+                f"{replace(charge, silo=silo)} makes no sense: numbers must be finite, a share a part of [0, 1), and "
+                f"kind one of {', '.join(CHARGE_KINDS)}."
+            )
 
 
 def _to_ranges(numbers: Iterable[int]) -> list[list[int]]:
@@ -333,8 +275,3 @@ def _to_ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             ranges.append([number, number])
     return ranges
-
-
-def _from_ranges(ranges: Iterable[list[int]]) -> Iterator[int]:
-    for first, last in ranges:
-        yield from range(first, last + 1)

@@ -1,10 +1,10 @@
 """The lines of a ledger on disk: chained by checksums, and synced before anything that they cover leaves.
 
-Each line ends in a checksum over itself and the line before, so that damage and missing lines show; it is no signature:
+Each line ends in a checksum over itself and the line before, so that damage and missing lines show. It is no signature:
 whoever may write the file can write another history.
 
-A crash can lose what was not synced, and nothing of that has left. So a last line without its newline is the one
-damage that proves nothing wrong: it is set aside in a file beside the ledger. All else is refused.
+A crash or a full disk can cut off what was not synced, and nothing of that has left. So a last line without its newline
+is the one damage that proves nothing wrong: it is set aside in a file beside the ledger. All else is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -23,9 +24,9 @@ from typing import Any, BinaryIO, Final
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 from dpfl_plugin.file_permissions import private_file
 
+_BEGINNING: Final = b'{"facts":{'  # of every ledger's first line
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
-BEGINNING: Final = b'{"facts":{'  # of every ledger's first line
-_CHECK_BYTES: Final = len(b',"check":"0123456789abcdef"}')
+_CHECK_LENGTH: Final = len(b',"check":"0123456789abcdef"}')
 _HEAD: Final = re.compile("[0-9a-f]{16}")
 _NO_SYNC: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSUP})  # of file systems that sync no folders
 
@@ -43,7 +44,7 @@ class DamagedLineError(ValueError):
 
 
 class LedgerFile:
-    """Lines of JSON objects that only grow; of one process, which forks of it must not use.
+    """Lines of JSON objects that only grow; of one process, not of its forks.
 
     Attributes:
         path: None for a ledger in memory, of which nothing is written.
@@ -52,33 +53,35 @@ class LedgerFile:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._checks = array("Q")
-        self._check = ""
         self._file: BinaryIO | None = None
         self._usable, self._process = True, os.getpid()
-        self._unsynced = True  # of lines that were read, too, it is not known whether they are on disk
-        self._size, self._rest, self._complete = 0, b"", False  # whole lines; what follows them, and is it a line?
+        self._unsynced = True  # lines that were read may not be on disk either
+        self._size, self._rest = 0, b""  # of the lines that end in a newline; what follows them
 
     def create(self, first: Mapping[str, Any]) -> None:
         """Begin the file, with a first line that is on disk when this returns.
+
+        It replaces what a crash left of a first line: nothing was charged there.
 
         Raises:
             LedgerError: it exists already, or cannot be written.
         """
         assert self.path is not None
         try:
+            if self.path.exists() and not is_begun(self.path):
+                self.path.unlink()
             self._file = open(self.path, "xb", opener=private_file)  # noqa: SIM115, it stays open
         except FileExistsError as error:
             raise LedgerError(f"{self.path} exists: open it to continue, or choose another folder.") from error
         except OSError as error:
-            room = f" {MAKE_ROOM}" if is_full(error) else ""
-            raise LedgerError(f"{self.path} cannot be written: {error.strerror}.{room}") from error
+            raise self._failed(error) from error
         try:
             self.write(first)
             self.sync()
             _sync_folder(self.path.parent)
         except LedgerError:
-            with contextlib.suppress(OSError):
-                self._file.close()  # nobody gets this ledger, who could
+            self._usable = False
+            self.close()
             raise
 
     def read(self) -> Iterator[tuple[int, bytes]]:
@@ -89,19 +92,18 @@ class LedgerFile:
             LedgerError: the file cannot be read.
         """
         assert self.path is not None
-        number = 0
+        number = 1
         try:
             with self.path.open("rb") as file:
                 # Up to a line without its end: what another process adds to that later is not another line.
-                while (rest := file.readline()).endswith(b"\n"):
-                    number, self._size = number + 1, self._size + len(rest)
-                    yield number, self._verified(rest[:-1], number)
+                while (line := file.readline()).endswith(b"\n"):
+                    yield number, self._verified(line[:-1], number)
+                    number, self._size = number + 1, self._size + len(line)
         except OSError as error:
             raise LedgerError(f"{self.path} cannot be read: {error.strerror}.") from error
-        # A torn line is a strict beginning of one. With a checksum inside, it must be whole, or it was changed.
-        self._rest, self._complete = rest, _CHECK.search(rest) is not None
-        if self._complete:
-            yield number + 1, self._verified(rest, number + 1)
+        self._rest = line
+        if _CHECK.search(line):  # with a checksum inside it must be whole, or it was changed
+            yield number, self._verified(line, number)
 
     def go_on(self) -> str:
         """Append from here on; returns what was done about a torn line, or "".
@@ -110,27 +112,27 @@ class LedgerFile:
             LedgerError: the file cannot be written.
         """
         assert self.path is not None
-        torn, done = bool(self._rest) and not self._complete, ""
+        torn, done = self._torn, ""
         try:
             if torn:
-                aside = _set_aside(self.path, self._rest)
-                with self.path.open("r+b") as file:
-                    file.truncate(self._size)
-                    os.fsync(file.fileno())
-                done = _torn(len(self._rest), f"set aside in {aside.name}")
+                done = _cut_off(torn, f"set aside in {_set_aside(self.path, torn).name}")
+                os.truncate(self.path, self._size)
             self._file = self.path.open("ab")
-            if self._complete:
+            if self._rest and not torn:
                 self._file.write(b"\n")
         except OSError as error:
             raise self._failed(error) from error
-        if self._complete:
-            self.sync()
         return done
 
     def leave(self) -> str:
         """Append nothing from here on; returns a remark on a torn line, or ""."""
         self._usable = False
-        return _torn(len(self._rest), "left in place") if self._rest and not self._complete else ""
+        return _cut_off(self._torn, "left in place") if self._torn else ""
+
+    @property
+    def _torn(self) -> bytes:
+        """The beginning of a last line without its end."""
+        return b"" if _CHECK.search(self._rest) else self._rest
 
     def require_usable(self) -> None:
         """Raise LedgerError where nothing can be charged."""
@@ -144,11 +146,6 @@ class LedgerFile:
                 f"{self.path} is closed, open for reading only, or failed before: nothing can be charged."
             )
 
-    @property
-    def is_written(self) -> bool:
-        """Whether lines go to a file."""
-        return self._file is not None
-
     def write(self, content: Mapping[str, Any]) -> None:
         """Add a line, which is safe after the next `sync`.
 
@@ -157,14 +154,17 @@ class LedgerFile:
         """
         if self._file is None:
             return
-        body = _canonical(content)
-        check = _checksum(self._check, body)
+        try:
+            body = json.dumps(content, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise LedgerError(f"a ledger line must be plain JSON: {error}.") from error
+        check = _checksum(self.head, body)
         self._unsynced = True
         try:
             self._file.write(body[:-1] + b',"check":"' + check.encode() + b'"}\n')
         except OSError as error:
             raise self._failed(error) from error
-        self._advance(check)
+        self._checks.append(int(check, 16))
 
     def sync(self) -> None:
         """Return once every line is on disk.
@@ -173,14 +173,13 @@ class LedgerFile:
             LedgerError: it is not; nothing that was written since the last sync may leave.
         """
         self.require_usable()
-        if self._file is None:
+        if self._file is None or not self._unsynced:
             return
-        if self._unsynced:
-            try:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                raise self._failed(error) from error
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
         self._unsynced = False
 
     def close(self) -> None:
@@ -193,13 +192,13 @@ class LedgerFile:
                 self.sync()
         finally:
             self._file, self._usable = None, False
-            with contextlib.suppress(OSError):  # its buffer, too, of what could not be written
+            with contextlib.suppress(OSError):  # of what could not be written, and is still in its buffer
                 file.close()
 
     @property
     def head(self) -> str:
-        """The last line's checksum."""
-        return self._check
+        """The last line's checksum; "" if there is no line."""
+        return f"{self._checks[-1]:016x}" if self._checks else ""
 
     def holds(self, head: str) -> bool:
         """Whether some line has this checksum."""
@@ -214,109 +213,67 @@ class LedgerFile:
         )
 
     def _verified(self, line: bytes, number: int) -> bytes:
-        found = _CHECK.fullmatch(line, max(0, len(line) - _CHECK_BYTES))
-        if not found:
+        match = _CHECK.fullmatch(line, max(0, len(line) - _CHECK_LENGTH))
+        if not match:
             raise DamagedLineError(number, "it does not end in a checksum")
-        body = line[: found.start()] + b"}"
-        check = found.group(1).decode()
-        if check != _checksum(self._check, body):
+        body, check = line[: match.start()] + b"}", match[1].decode()
+        if check != _checksum(self.head, body):
             raise DamagedLineError(number, "its checksum is wrong: it, or the order of the lines, was changed")
-        self._advance(check)
+        self._checks.append(int(check, 16))
         return body
 
-    def _advance(self, check: str) -> None:
-        self._check = check
-        self._checks.append(int(check, 16))
 
+def is_begun(path: Path) -> bool:
+    """Whether a ledger is there; if not, the file is missing, or holds what a crash left of a first line.
 
-def _canonical(content: Mapping[str, Any]) -> bytes:
+    Raises:
+        LedgerError: it holds something else, or cannot be read.
+    """
     try:
-        return json.dumps(content, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise LedgerError(f"a ledger line must be plain JSON: {error}.") from error
+        with path.open("rb") as file:
+            line = file.readline()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
+    if line.endswith(b"\n") or _CHECK.search(line):
+        return True
+    if not line.startswith(_BEGINNING[: len(line)]):
+        raise LedgerError(
+            f"{path} is not a ledger, nor the beginning of one: what was charged is not known, and nothing in it was "
+            "changed. Restore it from a copy, or use another name."
+        )
+    return False
 
 
 def _checksum(previous: str, body: bytes) -> str:
     return hashlib.sha256(previous.encode() + body).hexdigest()[:16]
 
 
-def _torn(size: int, where: str) -> str:
+def _cut_off(torn: bytes, where: str) -> str:
     return (
-        f"a last line of {size} bytes was cut off before it was synced, by a crash or a full disk: nothing of it "
+        f"a last line of {len(torn)} bytes was cut off before it was synced, by a crash or a full disk: nothing of it "
         f"had left; {where}."
     )
 
 
-def has_first_line(path: Path) -> bool:
-    """Whether a ledger is there whose first line was written to its end, whatever it says.
-
-    Raises:
-        LedgerError: it cannot be read.
-    """
-    line = _first_of(path)
-    return line.endswith(b"\n") or _CHECK.search(line) is not None
-
-
-def set_aside_unbegun(path: Path) -> None:
-    """Set a ledger aside, if there is one, that was cut off in its first line, before anything was charged.
-
-    One that is empty is removed: on a full disk each try may leave one.
-
-    Raises:
-        LedgerError: it is no beginning of a ledger, or cannot be read or moved.
-    """
-    if path.is_symlink() and not path.exists():
-        raise LedgerError(f"{path} is a link to what is not there: what was charged is not known. Bring it back.")
-    line = _first_of(path)
-    # JSON as it is written here is printable ASCII.
-    if line[: len(BEGINNING)] != BEGINNING[: len(line)] or not line.decode(errors="replace").isprintable():
-        raise LedgerError(
-            f"{path} is no ledger, nor the beginning of one: what was charged is not known. Restore it from a copy; "
-            "if nothing was released from this folder yet, move the file away and start again."
-        )
-    try:
-        path.rename(_aside(path)) if line else path.unlink()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise LedgerError(f"{path} ends within its first line, and cannot be moved: {error.strerror}.") from error
-
-
-def _first_of(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.readline()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _aside(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.torn-{number}")).exists():
-        number += 1
-    return aside
-
-
-def _set_aside(path: Path, rest: bytes) -> Path:
-    aside = _aside(path)
+def _set_aside(path: Path, torn: bytes) -> Path:
+    """Write a torn line to a new file beside its ledger."""
+    numbered = (path.with_name(f"{path.name}.torn-{number}") for number in itertools.count(1))
+    aside = next(name for name in numbered if not name.exists())
     with open(aside, "xb", opener=private_file) as file:
-        file.write(rest)
+        file.write(torn)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
     return aside
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable, where the system lets a folder be synced.
+    """Make a new file's name durable, where the file system lets a folder be synced.
 
     Raises:
         LedgerError: it does, and this failed: a power cut could take the file, and what it charged, with it.
     """
-    if not hasattr(os, "O_DIRECTORY"):
-        return
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -443,8 +443,8 @@ class Registration:
         """Count charges that are about to be in the ledger; what has no slots is registered before."""
         new: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
         for charge, silos in made:
-            for silo, key in zip(silos, self._ledger.tally.keys(charge, silos), strict=True):
-                new[silo][charge.release, charge.share] += max(0, charge.count - self._ledger.tally.count(key))
+            for silo, known in zip(silos, self._ledger.tally.counts(charge, silos), strict=True):
+                new[silo][charge.release, charge.share] += max(0, charge.count - known)
         self.reserve({silo: listed(counts) for silo, counts in new.items()})
         for silo, counts in new.items():
             self._left[silo].subtract(counts)

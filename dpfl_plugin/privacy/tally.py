@@ -1,189 +1,215 @@
-"""Charges, each counted once, in some fifty bytes each: a long run makes millions of them.
+"""Charges, each counted once, in the rows of a table: a long run makes millions of them.
 
-What many charges have in common is kept once: releases with the shares that they read, and the run in the names of
-noise (`oracle.Draw.noise_id`), whose digits differ in every round. A charge is
-then one integer, its fields side by side, which `tally_rows` keeps as bytes. What does not fit the fields is kept as a
-tuple, which equals no integer. So two charges have one key if, and only if, they are the same release.
+A row is what a line of a ledger says: the same charge of some silos, in some fifty bytes. What rows have in common is
+kept once: releases with the shares that they read, sets of silos, and how names of noise begin
+(`oracle.Draw.noise_id`), whose digits differ in every round. Rows of a round are chained, so that finding out whether a
+charge is known takes as long as its round is large, however long the ledger is.
 """
 
 from __future__ import annotations
 
+import copy
 import re
+import struct
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, batches
-from dpfl_plugin.privacy.tally_rows import DIGEST as _DIGEST
-from dpfl_plugin.privacy.tally_rows import KIND as _KIND
-from dpfl_plugin.privacy.tally_rows import NOISE as _NOISE
-from dpfl_plugin.privacy.tally_rows import SILO as _SILO
-from dpfl_plugin.privacy.tally_rows import Counts, Entry, Key, Part, unpacked
+from dpfl_plugin.privacy.events import CHARGE_KINDS, Charge, ChargeKind, SampledGaussian, batches
 
 Share = tuple[float, float]
 Kind = tuple[Share, SampledGaussian]
+Value = TypeVar("Value", bound=Hashable)
 
-_SILOS: Final = 1 << _SILO
-_KINDS: Final = 1 << _KIND
-_NOISES: Final = 1 << _NOISE
-_LONGEST: Final = 1 << 63  # of what an array of integers holds
+_COLUMNS: Final = np.dtype(
+    [
+        ("round", "<i8"),
+        ("count", "<i8"),
+        ("kind", "<u4"),
+        ("silos", "<u4"),
+        ("noise", "S20"),
+        ("purpose", "i1"),
+        ("before", "<i4"),  # the row before it of the same round and name of noise but for its digits; -1: none
+    ]
+)
+_ROW: Final = struct.Struct("<qqII20sbi")
+_WIDTH: Final = _ROW.size
+_BLOCK: Final = 4096  # rows that are read at once
+_PAGE: Final = 64  # rounds of the index that are kept together
+_PURPOSES: Final[tuple[ChargeKind | None, ...]] = ("round", *(kind for kind in CHARGE_KINDS if kind != "round"), None)
 _RANDOM: Final = re.compile(r"([^.]*\.)([0-9a-f]{32})((?:\..*)?)", re.DOTALL)
 
 
-class Names:
-    """Numbers for kinds of releases and for names of noise, and the way back. Only grows, so that tallies share it."""
+class Entry(NamedTuple):
+    """A charge in numbers: ``kind`` and ``noise`` are those of the `Names` of its tally."""
+
+    round: int
+    silo: int
+    kind: int
+    noise: bytes
+    releases: int
+
+
+class _Numbers(Generic[Value]):
+    """Values by number, in the order in which they came."""
 
     def __init__(self) -> None:
-        self.kinds: list[Kind] = []
-        self._kinds: dict[Kind, int] = {}
-        self._patterns: list[tuple[Any, ...]] = []
-        self._pattern_numbers: dict[tuple[Any, ...], int] = {}
-        # What was asked for last, as a round's silos do one after the other: most of the work would be to hash it.
-        self._last_kind: tuple[Share | None, SampledGaussian | None, int] = (None, None, 0)
-        self._last_noise: tuple[str | None, int] = (None, 0)
+        self.values: list[Value] = []
+        self._numbers: dict[Value, int] = {}
 
-    def kind(self, share: Share, release: SampledGaussian) -> int:
-        last_share, last_release, number = self._last_kind
-        if release is last_release and share == last_share:
-            return number
-        number = self._number(share, release)
-        self._last_kind = share, release, number
+    def number(self, value: Value) -> int:
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
         return number
 
-    def _number(self, share: Share, release: SampledGaussian) -> int:
-        kind = share, release
-        number = self._kinds.get(kind)
-        if number is None:
-            number = self._kinds[kind] = len(self.kinds)
-            self.kinds.append(kind)
-        return number
 
-    def noise(self, noise_id: str) -> int:
-        """BEFORE.32 HEX DIGITS (and .AFTER in ledgers of earlier versions) as the number of (BEFORE, AFTER) and that of
-        the digits; all else as a whole."""
-        last, number = self._last_noise
-        if noise_id == last and type(noise_id) is str:
-            return number
-        number = self._noise(noise_id)
-        self._last_noise = noise_id, number
-        return number
+class Names:
+    """Numbers for kinds of releases, sets of silos and names of noise. Only grows, so that tallies share it."""
 
-    def _noise(self, noise_id: str) -> int:
-        found = _RANDOM.fullmatch(noise_id) if type(noise_id) is str else None
-        pattern: tuple[Any, ...] = (noise_id,) if found is None else (found[1], found[3])
-        number = self._pattern_numbers.get(pattern)
-        if number is None:
-            number = self._pattern_numbers[pattern] = len(self._patterns)
-            self._patterns.append(pattern)
-        return number << _DIGEST | (0 if found is None else int(found[2], 16))
+    def __init__(self) -> None:
+        self._kinds, self._silos = _Numbers[Kind](), _Numbers[tuple[int, ...]]()
+        self._patterns = _Numbers[tuple[str, ...]]()
+        self.kinds, self.silos = self._kinds.values, self._silos.values
+        self.kind_number, self.silos_number = self._kinds.number, self._silos.number
 
-    def noise_id(self, noise: int) -> str:
-        pattern = self._patterns[noise >> _DIGEST]
-        if len(pattern) == 1:
-            return pattern[0]  # type: ignore[no-any-return]
-        return f"{pattern[0]}{noise & (1 << _DIGEST) - 1:032x}{pattern[1]}"
+    def noise(self, noise_id: str) -> bytes:
+        """BEFORE.32 HEX DIGITS (and .AFTER in ledgers of earlier versions) as the number of (BEFORE, AFTER) and the
+        digits; all else as a number."""
+        match = _RANDOM.fullmatch(noise_id)
+        pattern = (noise_id,) if match is None else (match[1], match[3])
+        digits = bytes(16) if match is None else bytes.fromhex(match[2])
+        return self._patterns.number(pattern).to_bytes(4, "little") + digits
+
+    def noise_id(self, noise: bytes) -> str:
+        pattern = self._patterns.values[int.from_bytes(noise[:4], "little")]
+        return pattern[0] if len(pattern) == 1 else f"{pattern[0]}{noise[4:].hex()}{pattern[1]}"
 
 
 class Tally:
     """(round, silo, share, release, noise_id) -> the largest count that it was charged with, in the order of charging.
 
-    Iterating makes a `Charge` of each anew; `entries`, `totals` and `heads` are for whoever has to look at all of them.
+    Iterating makes a `Charge` of each anew; `entries` and `totals` are for whoever has to look at all of them.
     """
 
     def __init__(self, charges: Iterable[Charge] = ()) -> None:
         self.names = Names()
-        self._counts: Counts | Part = Counts()
-        self._others: dict[Key, ChargeKind | None] = {}  # of all but charges of rounds, which most are
+        self._rows = bytearray()
+        self._ranges: Sequence[tuple[int, int]] | None = None  # of a part
+        self._larger: dict[tuple[int, int], int] = {}  # (row, silo) -> its count, where that is larger than the row's
+        self._latest: dict[tuple[bytes, int], array[int]] = {}  # (noise, page) -> of each round there, 1 + the last row
+        self._asked: tuple[int, bytes] | None = None  # round and noise that were looked for last
+        self._of_asked: dict[int, dict[int, int]] = {}  # their kind -> silo -> row
+        self._only_rounds, self._length = True, 0
         for first, silos in batches(charges):
-            self.know_all(self.keys(first, silos), first.count, first.kind)
+            self.add(first, silos)
 
-    def key(self, charge: Charge) -> Key:
-        """What the same releases have in common, and no others."""
-        names = self.names
-        return packed(charge.round, charge.silo, names.kind(charge.share, charge.release), names.noise(charge.noise_id))
+    def add(self, first: Charge, silos: Sequence[int]) -> list[int]:
+        """Count charges that differ from ``first`` in their silo only, each once with its largest count.
 
-    def keys(self, charge: Charge, silos: Sequence[int]) -> list[Key]:
-        """`key` of charges that differ from ``charge`` in their silo only: those of ``silos``."""
-        names = self.names
-        return keys_of(charge.round, silos, names.kind(charge.share, charge.release), names.noise(charge.noise_id))
+        Returns by how much that of each of ``silos`` grew.
+        """
+        known = dict(zip(silos, self.counts(first, silos), strict=True))
+        kind, noise = self.names.kind_number((first.share, first.release)), self.names.noise(first.noise_id)
+        self.put(first.round, tuple(sorted(known)), kind, noise, first.count, first.kind)
+        return [max(first.count - known.pop(silo, first.count), 0) for silo in silos]
 
-    def know(self, key: Key, count: int, kind: ChargeKind | None = "round") -> int:
-        """Count it once, with its largest count; returns by how much that grew.
+    def counts(self, first: Charge, silos: Sequence[int]) -> list[int]:
+        """The largest counts so far of charges that differ from ``first`` in their silo only; 0 where there is none."""
+        kind, noise = self.names.kind_number((first.share, first.release)), self.names.noise(first.noise_id)
+        rows = self._rows_of(first.round, noise).get(kind, {})
+        return [0 if silo not in rows else self._count(rows[silo], silo) for silo in silos]
+
+    def put(
+        self,
+        round_: int,
+        silos: tuple[int, ...],
+        kind: int,
+        noise: bytes,
+        count: int,
+        purpose: ChargeKind | None = "round",
+    ) -> None:
+        """`add` by numbers.
 
         Args:
-            kind: what it was for; None where that is not said.
+            silos: ascending, each once. purpose: what it was for; None where that is not said.
         """
-        return self.know_all((key,), count, kind)[0]
+        known = self._rows_of(round_, noise).setdefault(kind, {})
+        if known:
+            for silo in silos:
+                if silo in known and self._count(known[silo], silo) < count:
+                    self._larger[known[silo], silo] = count
+            silos = tuple(silo for silo in silos if silo not in known)
+        if not silos:
+            return
+        page = self._latest.setdefault((noise[:4], round_ // _PAGE), array("i"))
+        if not page:
+            page.frombytes(bytes(page.itemsize * _PAGE))
+        row, before = len(self._rows) // _WIDTH, page[round_ % _PAGE] - 1
+        number, code = self.names.silos_number(silos), _PURPOSES.index(purpose)
+        self._rows += _ROW.pack(round_, count, kind, number, noise, code, before)
+        page[round_ % _PAGE] = row + 1
+        known.update(dict.fromkeys(silos, row))
+        self._only_rounds = self._only_rounds and purpose == "round"
+        self._length += len(silos)
 
-    def know_all(self, keys: Iterable[Key], count: int, kind: ChargeKind | None = "round") -> list[int]:
-        """`know` of each of ``keys``, one after another."""
-        counts, grown = self._growing(), []
-        for key in keys:
-            row, data = counts.locate(key)
-            known = 0 if row < 0 else counts.at(row)
-            if kind != "round" or self._others:
-                self._say(key, kind, new=known == 0)
-            if known < count:
-                if row < 0:
-                    counts.add(key, data, count)
-                else:
-                    counts.put(row, count)
-            grown.append(max(count - known, 0))
-        return grown
+    def _rows_of(self, round_: int, noise: bytes) -> dict[int, dict[int, int]]:
+        """Kind -> silo -> row, of what was charged in a round under a name of noise."""
+        if self._asked != (round_, noise):
+            self._asked, self._of_asked = (round_, noise), {}
+            page = self._latest.get((noise[:4], round_ // _PAGE))
+            row = page[round_ % _PAGE] - 1 if page else -1
+            while row >= 0:
+                at = row
+                _, _, kind, number, name, _, row = _ROW.unpack_from(self._rows, at * _WIDTH)
+                if name == noise:
+                    self._of_asked.setdefault(kind, {}).update(dict.fromkeys(self.names.silos[number], at))
+        return self._of_asked
 
-    def _growing(self) -> Counts:
-        if isinstance(self._counts, Part):
-            self._counts = self._counts.copy()
-        return self._counts
+    def _count(self, row: int, silo: int) -> int:
+        own = int(_ROW.unpack_from(self._rows, row * _WIDTH)[1])
+        return self._larger.get((row, silo), own) if self._larger else own
 
-    def _say(self, key: Key, kind: ChargeKind | None, *, new: bool) -> None:
-        if kind != "round":
-            if new or kind is not None:
-                self._others[key] = kind
-        elif self._others.get(key, kind) is None:
-            del self._others[key]
-
-    def kind(self, entry: Entry) -> ChargeKind | None:
-        """What a charge was for; None if it is from a ledger that does not say, and was not settled."""
-        if not self._others:
-            return "round"
-        return self._others.get(packed(entry.round, entry.silo, entry.kind, entry.noise), "round")
+    def first_row(self, round_: int, noise_id: str) -> int | None:
+        """The first row of a round with this name of noise; None if there is none."""
+        rows = self._rows_of(round_, self.names.noise(noise_id)).values()
+        return min((row for of_kind in rows for row in of_kind.values()), default=None)
 
     @property
-    def only_rounds(self) -> bool:
-        """Whether nothing was charged but rounds."""
-        return not self._others
+    def num_rows(self) -> int:
+        """How many rows there are, of which a row is one that is added later."""
+        return len(self._rows) // _WIDTH
 
-    def settle(self, guess: Callable[[int, Share], ChargeKind]) -> None:
-        """Say what charges were for that come from a ledger which does not say it.
+    # What it holds
 
-        Args:
-            guess: (round, share) -> the kind of such a charge.
-        """
-        settled: dict[Key, ChargeKind | None] = {}
-        for key, known in self._others.items():
-            round_, _, number, _ = unpacked(key)
-            kind = guess(round_, self.names.kinds[number][0]) if known is None else known
-            if kind != "round":
-                settled[key] = kind
-        self._others = settled
+    def _numbered(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Rows with their numbers; those that are added meanwhile are not among them."""
+        for begin, end in self._ranges or ((0, self.num_rows),):
+            for at in range(begin, end, _BLOCK):
+                block = bytes(self._rows[at * _WIDTH : min(at + _BLOCK, end) * _WIDTH])
+                yield from enumerate(_ROW.iter_unpack(block), at)
 
-    def count(self, key: Key) -> int:
-        """The largest count so far; 0 if there is none."""
-        return self._counts.get(key)
-
-    def first_of(self, noise: int) -> int:
-        """Of its `entries`, which is the first with this noise; -1 if there is none."""
-        return self._growing().first_of(noise)
+    def _table(self) -> Any:
+        """Its columns; it cannot grow as long as somebody has them."""
+        table = np.frombuffer(self._rows, _COLUMNS)
+        return table if self._ranges is None else np.concatenate([table[:0], *(table[a:b] for a, b in self._ranges)])
 
     def entries(self) -> Iterator[Entry]:
-        return self._counts.entries()
+        """All charges; those that are added meanwhile are not among them."""
+        return self._entries(self._numbered())
+
+    def _entries(self, rows: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[Entry]:
+        sets, larger = self.names.silos, self._larger
+        for row, (round_, count, kind, number, noise, _, _) in rows:
+            for silo in sets[number]:
+                yield Entry(round_, silo, kind, noise, larger.get((row, silo), count) if larger else count)
 
     def of_round(self, round_: int) -> list[Entry]:
-        return [entry for entry in self.entries() if entry.round == round_]
+        rows = np.flatnonzero(self._table()["round"] == round_).tolist()
+        return [*self._entries((row, _ROW.unpack_from(self._rows, row * _WIDTH)) for row in rows)]
 
     def charge(self, entry: Entry) -> Charge:
         share, release = self.names.kinds[entry.kind]
@@ -197,21 +223,54 @@ class Tally:
             kind=self.kind(entry),
         )
 
+    def kind(self, entry: Entry) -> ChargeKind | None:
+        """What a charge was for; None if it is from a ledger that does not say, and was not settled."""
+        if self._only_rounds:
+            return "round"
+        row = self._rows_of(entry.round, entry.noise)[entry.kind][entry.silo]
+        purpose: int = _ROW.unpack_from(self._rows, row * _WIDTH)[5]
+        return _PURPOSES[purpose]
+
+    @property
+    def only_rounds(self) -> bool:
+        """Whether nothing was charged but rounds."""
+        return self._only_rounds
+
+    def settle(self, guess: Callable[[int, Share], ChargeKind]) -> None:
+        """Say what charges were for that come from a ledger which does not say it.
+
+        Args:
+            guess: (round, share) -> the kind of such a charge.
+        """
+        if self._only_rounds:
+            return
+        table = self._table()
+        for row in np.flatnonzero(table["purpose"] == _PURPOSES.index(None)):
+            share, _ = self.names.kinds[table["kind"][row]]
+            table["purpose"][row] = _PURPOSES.index(guess(int(table["round"][row]), share))
+        self._only_rounds = not table["purpose"].any()
+
     def only(self, keep: Callable[[Entry], bool]) -> Tally:
         """The entries that are to be kept, as a tally of their own."""
-        return self.part(array("I", (row for row, entry in enumerate(self.entries()) if keep(entry))))
-
-    def part(self, rows: array[int]) -> Tally:
-        """The entries of these rows, ascending, as a tally of their own."""
         chosen = Tally()
-        chosen.names, chosen._counts = self.names, Part(self._growing(), rows)
-        chosen._others = {key: kind for key, kind in self._others.items() if chosen._counts.row(key) >= 0}
+        chosen.names = self.names
+        for row, fields in self._numbered():
+            for entry in filter(keep, self._entries([(row, fields)])):
+                purpose = _PURPOSES[fields[5]]
+                chosen.put(entry.round, (entry.silo,), entry.kind, entry.noise, entry.releases, purpose)
+        return chosen
+
+    def part(self, ranges: Sequence[tuple[int, int]]) -> Tally:
+        """The rows of these ranges, to be looked at only."""
+        chosen = copy.copy(self)
+        chosen._ranges = ranges or ((0, 0),)
         return chosen
 
     def copy(self) -> Tally:
         """One that may grow by itself."""
-        other = Tally()
-        other.names, other._counts, other._others = self.names, self._counts.copy(), self._others.copy()
+        other = copy.copy(self)
+        other._rows, other._larger, other._asked = self._rows[:], self._larger.copy(), None
+        other._latest = {key: page[:] for key, page in self._latest.items()}
         return other
 
     def totals(self) -> dict[tuple[int, int], int]:
@@ -222,65 +281,28 @@ class Tally:
         return totals
 
     def several(self) -> set[int]:
-        """The rounds that were charged under more than one name of noise.
-
-        The charges of a round follow each other, as a rule. So names are compared with the one before, and kept of
-        those rounds alone that were charged again later: a table of all would take as much as the tally itself.
-        """
-        found: set[int] = set()
-        begun, later = array("q"), set[int]()
-        last: tuple[int, int] | None = None
-        for round_, _, _, noise, _ in self.entries():
-            if last is None or round_ != last[0]:
-                last = round_, noise
-                if type(round_) is int and abs(round_) < _LONGEST:
-                    begun.append(round_)
-                else:
-                    later.add(round_)
-            elif noise != last[1]:
-                found.add(round_)
-        starts = np.sort(np.frombuffer(begun, dtype=np.int64))
-        later.update(starts[1:][starts[1:] == starts[:-1]].tolist())
-        names: dict[int, int] = {}
-        for round_, _, _, noise, _ in self.entries() if later else ():
-            if round_ in later and names.setdefault(round_, noise) != noise:
-                found.add(round_)
-        return found
+        """The rounds that were charged under more than one name of noise."""
+        table = self._table()
+        rounds, noise, begins = table["round"], table["noise"], np.ones(len(table), dtype=bool)
+        begins[1:] = (rounds[1:] != rounds[:-1]) | (noise[1:] != noise[:-1])  # most follow others of their round
+        order = np.flatnonzero(begins)
+        order = order[np.argsort(rounds[order], kind="stable")]
+        same = np.flatnonzero(rounds[order[1:]] == rounds[order[:-1]])
+        return {*rounds[order[same]][noise[order[same]] != noise[order[same + 1]]].tolist()}
 
     def again(self) -> dict[int, int]:
         """{round: under how many names of noise it was charged}, of those that have several; whoever took part.
 
         Attempts that no one silo was in together count together: which silos each of them had may be another draw.
         """
-        names: defaultdict[int, set[int]] = defaultdict(set)
-        several = self.several()
-        for round_, _, _, noise, _ in self.entries() if several else ():
+        names, several = defaultdict[int, set[bytes]](set), self.several()
+        for _, (round_, _, _, _, noise, _, _) in self._numbered() if several else ():
             if round_ in several:
                 names[round_].add(noise)
-        return {round_: len(found) for round_, found in names.items()}
+        return {round_: len(of_round) for round_, of_round in names.items()}
 
     def __iter__(self) -> Iterator[Charge]:
         return map(self.charge, self.entries())
 
     def __len__(self) -> int:
-        return len(self._counts)
-
-
-def packed(round_: int, silo: int, kind: int, noise: int) -> Key:
-    """The fields side by side, or as a tuple where one does not fit."""
-    if type(round_) is int and 0 <= silo < _SILOS and kind < _KINDS and noise < _NOISES:
-        return ((round_ << _SILO | silo) << _KIND | kind) << _NOISE | noise
-    return round_, silo, kind, noise
-
-
-def keys_of(round_: int, silos: Sequence[int], kind: int, noise: int) -> list[Key]:
-    """`packed` of each of some silos, one at least."""
-    first = packed(round_, 0, kind, noise)
-    if type(first) is int and min(silos) >= 0 and max(silos) < _SILOS:
-        return [first | silo << _KIND + _NOISE for silo in silos]
-    return [packed(round_, silo, kind, noise) for silo in silos]
-
-
-def noise_of(key: Key) -> int:
-    """The noise of a key."""
-    return key[3] if type(key) is tuple else key & _NOISES - 1  # type: ignore[operator]
+        return self._length if self._ranges is None else sum(1 for _ in self.entries())

@@ -17,7 +17,7 @@ from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerBusyErro
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.ledger_file import BEGINNING
+from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.runs.folder import RunFolder, locked, locks_of_one_machine
 
@@ -80,7 +80,7 @@ def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | 
     real = path.resolve()  # by whatever name it is given
     with contextlib.ExitStack() as stack:
         _enter(stack, path, real.with_name(f"{real.name}.lock"), wait)
-        yield read_shared(path) if _has_a_line(path) else Ledger()
+        yield read_shared(path) if is_begun(path) else Ledger()
 
 
 def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> None:
@@ -139,7 +139,7 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
         ConfigError: it began with one and none is given, or it began without.
         LedgerError: it began with another one, or the end of this one is missing, as far as its checkpoint knows.
     """
-    if not _has_a_line(folder.ledger):
+    if not is_begun(folder.ledger):
         return
     began_with = Ledger.open(folder.ledger, append=False).facts.get("shared")
     if began_with is None and shared is not None:
@@ -207,25 +207,21 @@ def open_shared(path: Path, first_line: Callable[[], Mapping[str, Any]] = dict) 
     Args:
         first_line: what a new one is to say of totals.
     """
-    if _has_a_line(path):
-        with Ledger.open(path) as ledger:
-            yield ledger
-        return
-    real = path.resolve()  # a link stays one: by the name that it leads to it is locked, and found by others
-    real.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-    with Ledger(real, {"shared": uuid.uuid4().hex, **first_line()}) as ledger:
+    if is_begun(path):
+        ledger = Ledger.open(path)
+    else:  # a link stays one: by the name that it leads to it is locked, and found by others
+        ledger = Ledger(path.resolve(), {"shared": uuid.uuid4().hex, **first_line()})
+    with ledger:
         yield ledger
 
 
 def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | None, shared: Ledger | None) -> Ledger:
-    if found is None and folder.ledger.exists() and not _has_a_line(folder.ledger):
-        folder.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
     known = 0 if found is None else int(found.facts["charges"])
 
     def check_end(held: int) -> None:
         _check_end(folder.ledger, held, known, "the checkpoint")
 
-    if folder.ledger.exists():
+    if is_begun(folder.ledger):
         return Ledger.open(folder.ledger, check=lambda ledger: check_end(len(ledger)))
     check_end(0)
     if shared is not None and shared.path is not None:
@@ -329,20 +325,3 @@ def made_again(own: Iterable[Charge], found: Checkpoint | None) -> str:
     rounds = len({one.round for one in later if one.kind not in BESIDE_ROUNDS})
     counted = [f"{rounds} round{'s' * (rounds != 1)}"] if rounds else []
     return ", ".join([*counted, *(name for kind, name in BESIDE_ROUNDS.items() if any(kind == c.kind for c in later))])
-
-
-def _has_a_line(path: Path) -> bool:
-    """Whether a ledger was begun; if not, the file is missing, or holds what a crash left of the first line.
-
-    Raises:
-        LedgerError: it holds something else, which must not be deleted.
-    """
-    if not path.exists():
-        return False
-    with path.open("rb") as file:  # the first line only: a ledger may be long
-        data = file.readline()
-    if data.endswith(b"\n"):
-        return True
-    if data[: len(BEGINNING)] != BEGINNING[: len(data)]:
-        raise LedgerError(f"{path} is not a ledger file: nothing was charged to it or changed in it. Name another.")
-    return False

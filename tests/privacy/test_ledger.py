@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import random
+import resource
 import signal
 import stat
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
@@ -169,7 +175,7 @@ def test_a_line_of_another_schema_is_refused(tmp_path: Path) -> None:
     from dpfl_plugin.privacy import ledger_file as module
 
     path = tmp_path / "ledger.jsonl"
-    body = module._canonical({"ledger": 2, "facts": {}})
+    body = b'{"facts":{},"ledger":2}'
     path.write_bytes(body[:-1] + b',"check":"' + module._checksum("", body).encode() + b'"}\n')
     with pytest.raises(LedgerError, match="schema version 2"):
         Ledger.open(path)
@@ -373,6 +379,82 @@ def test_killed_anywhere_nothing_that_left_is_missing(tmp_path: Path) -> None:
         assert set(range(left + 1)) <= set(silos)
         assert set(silos.values()) == {100}
     assert left >= 11
+
+
+Step = tuple[str, list[Charge], float]
+
+
+def steps() -> st.SearchStrategy[list[Step]]:
+    """What happens to a ledger, with charges, and where in the lines that were not synced the file ends."""
+    one = st.builds(
+        charge,
+        round=st.integers(0, 3),
+        silo=st.integers(0, 3),
+        count=st.integers(1, 3),
+        noise_id=st.sampled_from(["s", f"run.{7:032x}", f"run.{8:032x}"]),
+        kind=st.sampled_from(["round", "score"]),
+    )
+    actions = st.sampled_from(["append", "append", "sync", "run", "crash", "full disk", "close"])
+    return st.lists(st.tuples(actions, st.lists(one, max_size=4), st.floats(0, 1)), max_size=12)
+
+
+@settings(deadline=None)
+@given(steps())
+def test_what_was_synced_is_there_whatever_happens(tmp_path_factory: pytest.TempPathFactory, made: list[Step]) -> None:
+    """Appended, synced, crashed or out of space at any byte, opened again: a plain dictionary says what must be there,
+    and what may be."""
+    path: Path = tmp_path_factory.mktemp("ledger") / "l"
+    ledger = Ledger(path)
+    synced, appended, on_disk = Counter[Any](), Counter[Any](), path.stat().st_size
+    for action, charges, where in made:
+        if action == "append":
+            ledger.append(charges)
+            appended |= counts(charges)
+        elif action == "run":
+            ledger.begin_run({"noise": "another"})
+        elif action == "sync":
+            ledger.sync()
+            synced, on_disk = appended.copy(), path.stat().st_size
+        else:
+            size = on_disk + int(where * 200 * (len(charges) + 1))
+            with limited(size) if action == "full disk" else contextlib.nullcontext():
+                if action == "full disk":
+                    with contextlib.suppress(LedgerError):  # if there is room for all, there is nothing to raise
+                        ledger.append(charges)
+                        appended |= counts(charges)
+                        ledger.sync()
+                        synced, on_disk = appended.copy(), path.stat().st_size
+                with contextlib.suppress(LedgerError):
+                    ledger.close()
+            if action == "close":
+                synced, on_disk = appended.copy(), path.stat().st_size
+            elif action == "crash":
+                os.truncate(path, min(max(size, on_disk), path.stat().st_size))
+            ledger = Ledger.open(path)
+            known = counts(ledger)
+            assert synced <= known <= appended
+            synced, appended, on_disk = known.copy(), known.copy(), path.stat().st_size
+    ledger.close()
+    assert counts(Ledger.open(path, append=False)) == appended
+
+
+def counts(charges: Iterable[Charge]) -> Counter[Any]:
+    """Each release once, with the largest count."""
+    largest: Counter[Any] = Counter()
+    for one in charges:
+        largest |= Counter({replace(one, count=1): one.count})
+    return largest
+
+
+@contextlib.contextmanager
+def limited(size: int) -> Iterator[None]:
+    """Files of this process cannot become larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_fork_of_the_process_that_has_it_charges_nothing(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ from dpfl_plugin.privacy import (
     composition,
     correlation,
     filters,
-    ledger,
     mechanisms,
     noise,
     pld,
@@ -65,6 +64,7 @@ from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.slots import Slots
 from dpfl_plugin.privacy.statistics import Statistics
 from dpfl_plugin.privacy.step_loss import StepLoss
+from dpfl_plugin.privacy.tally import Names
 from dpfl_plugin.runs import public_errors
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi import wire
@@ -724,7 +724,7 @@ FAULTS = [
     fault(
         "a round that is released again is not charged",
         holds.a_ledger_counts_every_release_once_and_all_of_them,
-        (ledger, "keys_of", lambda keys_of: lambda round_, silos, kind, noise: keys_of(round_, silos, kind, 0)),
+        (Names, "noise", lambda noise: lambda self, noise_id: noise(self, "the same")),
     ),
     fault(
         "a ledger with a line missing is read",

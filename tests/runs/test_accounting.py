@@ -30,7 +30,7 @@ from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.round_costs import in_runs, read_costs
 
 SIGMA, RATE, RECORDS = 8.0, 0.5, 20
-OLD_LEDGER = Path(__file__).with_name("ledger_without_kinds.jsonl")  # as earlier versions wrote it
+OLD_LEDGER = Path(__file__).parents[1] / "privacy" / "ledgers" / "without_kinds.jsonl"  # as earlier versions wrote it
 DRAWN = Participation("without_replacement", 0.5)
 PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 1))
 
