@@ -27,7 +27,7 @@ from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from dpfl_plugin.api.training import carried_out
 from dpfl_plugin.config.load import Variant
-from dpfl_plugin.runtimes.choice import place_here
+from dpfl_plugin.runtimes.choice import backend_here
 
 PAGE: Final = "docs/hospitals.md"
 RUNS: Final = ROOT / "runs" / "hospitals"
@@ -116,7 +116,7 @@ class Bench:
         found = carried_out(
             Variant(None, changed.config),
             changed.base,
-            place=place_here(changed.config),
+            backend=backend_here(changed.config),
             reporter=_Quiet(),
             stop=lambda: False,
             resume=True,

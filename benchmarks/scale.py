@@ -100,7 +100,7 @@ def one(axis: str, size: int, *, full: bool) -> dict[str, float]:
     """
     from dpfl_plugin.config.schema import Config
     from dpfl_plugin.runs.session import run_session
-    from dpfl_plugin.runtimes.in_process import InProcessPlace
+    from dpfl_plugin.runtimes.in_process import InProcessBackend
 
     silent = _Silent()
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
@@ -112,7 +112,7 @@ def one(axis: str, size: int, *, full: bool) -> dict[str, float]:
             Config.model_validate(made),
             Path(folder),
             resume=False,
-            place=InProcessPlace(),
+            backend=InProcessBackend(),
             reporter=silent,
             stop=lambda: False,
             profile=True,

@@ -32,7 +32,7 @@ from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runs.setting import federate
-from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 from papers.optimum import optimum
 
 Point = tuple[int, ...]
@@ -184,7 +184,7 @@ class Laboratory:
                 began = time.process_time()
                 moved = config.model_copy(update={"out": out, "data": self.data(config, base)})
                 result = run_session(
-                    moved, base, resume=False, place=InProcessPlace(), reporter=_Silent(), stop=lambda: False
+                    moved, base, resume=False, backend=InProcessBackend(), reporter=_Silent(), stop=lambda: False
                 )
                 lines = folder_of(moved).read_metrics()
             self._known[key] = found = _of(result, lines, time.process_time() - began)

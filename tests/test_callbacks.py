@@ -21,7 +21,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import public_values
 from dpfl_plugin.runs.result import Result
 from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import Mute, block
 from tests.adapters.test_faults import begin, module
 from tests.cli.command import BASE, charges, merged
@@ -88,7 +88,12 @@ def session(
     **changes: Any,
 ) -> Result:
     config = configure(merged(BASE, {"rounds": ROUNDS, **changes, "out": str(out)}), source="test")
-    how: dict[str, Any] = {"resume": resume, "place": InProcessPlace(), "reporter": reporter or Mute(), "stop": stop}
+    how: dict[str, Any] = {
+        "resume": resume,
+        "backend": InProcessBackend(),
+        "reporter": reporter or Mute(),
+        "stop": stop,
+    }
     return run_session(config, base or out, callbacks=callbacks, label=label, **how)
 
 

@@ -32,7 +32,7 @@ from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ConfigError, TrainingError
 from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.runs.setting import federate
-from dpfl_plugin.runtimes.choice import place_here
+from dpfl_plugin.runtimes.choice import backend_here
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -277,7 +277,7 @@ def _run(variant: Variant, base: Path, stop: Callable[[], bool]) -> Run:
     run = carried_out(
         variant,
         base,
-        place=place_here(variant.config),
+        backend=backend_here(variant.config),
         reporter=Warnings(each=False),
         stop=stop,
         resume=True,

@@ -34,6 +34,7 @@ from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.interrupts import Stop, stopping
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.models.fields import fields_of
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.folder import RunFolder
@@ -41,10 +42,9 @@ from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.result import finished_result
 from dpfl_plugin.runs.session import run_session, seed_of_begun
-from dpfl_plugin.runtimes.choice import place_here, place_of, register
+from dpfl_plugin.runtimes.choice import backend_here, backend_of, register
 
 RUNS: Final = "runs"
 LEDGER_WAIT: Final = 60.0  # seconds, for a run that is about to end
@@ -234,7 +234,7 @@ def run_each(
     *,
     reporter: Callable[[str], Reporter],
     stop: Stop,
-    place: Callable[[Config], Place] = place_of,
+    backend: Callable[[Config], Backend] = backend_of,
     resume: bool = False,
     ledger: Path | None = None,
     ledger_wait: float = LEDGER_WAIT,
@@ -246,7 +246,7 @@ def run_each(
     """Run variants one after another, up to one that is interrupted; yields the label of each, and how it ended.
 
     Args:
-        base: where relative paths start. place: the runtime of a run; reporter: of one with a label.
+        base: where relative paths start. backend: the runtime of a run; reporter: of one with a label.
         ledger_wait: seconds, while another run has the ledger.
         held: objects that the configurations name. source: the file that they are from.
 
@@ -266,7 +266,7 @@ def run_each(
                 runs[label] = carried_out(
                     variant,
                     base,
-                    place=place(config),
+                    backend=backend(config),
                     reporter=reporter(variant.label or ""),
                     stop=stop,
                     resume=resume,
@@ -299,7 +299,7 @@ def carried_out(
     variant: Variant,
     base: Path,
     *,
-    place: Place,
+    backend: Backend,
     reporter: Reporter,
     stop: Callable[[], bool],
     resume: bool = False,
@@ -315,13 +315,13 @@ def carried_out(
     Args:
         picture: have `curves.png` in the folder, too. held: as of `run_each`.
     """
-    config, folder, seen = variant.config, folder_of(variant.config), _Seen(place)
+    config, folder, seen = variant.config, folder_of(variant.config), _Seen(backend)
     finished = finished_result(folder) is not None
     result = run_session(
         config,
         base,
         resume=resume,
-        place=seen,
+        backend=seen,
         reporter=reporter,
         stop=stop,
         label=variant.label,
@@ -360,7 +360,7 @@ def run_here(
             for label, run in run_each(
                 plan,
                 base,
-                place=place_here,
+                backend=backend_here,
                 reporter=lambda label: reporter,
                 stop=stop,
                 resume=resume,
@@ -427,19 +427,19 @@ def trained_model(
 
 
 class _Seen:
-    """A `Place` that remembers of what shape the records are."""
+    """A `Backend` that remembers of what shape the records are."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self.shape: Shape | None = None
 
     def hold(self, config: Config, base: Path, key: Path) -> Holding:
-        holding = self._place.hold(config, base, key)
+        holding = self._backend.hold(config, base, key)
         self.shape = holding.survey.feature_shape, holding.survey.num_classes
         return holding
 
     def begin(self) -> None:
-        self._place.begin()
+        self._backend.begin()
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
-        return self._place.runtime(parts, charges, config)
+        return self._backend.runtime(parts, charges, config)

@@ -12,11 +12,11 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
 from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.job import begun_facts
-from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.rules import cycle_facts
 from dpfl_plugin.runs.shown_results import check_shown
 
@@ -27,7 +27,9 @@ UNFINISHED = (
 )
 
 
-def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place, key: Path) -> None:
+def check_finished(
+    config: Config, base: Path, folder: RunFolder, reporter: Reporter, backend: Backend, key: Path
+) -> None:
     """Say that a finished run is shown, and refuse to if the records or the code are others by now.
 
     Raises:
@@ -37,7 +39,7 @@ def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Repo
     for note in check_shown(folder, config):
         reporter.note(note)
     try:
-        now = place.hold(config, base, key).survey.data_sha256
+        now = backend.hold(config, base, key).survey.data_sha256
     except (DataError, given.MissingError) as error:
         reporter.note(f"the records that it names now cannot be compared with those of this finished run: {error}")
         return

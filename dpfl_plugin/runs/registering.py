@@ -17,16 +17,16 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.registered import first_line
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.job import Job, check_limit, make_job, shared_facts, waiting, with_slots
 from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
 from dpfl_plugin.runs.locations import folder_of, key_of
-from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.session import refuse_shared
 
 
 def register_ahead(
-    configs: Iterable[Config], base: Path, path: Path, place: Place, wait: Wait, say: Callable[[str], None]
+    configs: Iterable[Config], base: Path, path: Path, backend: Backend, wait: Wait, say: Callable[[str], None]
 ) -> None:
     """Register the runs that have not begun, and were not registered, in the shared ledger ``path``.
 
@@ -50,8 +50,8 @@ def register_ahead(
         lines, slots = [], defaultdict[str, defaultdict[int, list[Planned]]](lambda: defaultdict(list))
         for config in new:
             folder = folder_of(config)
-            parts = build(config, base, hold=functools.partial(place.hold, key=key_of(config, folder, path)))
-            place.begin()  # all have one key
+            parts = build(config, base, hold=functools.partial(backend.hold, key=key_of(config, folder, path)))
+            backend.begin()  # all have one key
             job = with_slots(make_job(config, base, folder, parts, path, shared), shared)
             job = replace(job, reuses=())  # slots that earlier runs left are for runs that begin one by one
             protection.add((job.parts.rules.neighbouring, job.parts.rules.unit, _marked(job)))

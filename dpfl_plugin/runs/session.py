@@ -33,6 +33,7 @@ from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment, plugin_errors
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.forecast import solving, strain
@@ -54,7 +55,6 @@ from dpfl_plugin.runs.job import (
 )
 from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
 from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
-from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.public_facts import names_its_classes
@@ -79,7 +79,7 @@ def run_session(
     base: Path,
     *,
     resume: bool,
-    place: Place,
+    backend: Backend,
     reporter: Reporter,
     stop: Callable[[], bool],
     label: str | None = None,
@@ -109,7 +109,7 @@ def run_session(
     config = _with_seed_of(config, folder)
     result = finished_result(folder)
     if result is not None:
-        _check_finished(config, base, folder, result, reporter, place, ledger, wait)
+        _check_finished(config, base, folder, result, reporter, backend, ledger, wait)
         _say_untold(config, callbacks, reporter)
         return result
     given.check_all(config.model_dump(mode="python"))
@@ -128,7 +128,7 @@ def run_session(
         label, clock = folder.label() if label is None and resume else label, Stopwatch() if profile else STOPPED
         if shared is not None and not folder.ledger.exists() and (ahead := waiting(shared, config)) is not None:
             config = config.with_public_seed(int(ahead.facts["seed"]))
-        job = _prepared(config, base, folder, ledger, shared, place, reporter)
+        job = _prepared(config, base, folder, ledger, shared, backend, reporter)
         job = replace(job, label=label, clock=clock, stage=stage)
         if shared is not None and stage is None:
             job = with_slots(job, shared)
@@ -139,8 +139,8 @@ def run_session(
                 return result
             refuse_unfinished(folder, resume)
             check_marks(folder, job.parts, key_of(config, folder, ledger))
-            place.begin()
-            return _run_told(job, place, Hooks(reporter, folder, callbacks), stop)
+            backend.begin()
+            return _run_told(job, backend, Hooks(reporter, folder, callbacks), stop)
 
 
 def seed_of_begun(configs: Iterable[Config]) -> int | None:
@@ -178,7 +178,7 @@ def _prepared(
     folder: RunFolder,
     ledger: Path | None,
     shared: Ledger | None,
-    place: Place,
+    backend: Backend,
     reporter: Reporter,
 ) -> Job:
     """The run, built; noise is solved for, unless the folder says what it began with."""
@@ -188,7 +188,7 @@ def _prepared(
         config,
         base,
         begun_with(config, folder),
-        hold=functools.partial(place.hold, key=key_of(config, folder, ledger)),
+        hold=functools.partial(backend.hold, key=key_of(config, folder, ledger)),
         silo_noise=silo_noise_begun_with(config, folder),
     )
     torch.set_num_threads(config.runtime.threads)
@@ -201,7 +201,7 @@ def _check_finished(
     folder: RunFolder,
     result: Result,
     reporter: Reporter,
-    place: Place,
+    backend: Backend,
     ledger: Path | None,
     wait: Wait,
 ) -> None:
@@ -210,25 +210,25 @@ def _check_finished(
         with locked_shared(ledger, wait) as shared:
             check_shared(folder, ledger, shared)
     check_ledger(folder)
-    check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
+    check_finished(config, base, folder, reporter, backend, key_of(config, folder, ledger))
 
 
-def _run_told(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+def _run_told(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """Run a job whose folder is locked; ``hooks`` are closed after it."""
     try:
-        return _run_in_memory(job, place, hooks, stop)
+        return _run_in_memory(job, backend, hooks, stop)
     finally:
         hooks.close()
 
 
-def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+def _run_in_memory(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """`_run`; where memory runs out, once more from the last finished round, with smaller chunks.
 
     With fresh noise the round that did not end is charged once more.
     """
     while True:
         try:
-            return _run(job, place, hooks, stop)
+            return _run(job, backend, hooks, stop)
         except MemoryShortError as error:
             chunk = job.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
@@ -245,7 +245,7 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
         others = {f.name: getattr(job, f.name) for f in fields(job)}
         del job, others["parts"]  # before the records are loaded once more
         key = key_of(others["config"], others["folder"], others["shared"])
-        held = functools.partial(place.hold, key=key)
+        held = functools.partial(backend.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
         check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
         job = Job(parts=parts, **others)
@@ -394,7 +394,7 @@ def _finish(
     return Ended(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
 
 
-def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+def _run(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     config, folder, parts = job.config, job.folder, job.parts
     found = checkpoints.load(folder.checkpoint)
     if found is not None:  # by another process, while this one was loading its data
@@ -408,7 +408,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
             hooks.note(f"ledger: {note}")
         account = account_of(job, ledgers, found)
         look_ahead(job, account)
-        runtime = place.runtime(parts, account, config)
+        runtime = backend.runtime(parts, account, config)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
         holders = holders_of(None if found is None else found.facts.get("held_by"), parts.held_by)

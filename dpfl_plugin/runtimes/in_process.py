@@ -82,7 +82,7 @@ class InProcess:
         return {}
 
 
-class InProcessPlace:
+class InProcessBackend:
     """All silos in one process, one stack after another."""
 
     def __init__(self) -> None:

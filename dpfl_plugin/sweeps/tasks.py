@@ -108,7 +108,7 @@ def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str
     from dpfl_plugin.runs.hooks import Silent
     from dpfl_plugin.runs.ledgers import Wait
     from dpfl_plugin.runs.session import run_session
-    from dpfl_plugin.runtimes.choice import place_of
+    from dpfl_plugin.runtimes.choice import backend_of
 
     base = sweep.source.parent
     own_folders.look_in(base)
@@ -117,7 +117,7 @@ def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str
         config,
         base,
         resume=True,
-        place=place_of(config),
+        backend=backend_of(config),
         reporter=Silent(),
         stop=stop,
         label=row.label,

@@ -14,7 +14,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 from dpfl_plugin.testing.contract_monitor import ContractError
 
 __tracebackhide__ = True
@@ -93,7 +93,7 @@ def go(config: Config, folder: Path, *, stop_after: int | None = None, resume: b
         config.model_copy(update={"out": str(folder)}),
         Path(),
         resume=resume,
-        place=InProcessPlace(),
+        backend=InProcessBackend(),
         reporter=stopper,
         stop=lambda: stopper.stopped,
     )

@@ -24,12 +24,12 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import plans_in
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import TUNING, RunFolder, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
 from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.place import Place as Where
 from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.session import run_session, seed_of_begun
 from dpfl_plugin.runs.stage import Stage
@@ -236,7 +236,7 @@ class _Course:
     """What `carry_out` was given."""
 
     tuning: Tuning
-    place: Callable[[Config], Where]
+    backend: Callable[[Config], Backend]
     reporter: Reporter
     stop: Callable[[], bool]
     wait: Wait
@@ -273,7 +273,7 @@ class _Course:
             one.config,
             self.tuning.base,
             resume=True,
-            place=self.place(one.config),
+            backend=self.backend(one.config),
             reporter=self.reporter,
             stop=self.stop,
             label=one.candidate.label,
@@ -287,7 +287,7 @@ class _Course:
 def carry_out(
     tuning: Tuning,
     *,
-    place: Callable[[Config], Where],
+    backend: Callable[[Config], Backend],
     reporter: Reporter,
     stop: Callable[[], bool],
     wait: Wait,
@@ -298,7 +298,7 @@ def carry_out(
         TrainingError: no candidate is left. As `run_session`.
     """
     write_plan(tuning)
-    course = _Course(tuning=tuning, place=place, reporter=_Once(reporter), stop=stop, wait=wait)
+    course = _Course(tuning=tuning, backend=backend, reporter=_Once(reporter), stop=stop, wait=wait)
     left = [one.index for one in tuning.file.candidates]
     places = tuning.price.places
     for number, part in enumerate(places):

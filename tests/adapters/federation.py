@@ -23,7 +23,7 @@ from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 
 DATA = {
     "dataset": {
@@ -66,7 +66,7 @@ def in_process(folder: Path, values: Mapping[str, Any], dtype: str, data: Mappin
     everything = {"seed": 0, **values, "data": data, "runtime": {"dtype": dtype}, "out": str(folder)}
     config = configure(everything, source="test")
     result = run_session(
-        config, Path(), resume=False, place=InProcessPlace(), reporter=Mute(), stop=lambda: False, ledger=None
+        config, Path(), resume=False, backend=InProcessBackend(), reporter=Mute(), stop=lambda: False, ledger=None
     )
     parts = build(config, Path())
     files = folder_of(config)

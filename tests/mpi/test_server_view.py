@@ -168,7 +168,7 @@ def recorded(
     place = Place(network)
     try:
         how = {"reporter": Mute(), "stop": lambda: False, "profile": True, "callbacks": callbacks}
-        result = run_session(config, path.parent, resume=resume, place=place, **how)
+        result = run_session(config, path.parent, resume=resume, backend=place, **how)
     finally:
         place.ranks.clean = True
         assert place.ranks.part(30.0)

@@ -14,7 +14,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import Mute
 from tests.cli.command import BASE, merged
 
@@ -24,7 +24,7 @@ def config_in(out: Path) -> Config:
 
 
 def session(config: Config, stop: Callable[[], bool] = lambda: False, **more: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {"resume": False, "place": InProcessPlace(), "reporter": Mute(), **more}
+    given: dict[str, Any] = {"resume": False, "backend": InProcessBackend(), "reporter": Mute(), **more}
     return run_session(config, Path(config.out), stop=stop, **given)
 
 

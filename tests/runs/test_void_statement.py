@@ -13,7 +13,7 @@ from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.ledgers import read_whole
 from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import DATA, Mute, block
 from tests.cli.command import dpfl
 
@@ -25,8 +25,8 @@ class Killed(BaseException):
 
 
 def session(config, stop=lambda: False, resume=False, ledger=None):
-    place = InProcessPlace()
-    return run_session(config, Path(), resume=resume, place=place, reporter=Mute(), stop=stop, ledger=ledger)
+    backend = InProcessBackend()
+    return run_session(config, Path(), resume=resume, backend=backend, reporter=Mute(), stop=stop, ledger=ledger)
 
 
 def after(rounds, action):
@@ -104,7 +104,7 @@ def test_a_session_that_cannot_even_begin_leaves_what_was_stated(tmp_path, monke
     files = folder_of(config)
     session(config, after(4, lambda: True))
     said = files.privacy.read_text(), files.result.read_text()
-    monkeypatch.setattr(InProcessPlace, "hold", lambda *args, **more: die())
+    monkeypatch.setattr(InProcessBackend, "hold", lambda *args, **more: die())
     with pytest.raises(Killed):
         session(config, resume=True)
     assert (files.privacy.read_text(), files.result.read_text()) == said
