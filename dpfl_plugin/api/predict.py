@@ -25,7 +25,7 @@ from dpfl_plugin.runs.predictions import Predictions, by_record
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.trained import Trained
-from dpfl_plugin.runs.usefulness import worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import worse_than_baseline
 from dpfl_plugin.tuning.winner import check_run
 
 if TYPE_CHECKING:

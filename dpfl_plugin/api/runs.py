@@ -23,7 +23,7 @@ from dpfl_plugin.errors import DataError, require
 from dpfl_plugin.federation.outcome import EXIT_CODES, Cause, cause_of
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import too_small_a_step, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas

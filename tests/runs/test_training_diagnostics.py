@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import too_small_a_step, worse_than_baseline
 
 
 def result(
