@@ -23,9 +23,9 @@ from dpfl_plugin.measures.answers import answers, baseline
 from dpfl_plugin.measures.tables import Table, table
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.models.fields import fields_of
-from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import MORE_STEPS, without_cache
 from dpfl_plugin.runs.plugins import model_block
+from dpfl_plugin.runs.prediction_input import PredictionInput
 from dpfl_plugin.runs.setting import federate, steps_of
 from dpfl_plugin.runs.trained import Trained, inputs_of
 
@@ -59,7 +59,7 @@ class Predictions:
     label_type: LabelType = "text"
 
 
-def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predictions:
+def predict(trained: Trained, records: PredictionInput, *, made_up: bool = False) -> Predictions:
     """What the model says of records, preprocessed as those of its training were; and how well, where they have labels.
 
     Args:
@@ -69,9 +69,9 @@ def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predict
         DataError: a record is none of the model's fields, the model's file does not fit the configuration, or a file
             that preprocessing names is missing.
     """
-    config, x, outcome = trained.config, asked.features.copy(), trained.outcome  # steps work in place
+    config, x, outcome = trained.config, records.features.copy(), trained.outcome  # steps work in place
     names = trained.labels or tuple(map(str, range(trained.inputs.num_classes)))
-    labels, known = asked.labels or unlabelled(outcome, trained.inputs.num_classes, len(x))
+    labels, known = records.labels or unlabelled(outcome, trained.inputs.num_classes, len(x))
     # As a silo's test records, to which nothing is ever fitted; one to train on, as steps expect, is fitted to by none
     # of those that get here.
     silo = Silo(x[:1].copy(), labels[:1].copy(), x, labels.copy())
@@ -80,7 +80,7 @@ def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predict
     model = _model(trained, silo.test_x.shape[1:], federation)
     fed = _fed(trained, silo.test_x)
     if not made_up:
-        _check_fields(model, fed, asked.lines)
+        _check_fields(model, fed, records.lines)
     with torch.no_grad():
         outputs = torch.cat([model(piece).double() for piece in fed.split(AT_ONCE)])
     said = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
