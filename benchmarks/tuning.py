@@ -29,7 +29,7 @@ from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.idx import mnist
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.build import build
-from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.in_process import InProcessBackend

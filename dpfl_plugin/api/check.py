@@ -18,10 +18,10 @@ from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import callbacks_of
 from dpfl_plugin.runs.job import make_job
-from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
 LEFT_OUT: Final = (

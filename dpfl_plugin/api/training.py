@@ -37,11 +37,10 @@ from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import saved_rounds
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.folder import RunFolder, folder_of
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
-from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.result import finished_result
 from dpfl_plugin.runs.session import run_session, seed_of_begun
 from dpfl_plugin.runtimes.choice import backend_here, backend_of, register

@@ -13,6 +13,8 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
+from dpfl_plugin.config.load import run_id
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import BusyError, ConfigError, is_full
 from dpfl_plugin.file_permissions import private_file, private_folder
 
@@ -347,6 +349,17 @@ class RunFolder:
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         self.append(self.metrics, to_json(line, None) + "\n")
+
+
+def folder_of(config: Config) -> RunFolder:
+    """The folder of a run: ``<out>/<name>/<id>``."""
+    return RunFolder(Path(config.out) / config.name / run_id(config))
+
+
+def silo_folder(config: Config) -> Path:
+    """The folder where silo ranks keep what rank 0 must not have of a run."""
+    folder, elsewhere = folder_of(config), config.runtime.silo_folder
+    return folder.silo_ranks if elsewhere is None else Path(elsewhere) / config.name / folder.path.name
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

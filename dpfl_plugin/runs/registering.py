@@ -19,9 +19,10 @@ from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.registered import first_line
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.job import Job, check_limit, make_job, shared_facts, waiting, with_slots
 from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
-from dpfl_plugin.runs.locations import folder_of, key_of
+from dpfl_plugin.runs.record_marks import key_file
 from dpfl_plugin.runs.session import refuse_shared
 
 
@@ -50,7 +51,7 @@ def register_ahead(
         lines, slots = [], defaultdict[str, defaultdict[int, list[Planned]]](lambda: defaultdict(list))
         for config in new:
             folder = folder_of(config)
-            parts = build(config, base, hold=functools.partial(backend.hold, key=key_of(config, folder, path)))
+            parts = build(config, base, hold=functools.partial(backend.hold, key=key_file(config, folder, path)))
             backend.begin()  # all have one key
             job = with_slots(make_job(config, base, folder, parts, path, shared), shared)
             job = replace(job, reuses=())  # slots that earlier runs left are for runs that begin one by one

@@ -35,7 +35,7 @@ from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment, plugin_errors
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts, build
-from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.folder import RunFolder, folder_of, to_json
 from dpfl_plugin.runs.forecast import solving, strain
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
 from dpfl_plugin.runs.job import (
@@ -54,11 +54,11 @@ from dpfl_plugin.runs.job import (
     with_slots,
 )
 from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
-from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
 from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.reach import far_features
+from dpfl_plugin.runs.record_marks import key_file, shared_key_file
 from dpfl_plugin.runs.result import Ended, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded, weak_claims
@@ -138,7 +138,7 @@ def run_session(
             if result is not None:  # by another process, while this one was loading its data
                 return result
             refuse_unfinished(folder, resume)
-            check_marks(folder, job.parts, key_of(config, folder, ledger))
+            check_marks(folder, job.parts, key_file(config, folder, ledger))
             backend.begin()
             return _run_told(job, backend, Hooks(reporter, folder, callbacks), stop)
 
@@ -188,7 +188,7 @@ def _prepared(
         config,
         base,
         begun_with(config, folder),
-        hold=functools.partial(backend.hold, key=key_of(config, folder, ledger)),
+        hold=functools.partial(backend.hold, key=key_file(config, folder, ledger)),
         silo_noise=silo_noise_begun_with(config, folder),
     )
     torch.set_num_threads(config.runtime.threads)
@@ -210,7 +210,7 @@ def _check_finished(
         with locked_shared(ledger, wait) as shared:
             check_shared(folder, ledger, shared)
     check_ledger(folder)
-    check_finished(config, base, folder, reporter, backend, key_of(config, folder, ledger))
+    check_finished(config, base, folder, reporter, backend, key_file(config, folder, ledger))
 
 
 def _run_told(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
@@ -244,7 +244,7 @@ def _run_in_memory(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], 
         noise, own = job.parts.noise_multiplier, in_facts({"silos": job.parts.own.facts(job.parts.rules)})[1]
         others = {f.name: getattr(job, f.name) for f in fields(job)}
         del job, others["parts"]  # before the records are loaded once more
-        key = key_of(others["config"], others["folder"], others["shared"])
+        key = key_file(others["config"], others["folder"], others["shared"])
         held = functools.partial(backend.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
         check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
@@ -328,7 +328,7 @@ def _lasting_facts(job: Job) -> dict[str, Any]:
     facts: dict[str, Any] = {"run": run_id(job.config), "run_name": job.run_name, "data_sha256": parts.data_sha256}
     facts |= {"seed": job.config.public_seed, "coins": job.coins, "code": dict(job.code)}
     facts |= {"fixed": fixed_digest(parts.module), **cycle_facts(parts.rules)}
-    return facts | {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
+    return facts | {"shared_key": None if job.shared is None else str(shared_key_file(job.shared))}
 
 
 def _run_rounds(

@@ -26,10 +26,9 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import plans_in
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import load_facts
-from dpfl_plugin.runs.folder import TUNING, RunFolder, locked, to_json
+from dpfl_plugin.runs.folder import TUNING, RunFolder, folder_of, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
-from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.session import run_session, seed_of_begun
 from dpfl_plugin.runs.stage import Stage

@@ -21,7 +21,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.checkpoint import load_facts
-from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 

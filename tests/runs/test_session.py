@@ -12,7 +12,7 @@ import torch
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import Mute

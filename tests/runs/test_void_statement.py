@@ -10,8 +10,8 @@ from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
+from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.ledgers import read_whole
-from dpfl_plugin.runs.locations import folder_of
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import DATA, Mute, block
