@@ -44,9 +44,9 @@ from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.agreed_plan import registered_plan
 from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.environment import file_digests
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.named_files import file_digests
 from dpfl_plugin.runs.rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts
 from dpfl_plugin.runs.stage import Stage

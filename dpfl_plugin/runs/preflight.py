@@ -14,11 +14,11 @@ from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.environment import check_shown
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.job import begun_facts
 from dpfl_plugin.runs.rules import cycle_facts
-from dpfl_plugin.runs.shown_results import check_shown
 
 MOST_NAMED = 3
 UNFINISHED = (

@@ -16,11 +16,11 @@ from dpfl_plugin.data import tables
 from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.preprocess import fitted_on_records
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
+from dpfl_plugin.runs.environment import check_shown
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.ledgers import check_ledger
 from dpfl_plugin.runs.result import finished_result
 from dpfl_plugin.runs.setting import steps_of
-from dpfl_plugin.runs.shown_results import check_shown
 
 FILES: Final = ("csv", "npz", tables.NAME)
 """Data sets of users' own files."""

@@ -18,8 +18,8 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.runs.checkpoint import saved_rounds
+from dpfl_plugin.runs.environment import changed, file_digests
 from dpfl_plugin.runs.folder import RunFolder, last_object, read_object, to_json
-from dpfl_plugin.runs.named_files import changed, file_digests
 
 BEAT_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 60.0  # file servers and their clients may hold a time back for half of it
