@@ -99,7 +99,7 @@ def one(axis: str, size: int, *, full: bool) -> dict[str, float]:
     What a round takes is the time of all parts but the evaluation.
     """
     from dpfl_plugin.config.schema import Config
-    from dpfl_plugin.runs.session import run_session
+    from dpfl_plugin.runs.run import run_config
     from dpfl_plugin.runtimes.in_process import InProcessBackend
 
     silent = _Silent()
@@ -108,7 +108,7 @@ def one(axis: str, size: int, *, full: bool) -> dict[str, float]:
         if full:
             made["data"]["memory_map"] = folder
         began = time.perf_counter()
-        result = run_session(
+        result = run_config(
             Config.model_validate(made),
             Path(folder),
             resume=False,

@@ -30,7 +30,7 @@ from dpfl_plugin.data.idx import mnist
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.folder import folder_of
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from papers.optimum import optimum
@@ -183,7 +183,7 @@ class Laboratory:
             with tempfile.TemporaryDirectory() as out:
                 began = time.process_time()
                 moved = config.model_copy(update={"out": out, "data": self.data(config, base)})
-                result = run_session(
+                result = run_config(
                     moved, base, resume=False, backend=InProcessBackend(), reporter=_Silent(), stop=lambda: False
                 )
                 lines = folder_of(moved).read_metrics()

@@ -20,7 +20,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import public_values
 from dpfl_plugin.runs.result import Result
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import Mute, block
 from tests.adapters.test_faults import begin, module
@@ -94,7 +94,7 @@ def session(
         "reporter": reporter or Mute(),
         "stop": stop,
     }
-    return run_session(config, base or out, callbacks=callbacks, label=label, **how)
+    return run_config(config, base or out, callbacks=callbacks, label=label, **how)
 
 
 TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {

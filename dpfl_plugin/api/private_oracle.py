@@ -73,9 +73,9 @@ from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.engines import check_engine, choose_engine
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.job import check_limit, check_noise, new_account
 from dpfl_plugin.runs.ledgers import locked_shared, now, open_shared
 from dpfl_plugin.runs.models import check_fields, flat_model
+from dpfl_plugin.runs.prepare import check_limit, check_noise, new_account
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
 from dpfl_plugin.runs.rules import refuse_seeded, weak_claims
 from dpfl_plugin.runs.silo_settings import refuse_cycles

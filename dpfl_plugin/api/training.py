@@ -42,7 +42,7 @@ from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runs.result import finished_result
-from dpfl_plugin.runs.session import run_session, seed_of_begun
+from dpfl_plugin.runs.run import run_config, seed_of_begun
 from dpfl_plugin.runtimes.choice import backend_here, backend_of, register
 
 RUNS: Final = "runs"
@@ -250,7 +250,7 @@ def run_each(
         held: objects that the configurations name. source: the file that they are from.
 
     Raises:
-        KeyboardInterrupt: asked to stop during planning, where nothing is to be saved. Others as `run_session`.
+        KeyboardInterrupt: asked to stop during planning, where nothing is to be saved. Others as `run_config`.
     """
     own_folders.look_in(base)
     wait = Wait(ledger_wait, reporter("").note)
@@ -309,14 +309,14 @@ def carried_out(
     picture: bool = True,
     held: object = None,
 ) -> Run:
-    """Run a configuration in its folder, or find that it is finished; arguments and errors as `run_session`.
+    """Run a configuration in its folder, or find that it is finished; arguments and errors as `run_config`.
 
     Args:
         picture: have `curves.png` in the folder, too. held: as of `run_each`.
     """
     config, folder, seen = variant.config, folder_of(variant.config), _Seen(backend)
     finished = finished_result(folder) is not None
-    result = run_session(
+    result = run_config(
         config,
         base,
         resume=resume,

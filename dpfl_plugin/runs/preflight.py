@@ -17,7 +17,7 @@ from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.environment import check_shown
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Reporter
-from dpfl_plugin.runs.job import begun_facts
+from dpfl_plugin.runs.prepare import begun_facts
 from dpfl_plugin.runs.rules import cycle_facts
 
 MOST_NAMED = 3

@@ -12,16 +12,16 @@ from dpfl_plugin.federation.scaled_records import scaling_of
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.extra_releases import statistics_planned, training_records
-from dpfl_plugin.runs.job import Job, planner_of
+from dpfl_plugin.runs.prepare import PreparedRun, planner_of
 
 
-def first_round_of(job: Job, account: PrivacyAccount) -> FirstRound | None:
+def first_round_of(prepared: PreparedRun, account: PrivacyAccount) -> FirstRound | None:
     """What is released before the first round, and what silos do with it; None for nothing."""
-    config, parts = job.config, job.parts
+    config, parts = prepared.config, prepared.parts
     if parts.beside.statistics is None:
         return None
     read = tuple(training_records(config, count) for count in parts.num_records)
-    return FirstRound(planner_of(config, parts, job.coins), account, read)
+    return FirstRound(planner_of(config, parts, prepared.coins), account, read)
 
 
 def scaling_found(config: Config, parts: Parts, progress: Progress) -> Scaling | None:

@@ -20,10 +20,10 @@ from dpfl_plugin.privacy.registered import first_line
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.folder import folder_of
-from dpfl_plugin.runs.job import Job, check_limit, make_job, shared_facts, waiting, with_slots
 from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
+from dpfl_plugin.runs.prepare import PreparedRun, check_limit, prepare, shared_facts, waiting, with_slots
 from dpfl_plugin.runs.record_marks import key_file
-from dpfl_plugin.runs.session import refuse_shared
+from dpfl_plugin.runs.run import refuse_shared
 
 
 def register_ahead(
@@ -33,7 +33,7 @@ def register_ahead(
 
     Raises:
         BudgetError: its limit does not afford all of them; nothing was registered.
-        ConfigError, DataError, LedgerError: as `run_session`.
+        ConfigError, DataError, LedgerError: as `run_config`.
     """
     with locked_shared(path, wait) as shared:
         assert shared is not None
@@ -53,12 +53,12 @@ def register_ahead(
             folder = folder_of(config)
             parts = build(config, base, hold=functools.partial(backend.hold, key=key_file(config, folder, path)))
             backend.begin()  # all have one key
-            job = with_slots(make_job(config, base, folder, parts, path, shared), shared)
-            job = replace(job, reuses=())  # slots that earlier runs left are for runs that begin one by one
-            protection.add((job.parts.rules.neighbouring, job.parts.rules.unit, _marked(job)))
+            prepared = with_slots(prepare(config, base, folder, parts, path, shared), shared)
+            prepared = replace(prepared, reuses=())  # slots that earlier runs left are for runs that begin one by one
+            protection.add((prepared.parts.rules.neighbouring, prepared.parts.rules.unit, _marked(prepared)))
             ahead = {"ahead": run_id(config), "seed": config.public_seed, "started": now()}
-            lines.append({**shared_facts(job, shared), **ahead})
-            for silo, planned in job.slots.items():
+            lines.append({**shared_facts(prepared, shared), **ahead})
+            for silo, planned in prepared.slots.items():
                 slots[parts.data_sha256][silo] += planned
         if len(protection) > 1:
             raise ConfigError(
@@ -77,6 +77,6 @@ def register_ahead(
     say(f"{len(new)} runs registered in {path}, before the first of them begins.")
 
 
-def _marked(job: Job) -> str:
+def _marked(prepared: PreparedRun) -> str:
     """The records, where runs on others cannot be bounded together with it."""
-    return job.parts.data_sha256 if job.parts.rules.unit == "silo" else ""
+    return prepared.parts.data_sha256 if prepared.parts.rules.unit == "silo" else ""

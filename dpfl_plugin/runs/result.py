@@ -35,7 +35,7 @@ from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.extra_releases import training_records
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import GIVEN
-from dpfl_plugin.runs.job import planner_of, stopping_of
+from dpfl_plugin.runs.prepare import planner_of, stopping_of
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.statement import (
     ENDED_EARLY,

@@ -23,36 +23,36 @@ from dpfl_plugin.runs.checkpoint import Checkpoint
 from dpfl_plugin.runs.environment import changed
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Hooks
-from dpfl_plugin.runs.job import Job, new_account
 from dpfl_plugin.runs.ledgers import Ledgers, is_known, made_again
+from dpfl_plugin.runs.prepare import PreparedRun, new_account
 from dpfl_plugin.runs.round_costs import in_runs, read_costs
 
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 
 
-def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
+def account_of(run: PreparedRun, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
     def pending(charge: Charge) -> bool:
         if is_known(found, charge):
             return False
-        return charge.noise_id.startswith(NOT_RUN) or (not job.config.fresh and _is_later(found, charge))
+        return charge.noise_id.startswith(NOT_RUN) or (not run.config.fresh and _is_later(found, charge))
 
     account = new_account(
-        job.config,
-        job.parts,
+        run.config,
+        run.parts,
         ledgers.own,
         shared=ledgers.shared,
-        costs=read_costs(None if found is None else found.facts, job.parts.setting),
+        costs=read_costs(None if found is None else found.facts, run.parts.setting),
         pending=pending,
         lost=bool(_losses(found)),
-        coins=job.coins,
+        coins=run.coins,
     )
-    if ledgers.shared is not None and job.stage is None:
-        account.registration = Registration(ledgers.shared, job.run_name)
-    elif ledgers.shared is not None and job.stage is not None and job.config.fresh:  # seeded, no release counts twice
-        budget = Budget(job.stage.tuning["epsilon"], job.stage.tuning["delta"], job.parts.accountant)
-        for terms in job.stage.planned:
+    if ledgers.shared is not None and run.stage is None:
+        account.registration = Registration(ledgers.shared, run.run_name)
+    elif ledgers.shared is not None and run.stage is not None and run.config.fresh:  # seeded, no release counts twice
+        budget = Budget(run.stage.tuning["epsilon"], run.stage.tuning["delta"], run.parts.accountant)
+        for terms in run.stage.planned:
             budget.holds(terms)
-        account.registration = Joint(ledgers.shared, job.run_name, budget)
+        account.registration = Joint(ledgers.shared, run.run_name, budget)
     return account
 
 
@@ -61,7 +61,7 @@ def _is_later(found: Checkpoint | None, charge: Charge) -> bool:
     return charge.round >= (found.rounds if found else 0) and not is_known(found, charge)
 
 
-def _resumed(job: Job, ledgers: Ledgers, found: Checkpoint) -> str:
+def _resumed(run: PreparedRun, ledgers: Ledgers, found: Checkpoint) -> str:
     """From where a run goes on, and what the ledger holds beyond that: a crash comes between two checkpoints."""
     said = f"resumed after round {found.rounds}"
     what = made_again((one for one in ledgers.own if _is_later(found, one)), found)
@@ -69,27 +69,27 @@ def _resumed(job: Job, ledgers: Ledgers, found: Checkpoint) -> str:
         return said
     again = (
         "This is computed again with fresh noise, and charged again"
-        if job.config.fresh
+        if run.config.fresh
         else "This is computed again with the same noise, and counts once"
     )
     return f"{said}, the last checkpoint. The ledger holds what was released after it: {what}. {again}."
 
 
 def start(
-    job: Job, found: Checkpoint | None, ledgers: Ledgers, hooks: Hooks
+    run: PreparedRun, found: Checkpoint | None, ledgers: Ledgers, hooks: Hooks
 ) -> tuple[Progress, list[dict[str, Any]], Vectors | None]:
     """The state to go on from, the evaluations that it comes with, and the silos' states; None for the first ones.
 
     Silos that were lost when the checkpoint was written are back, with the last states that are known of them.
     """
-    parts = job.parts
+    parts = run.parts
     if found is None:
         server = parts.algorithm.init_server(parts.model, parts.setting)
-        return Progress(server=server), job.folder.keep_metrics(-1), None
+        return Progress(server=server), run.folder.keep_metrics(-1), None
     device = parts.model.device
     progress, silos = _progress(found, device), _moved(found.silos, device)
-    hooks.note(_resumed(job, ledgers, found))
-    if others := changed(job.code, found.facts["code"]):
+    hooks.note(_resumed(run, ledgers, found))
+    if others := changed(run.code, found.facts["code"]):
         hooks.note(f"changed since this run began: {', '.join(others)}. Rounds from here on are made with the new code")
     back = sorted(progress.lost)
     if back:
@@ -99,7 +99,7 @@ def start(
         if isinstance(parts.algorithm, Regrouping):
             ids = range(parts.setting.num_silos)
             progress.server, silos = parts.algorithm.regroup(progress.server, silos, ids, parts.setting.weights)
-    return progress, job.folder.keep_metrics(found.rounds), silos
+    return progress, run.folder.keep_metrics(found.rounds), silos
 
 
 def with_lost(states: Vectors, progress: Progress, folder: RunFolder, parts: Parts) -> Vectors:

@@ -13,7 +13,7 @@ from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from dpfl_plugin.testing.contract_monitor import ContractError
 
@@ -89,7 +89,7 @@ def go(config: Config, folder: Path, *, stop_after: int | None = None, resume: b
         ContractError: it fails.
     """
     stopper = _Stopper(stop_after)
-    result = run_session(
+    result = run_config(
         config.model_copy(update={"out": str(folder)}),
         Path(),
         resume=resume,

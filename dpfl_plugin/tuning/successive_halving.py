@@ -30,7 +30,7 @@ from dpfl_plugin.runs.folder import TUNING, RunFolder, folder_of, locked, to_jso
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
 from dpfl_plugin.runs.plugins import make_accountant
-from dpfl_plugin.runs.session import run_session, seed_of_begun
+from dpfl_plugin.runs.run import run_config, seed_of_begun
 from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.tuning import decisions
 from dpfl_plugin.tuning.decisions import Decision, Standing
@@ -268,7 +268,7 @@ class _Course:
 
     def _advanced(self, one: Standing, stage: Stage) -> Standing:
         """A candidate after its next rounds."""
-        run_session(
+        run_config(
             one.config,
             self.tuning.base,
             resume=True,
@@ -294,7 +294,7 @@ def carry_out(
     """Train candidates from rung to rung, and the best to the end; returns all, as `ranked`; None if it was stopped.
 
     Raises:
-        TrainingError: no candidate is left. As `run_session`.
+        TrainingError: no candidate is left. As `run_config`.
     """
     write_plan(tuning)
     course = _Course(tuning=tuning, backend=backend, reporter=_Once(reporter), stop=stop, wait=wait)

@@ -22,7 +22,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import folder_of
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 
 DATA = {
@@ -65,7 +65,7 @@ def in_process(folder: Path, values: Mapping[str, Any], dtype: str, data: Mappin
     """(its parts, its model (d,), its charges, its random bits, its result) of a run in one process."""
     everything = {"seed": 0, **values, "data": data, "runtime": {"dtype": dtype}, "out": str(folder)}
     config = configure(everything, source="test")
-    result = run_session(
+    result = run_config(
         config, Path(), resume=False, backend=InProcessBackend(), reporter=Mute(), stop=lambda: False, ledger=None
     )
     parts = build(config, Path())

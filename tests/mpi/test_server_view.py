@@ -42,7 +42,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.measurements import join_lines, join_result
 from dpfl_plugin.runs.public_errors import kind_and_place
 from dpfl_plugin.runs.result import Result
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.ranks import Ranks
@@ -168,7 +168,7 @@ def recorded(
     place = Place(network)
     try:
         how = {"reporter": Mute(), "stop": lambda: False, "profile": True, "callbacks": callbacks}
-        result = run_session(config, path.parent, resume=resume, backend=place, **how)
+        result = run_config(config, path.parent, resume=resume, backend=place, **how)
     finally:
         place.ranks.clean = True
         assert place.ranks.part(30.0)

@@ -12,7 +12,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.ledgers import read_whole
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import DATA, Mute, block
 from tests.cli.command import dpfl
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 def session(config, stop=lambda: False, resume=False, ledger=None):
     backend = InProcessBackend()
-    return run_session(config, Path(), resume=resume, backend=backend, reporter=Mute(), stop=stop, ledger=ledger)
+    return run_config(config, Path(), resume=resume, backend=backend, reporter=Mute(), stop=stop, ledger=ledger)
 
 
 def after(rounds, action):

@@ -38,23 +38,23 @@ from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.folder import RunFolder, folder_of, to_json
 from dpfl_plugin.runs.forecast import solving, strain
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
-from dpfl_plugin.runs.job import (
-    Job,
+from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
+from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
+from dpfl_plugin.runs.prepare import (
+    PreparedRun,
     begun_with,
     evaluations_of,
     first_line_of,
     ledger_facts,
     look_ahead,
-    make_job,
     planner_of,
+    prepare,
     shared_facts,
     silo_noise_begun_with,
     stopping_of,
     waiting,
     with_slots,
 )
-from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
-from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.reach import far_features
@@ -74,7 +74,7 @@ SEEDED: Final = (
 )
 
 
-def run_session(
+def run_config(
     config: Config,
     base: Path,
     *,
@@ -128,19 +128,19 @@ def run_session(
         label, clock = folder.label() if label is None and resume else label, Stopwatch() if profile else STOPPED
         if shared is not None and not folder.ledger.exists() and (ahead := waiting(shared, config)) is not None:
             config = config.with_public_seed(int(ahead.facts["seed"]))
-        job = _prepared(config, base, folder, ledger, shared, backend, reporter)
-        job = replace(job, label=label, clock=clock, stage=stage)
+        run = _prepared(config, base, folder, ledger, shared, backend, reporter)
+        run = replace(run, label=label, clock=clock, stage=stage)
         if shared is not None and stage is None:
-            job = with_slots(job, shared)
-        job.parts.host.clock = clock
+            run = with_slots(run, shared)
+        run.parts.host.clock = clock
         with folder.locked():
             result = finished_result(folder)
             if result is not None:  # by another process, while this one was loading its data
                 return result
             refuse_unfinished(folder, resume)
-            check_marks(folder, job.parts, key_file(config, folder, ledger))
+            check_marks(folder, run.parts, key_file(config, folder, ledger))
             backend.begin()
-            return _run_told(job, backend, Hooks(reporter, folder, callbacks), stop)
+            return _run_told(run, backend, Hooks(reporter, folder, callbacks), stop)
 
 
 def seed_of_begun(configs: Iterable[Config]) -> int | None:
@@ -180,7 +180,7 @@ def _prepared(
     shared: Ledger | None,
     backend: Backend,
     reporter: Reporter,
-) -> Job:
+) -> PreparedRun:
     """The run, built; noise is solved for, unless the folder says what it began with."""
     if said := solving(config):
         reporter.note(said)
@@ -192,7 +192,7 @@ def _prepared(
         silo_noise=silo_noise_begun_with(config, folder),
     )
     torch.set_num_threads(config.runtime.threads)
-    return make_job(config, base, folder, parts, ledger, shared)
+    return prepare(config, base, folder, parts, ledger, shared)
 
 
 def _check_finished(
@@ -213,27 +213,27 @@ def _check_finished(
     check_finished(config, base, folder, reporter, backend, key_file(config, folder, ledger))
 
 
-def _run_told(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
-    """Run a job whose folder is locked; ``hooks`` are closed after it."""
+def _run_told(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+    """Run a run whose folder is locked; ``hooks`` are closed after it."""
     try:
-        return _run_in_memory(job, backend, hooks, stop)
+        return _run_in_memory(run, backend, hooks, stop)
     finally:
         hooks.close()
 
 
-def _run_in_memory(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+def _run_in_memory(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """`_run`; where memory runs out, once more from the last finished round, with smaller chunks.
 
     With fresh noise the round that did not end is charged once more.
     """
     while True:
         try:
-            return _run(job, backend, hooks, stop)
+            return _run(run, backend, hooks, stop)
         except MemoryShortError as error:
-            chunk = job.parts.memory.chunk // 4
+            chunk = run.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
                 raise MemoryShortError(
-                    f"{error}. Smaller chunks of gradients will not help: {advice(_together(job.parts))}use a "
+                    f"{error}. Smaller chunks of gradients will not help: {advice(_together(run.parts))}use a "
                     "smaller model or more machines, or free memory; then continue with resume."
                 ) from error
             said = str(error)
@@ -241,14 +241,17 @@ def _run_in_memory(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], 
             f"{said}. Continuing from the last finished round with chunks of {memory_text(chunk)} for gradients; give "
             "runtime.memory_budget to have them from the beginning."
         )
-        noise, own = job.parts.noise_multiplier, in_facts({"silos": job.parts.own.facts(job.parts.rules)})[1]
-        others = {f.name: getattr(job, f.name) for f in fields(job)}
-        del job, others["parts"]  # before the records are loaded once more
+        noise, own = (
+            run.parts.noise_multiplier,
+            in_facts({"silos": run.parts.own.facts(run.parts.rules)})[1],
+        )
+        others = {f.name: getattr(run, f.name) for f in fields(run)}
+        del run, others["parts"]  # before the records are loaded once more
         key = key_file(others["config"], others["folder"], others["shared"])
         held = functools.partial(backend.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
         check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
-        job = Job(parts=parts, **others)
+        run = PreparedRun(parts=parts, **others)
 
 
 def _together(parts: Parts) -> int:
@@ -256,9 +259,9 @@ def _together(parts: Parts) -> int:
     return min(parts.stack, parts.setting.num_participants)
 
 
-def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
+def _tell_ahead(run: PreparedRun, account: PrivacyAccount, hooks: Hooks) -> None:
     """What a user may want to know, or to change, before a round is run."""
-    config, parts = job.config, job.parts
+    config, parts = run.config, run.parts
     columns = () if parts.inputs is None or config.data.preprocess else parts.inputs.columns
     far = far_features((records.features for records in parts.train.values()), columns, parts.module)
     hooks.note(FRESH if config.fresh else SEEDED.format(seed=config.seed))
@@ -310,29 +313,37 @@ def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
         hooks.note(f"{text}.")
 
 
-def _describe(job: Job) -> None:
+def _describe(run: PreparedRun) -> None:
     """Have where the run runs in its folder; as it ends once more, with all that it imported."""
-    folder = job.folder
-    described = {**environment.describe(), "base": str(job.base.resolve())}
-    parts = job.parts
+    folder = run.folder
+    described = {**environment.describe(), "base": str(run.base.resolve())}
+    parts = run.parts
     described |= {"engine": parts.engine.name, "device": str(parts.model.device), "chunk_bytes": parts.memory.chunk}
     described |= {"lockstep": parts.stack if parts.lockstep else 0}
-    described |= {"threads": job.config.runtime.threads, "memory": job.parts.memory.described(), "label": job.label}
+    described |= {
+        "threads": run.config.runtime.threads,
+        "memory": run.parts.memory.described(),
+        "label": run.label,
+    }
     described["packages_before"] = folder.packages_before(described["package_sha256"])
     folder.write(folder.environment, to_json(described))
 
 
-def _lasting_facts(job: Job) -> dict[str, Any]:
+def _lasting_facts(run: PreparedRun) -> dict[str, Any]:
     """What every checkpoint of the run holds, and a resume of it has to find again."""
-    parts = job.parts
-    facts: dict[str, Any] = {"run": run_id(job.config), "run_name": job.run_name, "data_sha256": parts.data_sha256}
-    facts |= {"seed": job.config.public_seed, "coins": job.coins, "code": dict(job.code)}
+    parts = run.parts
+    facts: dict[str, Any] = {
+        "run": run_id(run.config),
+        "run_name": run.run_name,
+        "data_sha256": parts.data_sha256,
+    }
+    facts |= {"seed": run.config.public_seed, "coins": run.coins, "code": dict(run.code)}
     facts |= {"fixed": fixed_digest(parts.module), **cycle_facts(parts.rules)}
-    return facts | {"shared_key": None if job.shared is None else str(shared_key_file(job.shared))}
+    return facts | {"shared_key": None if run.shared is None else str(shared_key_file(run.shared))}
 
 
 def _run_rounds(
-    job: Job,
+    run: PreparedRun,
     experiment: Experiment,
     progress: Progress,
     *,
@@ -342,7 +353,7 @@ def _run_rounds(
     stop: Callable[[], bool],
 ) -> Outcome:
     """How the rounds ended; a fault of a silo, or of a plugin's code, ends them with a checkpoint."""
-    folder = job.folder
+    folder = run.folder
     try:
         return experiment.run(progress, save=save, record=record, tick=hooks.ticked, stop=stop, note=hooks.note)
     except MemoryShortError:
@@ -351,11 +362,11 @@ def _run_rounds(
     except Exception as error:
         if isinstance(error, DeviceError) or is_device_failure(error):  # what is on the device cannot be saved
             text = str(error).splitlines()[0].removesuffix(".")
-            where = "" if isinstance(error, DeviceError) else f"runtime.device={job.config.runtime.device!r} failed: "
+            where = "" if isinstance(error, DeviceError) else f"runtime.device={run.config.runtime.device!r} failed: "
             hint = "nvidia-smi, or dmesg, may say why. The last good state is in the run's checkpoint; continue with"
             raise DeviceError(f"round {progress.rounds + 1}: {where}{text}. {hint} resume.") from error
         known = isinstance(error, SiloError | ChangedError)
-        fault = str(error) if known else plugin_errors.place(error, job.parts.plugins)
+        fault = str(error) if known else plugin_errors.place(error, run.parts.plugins)
         if fault is None:
             raise
         folder.append(folder.log, plugin_errors.trace(error))
@@ -394,25 +405,25 @@ def _finish(
     return Ended(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
 
 
-def _run(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
-    config, folder, parts = job.config, job.folder, job.parts
+def _run(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+    config, folder, parts = run.config, run.folder, run.parts
     found = checkpoints.load(folder.checkpoint)
     if found is not None:  # by another process, while this one was loading its data
-        job = replace(job, coins=str(found.facts["coins"]), run_name=str(found.facts["run_name"]))
+        run = replace(run, coins=str(found.facts["coins"]), run_name=str(found.facts["run_name"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
-    facts_of, first_line = functools.partial(shared_facts, job), functools.partial(first_line_of, job)
-    with open_ledgers(folder, ledger_facts(job), found, job.shared, job.run_name, facts_of, first_line) as ledgers:
+    facts_of, first_line = functools.partial(shared_facts, run), functools.partial(first_line_of, run)
+    with open_ledgers(folder, ledger_facts(run), found, run.shared, run.run_name, facts_of, first_line) as ledgers:
         folder.write(folder.config, to_yaml(config))
-        _describe(job)
+        _describe(run)
         for note in ledgers.own.notes:
             hooks.note(f"ledger: {note}")
-        account = account_of(job, ledgers, found)
-        look_ahead(job, account)
+        account = account_of(run, ledgers, found)
+        look_ahead(run, account)
         runtime = backend.runtime(parts, account, config)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
         holders = holders_of(None if found is None else found.facts.get("held_by"), parts.held_by)
-        facts = _lasting_facts(job) | {"revealed": revealed, "given": given, "held_by": holders}
+        facts = _lasting_facts(run) | {"revealed": revealed, "given": given, "held_by": holders}
 
         def save(progress: Progress) -> None:
             silos = with_lost(runtime.states(), progress, folder, parts)
@@ -422,30 +433,30 @@ def _run(job: Job, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> 
             folder.add_metrics(line)
             hooks.evaluated(line, progress)
 
-        progress, lines, silos = start(job, found, ledgers, hooks)
-        experiment = _experiment(job, runtime, account, lines)
+        progress, lines, silos = start(run, found, ledgers, hooks)
+        experiment = _experiment(run, runtime, account, lines)
         if silos is not None:
             experiment.survivors.retry(progress, lambda: runtime.load_states(silos), save=save, note=hooks.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
-        _tell_ahead(job, account, hooks)
-        hooks.begin(config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label)
+        _tell_ahead(run, account, hooks)
+        hooks.begin(config, parts.rules, account, experiment.expected_rounds, progress.rounds, run.label)
         rounds_before = progress.rounds
-        job.clock.lap("start")
-        job.clock.start(parts.model.device)
-        outcome = _run_rounds(job, experiment, progress, save=save, record=record, hooks=hooks, stop=stop)
+        run.clock.lap("start")
+        run.clock.start(parts.model.device)
+        outcome = _run_rounds(run, experiment, progress, save=save, record=record, hooks=hooks, stop=stop)
         final, outcome = _finish(experiment, progress, outcome, save=save, hooks=hooks)
-        if job.clock.on:
-            job.clock.lap("I/O")  # the last checkpoint
-            folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
-        if outcome.status in ("done", "budget_exhausted") and job.stage is None:
+        if run.clock.on:
+            run.clock.lap("I/O")  # the last checkpoint
+            folder.write(folder.profile, to_json(_profile(run.clock, runtime, progress.rounds - rounds_before)))
+        if outcome.status in ("done", "budget_exhausted") and run.stage is None:
             ledgers.end()
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
-    _describe(job)
-    seen = () if job.stage is None else job.stage.seen
+    _describe(run)
+    seen = () if run.stage is None else run.stage.seen
     result, stated = write_result(
-        config, folder, parts, account, progress, outcome, final, revealed, given, holders, seen, job.code
+        config, folder, parts, account, progress, outcome, final, revealed, given, holders, seen, run.code
     )
     named = parts.outcome.kind != "classes" or names_its_classes(config)  # levels and labels are the configuration's
     hooks.over(result, published(stated), named=named)
@@ -473,27 +484,27 @@ def _solved_for(config: Config) -> str:
     return f"for {most} within epsilon {privacy.epsilon:g} at delta {digits(privacy.delta, 6)} ({view} view)"
 
 
-def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
-    config = job.config
-    every, seconds = config.checkpoint.when(fresh=job.parts.rules.fresh)
+def _experiment(run: PreparedRun, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
+    config = run.config
+    every, seconds = config.checkpoint.when(fresh=run.parts.rules.fresh)
     return Experiment(
-        planner=planner_of(config, job.parts, job.coins),
+        planner=planner_of(config, run.parts, run.coins),
         runtime=runtime,
         account=account,
         rounds=config.rounds or MOST_ROUNDS,
-        until=None if job.stage is None else job.stage.until,
-        expected_rounds=job.expected,
-        run_name=job.run_name,
+        until=None if run.stage is None else run.stage.until,
+        expected_rounds=run.expected,
+        run_name=run.run_name,
         fresh=config.fresh,
-        score=job.parts.outcome.score,
-        evaluations=replace(evaluations_of(job), may_end=job.stage is None),
+        score=run.parts.outcome.score,
+        evaluations=replace(evaluations_of(run), may_end=run.stage is None),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
         checkpoint_every=every,
         checkpoint_seconds=seconds,
-        first=first_round_of(job, account),
+        first=first_round_of(run, account),
         stopping=stopping_of(config),
         personalise=config.personalise,
         min_silos=config.runtime.min_silos,
-        clock=job.clock,
+        clock=run.clock,
     )

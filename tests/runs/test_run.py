@@ -13,7 +13,7 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import folder_of
-from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import Mute
 from tests.cli.command import BASE, merged
@@ -25,7 +25,7 @@ def config_in(out: Path) -> Config:
 
 def session(config: Config, stop: Callable[[], bool] = lambda: False, **more: Any) -> dict[str, Any]:
     given: dict[str, Any] = {"resume": False, "backend": InProcessBackend(), "reporter": Mute(), **more}
-    return run_session(config, Path(config.out), stop=stop, **given)
+    return run_config(config, Path(config.out), stop=stop, **given)
 
 
 def files(config: Config) -> dict[str, bytes]:

@@ -55,7 +55,7 @@ PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PreparedRun:
     """A run that passed every check that can be made before anything is written.
 
     Attributes:
@@ -87,9 +87,9 @@ class Job:
     reuses: Sequence[tuple[str, Slots, Slots]] = ()
 
 
-def make_job(
+def prepare(
     config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None
-) -> Job:
+) -> PreparedRun:
     began = checkpoints.load_facts(folder.checkpoint)
     name = str(began["run_name"]) if began else secrets.token_hex(16) if config.fresh else run_id(config)
     if shared is not None:
@@ -112,28 +112,28 @@ def make_job(
     _check_states(config, parts)
     coins = _coins(began, parts.rules)
     expected = _expected_rounds(config, parts, coins)
-    return Job(config, base, folder, parts, path, name, file_digests(config), expected, coins)
+    return PreparedRun(config, base, folder, parts, path, name, file_digests(config), expected, coins)
 
 
-def with_slots(job: Job, shared: Ledger) -> Job:
-    """The job with the slots that it registers in a shared ledger, which affords them.
+def with_slots(prepared: PreparedRun, shared: Ledger) -> PreparedRun:
+    """The prepared with the slots that it registers in a shared ledger, which affords them.
 
     Raises:
         ConfigError, BudgetError: as `check_limit`.
     """
-    path = job.shared
+    path = prepared.shared
     assert path is not None
-    known = next((run for run in runs_in(shared) if run.name == job.run_name), None)
+    known = next((run for run in runs_in(shared) if run.name == prepared.run_name), None)
     if known is not None and known.begun:
-        return job
-    records, slots = job.parts.data_sha256, _slots(job.config, job.parts, job.expected)
+        return prepared
+    records, slots = prepared.parts.data_sha256, _slots(prepared.config, prepared.parts, prepared.expected)
     if known is not None:
         if known.slots == {silo: count_kinds(planned) for silo, planned in slots.items()}:
-            return job
-        job = replace(job, run_name=secrets.token_hex(16))  # the code makes another plan of it by now
+            return prepared
+        prepared = replace(prepared, run_name=secrets.token_hex(16))  # the code makes another plan of it by now
     reuses = unused(shared, records, slots)
-    check_limit(shared, path, job.config, [Plan(records, without_reused(slots, reuses))])
-    return replace(job, slots=slots, reuses=reuses)
+    check_limit(shared, path, prepared.config, [Plan(records, without_reused(slots, reuses))])
+    return replace(prepared, slots=slots, reuses=reuses)
 
 
 def waiting(shared: Ledger, config: Config) -> Run | None:
@@ -207,54 +207,54 @@ def check_noise(path: Path, shared: Ledger, name: str, data_sha256: str, rules: 
         raise type(error)(f"ledger {path}: {error}") from error
 
 
-def look_ahead(job: Job, account: PrivacyAccount) -> None:
+def look_ahead(prepared: PreparedRun, account: PrivacyAccount) -> None:
     """Have the budget know of all rounds that noise was solved for."""
-    parts = job.parts
-    if job.stage is not None:
-        know_to_fit(account, job.stage.planned)
+    parts = prepared.parts
+    if prepared.stage is not None:
+        know_to_fit(account, prepared.stage.planned)
         return
     if parts.planned is not None and not parts.rules.varies:
         account.look_ahead(parts.planned)
 
 
-def ledger_facts(job: Job) -> dict[str, Any]:
+def ledger_facts(prepared: PreparedRun) -> dict[str, Any]:
     """What a run's own ledger says of it."""
-    parts = job.parts
+    parts = prepared.parts
     numbers: dict[str, Any] = {"noise_multiplier": parts.noise_multiplier, "num_records": list(parts.num_records)}
     if parts.own.of:
         numbers["silos"] = parts.own.facts(parts.rules)
-    if job.config.silo_weights not in ("equal", "records"):
+    if prepared.config.silo_weights not in ("equal", "records"):
         numbers["weights"] = list(parts.setting.weights)
-    if job.stage is not None:
-        numbers["tuning"] = dict(job.stage.tuning)
+    if prepared.stage is not None:
+        numbers["tuning"] = dict(prepared.stage.tuning)
     cuts = parts.holding.survey.cut_facts if parts.rules.fresh else {}  # a seeded run writes the same bytes again
-    return {"run": run_id(job.config), "name": job.config.name, **numbers, **cycle_facts(parts.rules), **cuts}
+    return {"run": run_id(prepared.config), "name": prepared.config.name, **numbers, **cycle_facts(parts.rules), **cuts}
 
 
-def shared_facts(job: Job, shared: Ledger) -> dict[str, Any]:
+def shared_facts(prepared: PreparedRun, shared: Ledger) -> dict[str, Any]:
     """What a shared ledger says of a run: all when it is registered, then that it goes on."""
-    facts = {"noise": job.run_name, "name": job.config.name, "id": run_id(job.config)}
-    if any(run.name == job.run_name for run in runs_in(shared)):
+    facts = {"noise": prepared.run_name, "name": prepared.config.name, "id": run_id(prepared.config)}
+    if any(run.name == prepared.run_name for run in runs_in(shared)):
         return facts
     return {
         **facts,
-        **({} if job.stage is None else {"candidate": job.label}),
-        "data_sha256": job.parts.data_sha256,
-        **job.parts.holding.survey.cut_facts,
-        "num_silos": job.parts.setting.num_silos,
-        "delta": job.config.privacy.delta,
+        **({} if prepared.stage is None else {"candidate": prepared.label}),
+        "data_sha256": prepared.parts.data_sha256,
+        **prepared.parts.holding.survey.cut_facts,
+        "num_silos": prepared.parts.setting.num_silos,
+        "delta": prepared.config.privacy.delta,
         **({"early": True} if not len(shared) else {}),
-        **({"slots": slots_to_plain(job.slots)} if job.slots else {}),
-        **({"reuses": reuses_to_plain(job.reuses)} if job.reuses else {}),
+        **({"slots": slots_to_plain(prepared.slots)} if prepared.slots else {}),
+        **({"reuses": reuses_to_plain(prepared.reuses)} if prepared.reuses else {}),
     }
 
 
-def first_line_of(job: Job) -> dict[str, Any]:
+def first_line_of(prepared: PreparedRun) -> dict[str, Any]:
     """What a shared ledger that this run begins says of totals; nothing of a tuning's, which has a total of its own."""
-    privacy = job.config.privacy
-    if not job.slots:
+    privacy = prepared.config.privacy
+    if not prepared.slots:
         return {}
-    return first_line(Plan(job.parts.data_sha256, job.slots), privacy.ledger_epsilon, privacy.delta)
+    return first_line(Plan(prepared.parts.data_sha256, prepared.slots), privacy.ledger_epsilon, privacy.delta)
 
 
 def new_account(
@@ -285,18 +285,18 @@ def new_account(
     )
 
 
-def evaluations_of(job: Job) -> Evaluations:
-    config, parts = job.config, job.parts
-    if job.stage is not None and not job.stage.measured:
+def evaluations_of(prepared: PreparedRun) -> Evaluations:
+    config, parts = prepared.config, prepared.parts
+    if prepared.stage is not None and not prepared.stage.measured:
         return Evaluations(every=MOST_ROUNDS, last=MOST_ROUNDS, made=False)
     if config.evaluation.every is not None:
-        return Evaluations(config.evaluation.every, job.expected)
+        return Evaluations(config.evaluation.every, prepared.expected)
     planner, server = planner_of(config, parts), parts.algorithm.init_server(parts.model, parts.setting)
-    plans = [planner.asks(server, round) for round in range(min(PLANS_LOOKED_AT, job.expected))]
+    plans = [planner.asks(server, round) for round in range(min(PLANS_LOOKED_AT, prepared.expected))]
     d = parts.model.numel()
     training = round_work(plans, parts.rules, parts.num_records, parts.setting.num_participants, d)
     once = evaluation_work(parts.num_records, parts.num_test_records, d, config.evaluation.dissimilarity)
-    return affordable(job.expected, training, once)
+    return affordable(prepared.expected, training, once)
 
 
 def stopping_of(config: Config) -> Stopping | None:
