@@ -37,12 +37,13 @@ from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import saved_rounds
+from dpfl_plugin.runs.existing_run import begun_seed
 from dpfl_plugin.runs.folder import RunFolder, folder_of
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runs.result import finished_result
-from dpfl_plugin.runs.run import run_config, seed_of_begun
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.choice import backend_here, backend_of, register
 
 RUNS: Final = "runs"
@@ -390,7 +391,7 @@ def rounds_saved(plan: Plan) -> list[int]:
 
 def of_one_seed(plan: Plan) -> Plan:
     """A file's runs with one public seed where they name none, so that they differ in what the variants differ in."""
-    begun = seed_of_begun(one.config for one in plan.variants)
+    begun = begun_seed(one.config for one in plan.variants)
     seed = plan.variants[0].config.public_seed if begun is None else begun
     return replace(
         plan, variants=tuple(replace(one, config=one.config.with_public_seed(seed)) for one in plan.variants)

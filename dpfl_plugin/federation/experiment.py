@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -50,6 +51,9 @@ class Experiment:
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
         first: statistics of columns; stopping: when scores end it; personalise: silos' own models; None for none.
         clock: takes the time of each part.
+        save: writes a checkpoint. record: gets each evaluation as plain values. tick: called after every round.
+        stop: asked before every round, and before silos make models of their own; true ends the run there.
+        note: gets a line on silos that were lost.
     """
 
     planner: Planner
@@ -71,60 +75,48 @@ class Experiment:
     personalise: PersonaliseConfig | None = None
     min_silos: int = 1
     clock: Stopwatch = STOPPED
+    save: Callable[[Progress], None] = lambda progress: None
+    record: Callable[[dict[str, Any]], None] = lambda line: None
+    tick: Callable[[Progress], None] = lambda progress: None
+    stop: Callable[[], bool] = lambda: False
+    note: Callable[[str], None] = lambda text: None
 
     @property
     def survivors(self) -> Survivors:
         """How this run goes on when silos are lost."""
-        return Survivors(self.planner, self.runtime, self.account, self.min_silos)
+        return Survivors(self.planner, self.runtime, self.account, self.min_silos, self.save, self.note)
 
-    def run(
-        self,
-        progress: Progress,
-        *,
-        save: Callable[[Progress], None],
-        record: Callable[[dict[str, Any]], None],
-        tick: Callable[[Progress], None],
-        stop: Callable[[], bool],
-        note: Callable[[str], None] = lambda text: None,
-    ) -> Outcome:
+    def run(self, progress: Progress) -> Outcome:
         """Go on from ``progress`` to the last round, or to what ends the run before it.
 
         A round in which silos are lost is run again by the others, and counts as released twice. One whose uploads had
         all come counts.
-
-        Args:
-            save: writes a checkpoint; record: gets each evaluation as plain values; tick: called after every round;
-            stop: asked before every round, and before silos make models of their own; true ends the run there.
-            note: told which silos were lost.
         """
-        keep = lambda: self.survivors.retry(progress, lambda: save(progress), save=save, note=note)  # noqa: E731
         try:
-            return self._run(progress, save=save, keep=keep, record=record, tick=tick, stop=stop, note=note)
+            return self._run(progress)
         except TooFewSilosError as error:
             return Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
 
-    def _run(
-        self,
-        progress: Progress,
-        *,
-        save: Callable[[Progress], None],
-        keep: Callable[[], None],
-        record: Callable[[dict[str, Any]], None],
-        tick: Callable[[Progress], None],
-        stop: Callable[[], bool],
-        note: Callable[[str], None],
-    ) -> Outcome:
+    def checkpoint(self, progress: Progress) -> None:
+        """Write a checkpoint, whatever silos are lost meanwhile.
+
+        Raises:
+            TooFewSilosError: see `Survivors.lose`.
+        """
+        self.survivors.retry(progress, lambda: self.save(progress))
+
+    def _run(self, progress: Progress) -> Outcome:
         def measured(phase: str) -> dict[str, Any]:
-            return self.survivors.retry(progress, lambda: self.evaluation(progress, phase), save=save, note=note)
+            return self.survivors.retry(progress, lambda: self.evaluation(progress, phase))
 
         began = time.monotonic() - progress.seconds
-        checkpoints = _Checkpoints(self.checkpoint_every, self.checkpoint_seconds, keep, progress.rounds)
+        checkpoints = _Checkpoints(self.checkpoint_every, self.checkpoint_seconds, progress.rounds)
         evaluated = last_finite = self.evaluated
         while True:
             try:
-                made = self._round(progress, stop, keep, last_finite)
+                made = self._round(progress, last_finite)
             except SilosLost as lost:
-                self.survivors.lose(progress, lost, save=save, note=note)
+                self.survivors.lose(progress, lost)
                 continue
             if isinstance(made, Outcome):
                 outcome = made
@@ -136,37 +128,36 @@ class Experiment:
             progress.seconds = time.monotonic() - began
             if self.evaluations.due(progress.rounds):
                 line = measured(plan.phase)
-                record(line)
+                self.record(line)
                 self.clock.lap("I/O")
                 evaluated = progress.rounds
                 if line["train_loss"] is None or math.isfinite(line["train_loss"]):
                     last_finite = progress.rounds
                 elif self.evaluations.may_end:
                     return _not_finite(line, last_finite)
-            tick(progress)
+            self.tick(progress)
             self.clock.lap("I/O")
             if checkpoints.due(progress.rounds):
-                checkpoints.write(progress.rounds)
+                with checkpoints.timed(progress.rounds):
+                    self.checkpoint(progress)
                 self.clock.lap("I/O")
-        if self.personalise is not None and outcome.status in ("done", "budget_exhausted") and stop():
+        if self.personalise is not None and outcome.status in ("done", "budget_exhausted") and self.stop():
             outcome = _stopped_after(progress)  # silos' own models may take as long as a round
         stopping = self.stopping if outcome.status == "done" and self._stopped(progress) else None
         ended = bool(stopping) or outcome.status == "budget_exhausted"
         if ended and self.evaluations.made and progress.rounds > evaluated:
-            record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
-        keep()
+            self.record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
+        self.checkpoint(progress)
         self.clock.lap("I/O")
         if stopping:
             # Saved before: the charges of rounds that will not run must not count where a resume runs some again.
             self._charge_what_was_planned(progress)
-            keep()
+            self.checkpoint(progress)
             why = stopping.why(progress.scores, progress.rounds, self.rounds)
             return Outcome("done", Cause.EARLY_STOPPING, why)
         return outcome
 
-    def _round(
-        self, progress: Progress, stop: Callable[[], bool], keep: Callable[[], None], last_finite: int
-    ) -> tuple[RoundPlan, Vectors] | Outcome:
+    def _round(self, progress: Progress, last_finite: int) -> tuple[RoundPlan, Vectors] | Outcome:
         """(its plan, the server's next state) of the next round, with what is before it; or why there is none.
 
         Args:
@@ -175,9 +166,9 @@ class Experiment:
         Raises:
             SilosLost: the round does not count.
         """
-        if self.first and not self.first.run(progress, draw=self.draw, send=self._sent, save=keep):
+        if self.first and not self.first.run(progress, draw=self.draw, send=self._sent, save=self.checkpoint):
             return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
-        self._score(progress, keep)
+        self._score(progress)
         if self._stopped(progress) or progress.rounds >= self.rounds:
             return Outcome("done", Cause.ROUNDS)
         if self.until is not None and progress.rounds >= self.until:
@@ -188,7 +179,7 @@ class Experiment:
             return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
         if not self.account.affords(progress.rounds, plan):
             return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
-        if stop():
+        if self.stop():
             return _stopped_after(progress)
         try:
             server = self.advance(progress, plan, down)
@@ -200,7 +191,7 @@ class Experiment:
             return Outcome("failed", Cause.NOT_FINITE, reason)
         return plan, server
 
-    def _score(self, progress: Progress, keep: Callable[[], None]) -> None:
+    def _score(self, progress: Progress) -> None:
         """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
@@ -213,7 +204,7 @@ class Experiment:
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
             progress.best = progress.server["model"]
         if self.checkpoint_every == 1:
-            keep()
+            self.checkpoint(progress)
 
     def _sent(self, progress: Progress, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         mean_up = self.runtime.run_round(down, plan, draw)
@@ -254,13 +245,7 @@ class Experiment:
         """The model (d,) that is the result."""
         return progress.server["model"] if progress.best is None else progress.best
 
-    def finish(
-        self,
-        progress: Progress,
-        *,
-        save: Callable[[Progress], None],
-        note: Callable[[str], None] = lambda text: None,
-    ) -> tuple[dict[int, SiloMetrics], list[str]]:
+    def finish(self, progress: Progress) -> tuple[dict[int, SiloMetrics], list[str]]:
         """(metrics of the final model at each silo, notes); before that, silos' own models, if the budget allows them.
 
         Raises:
@@ -275,14 +260,14 @@ class Experiment:
             draw = self.draw(progress, self.rounds, "personalise")
             if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
                 made = self._own_models(progress, own)
-                self.survivors.retry(progress, lambda: made(draw), save=save, note=note)
+                self.survivors.retry(progress, lambda: made(draw))
             else:
                 notes.append(f"personalise: no silo made a model of its own: {self.account.why_not()}.")
         if self.personalise is None and progress.best is None and progress.measured is not None:
             rounds, by_silo = progress.measured
             if rounds == progress.rounds:
                 return by_silo, notes
-        by_silo = self.survivors.retry(progress, lambda: self.runtime.evaluate(model, False), save=save, note=note)
+        by_silo = self.survivors.retry(progress, lambda: self.runtime.evaluate(model, False))
         return by_silo, notes
 
     def _own_models(self, progress: Progress, own: PersonaliseConfig) -> Callable[[Draw], None]:
@@ -346,11 +331,11 @@ class _Checkpoints:
 
     Args:
         every: rounds; None for any number of them. seconds: 0 for after every round.
-        write: writes one; rounds: that a run which goes on has made already.
+        rounds: that a run which goes on has made already.
     """
 
-    def __init__(self, every: int | None, seconds: float, write: Callable[[], None], rounds: int) -> None:
-        self._every, self._seconds, self._write = every, seconds, write
+    def __init__(self, every: int | None, seconds: float, rounds: int) -> None:
+        self._every, self._seconds = every, seconds
         self._at, self._rounds, self._took = time.monotonic(), rounds, 0.0
 
     def due(self, rounds: int) -> bool:
@@ -361,9 +346,11 @@ class _Checkpoints:
         pause = max(self._seconds, 20 * self._took) if self._seconds else 0.0
         return time.monotonic() - self._at >= pause
 
-    def write(self, rounds: int) -> None:
+    @contextlib.contextmanager
+    def timed(self, rounds: int) -> Iterator[None]:
+        """Take the time of writing one."""
         began = time.monotonic()
-        self._write()
+        yield
         self._at, self._rounds = time.monotonic(), rounds
         self._took = self._at - began
 

@@ -18,10 +18,9 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.registered import first_line
 from dpfl_plugin.runs.backend import Backend
-from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
-from dpfl_plugin.runs.prepare import PreparedRun, check_limit, prepare, shared_facts, waiting, with_slots
+from dpfl_plugin.runs.prepare import PreparedRun, check_limit, prepare, registered_run, shared_facts, with_slots
 from dpfl_plugin.runs.record_marks import key_file
 from dpfl_plugin.runs.run import refuse_shared
 
@@ -37,7 +36,7 @@ def register_ahead(
     """
     with locked_shared(path, wait) as shared:
         assert shared is not None
-        new = [one for one in configs if not folder_of(one).ledger.exists() and waiting(shared, one) is None]
+        new = [one for one in configs if not folder_of(one).ledger.exists() and registered_run(shared, one) is None]
         if not new:
             return
         for config in new:
@@ -51,15 +50,15 @@ def register_ahead(
         lines, slots = [], defaultdict[str, defaultdict[int, list[Planned]]](lambda: defaultdict(list))
         for config in new:
             folder = folder_of(config)
-            parts = build(config, base, hold=functools.partial(backend.hold, key=key_file(config, folder, path)))
+            hold = functools.partial(backend.hold, key=key_file(config, folder, path))
+            run = prepare(config, base, folder, hold=hold, ledger=path, shared=shared)
             backend.begin()  # all have one key
-            prepared = with_slots(prepare(config, base, folder, parts, path, shared), shared)
-            prepared = replace(prepared, reuses=())  # slots that earlier runs left are for runs that begin one by one
-            protection.add((prepared.parts.rules.neighbouring, prepared.parts.rules.unit, _marked(prepared)))
+            run = replace(with_slots(run, shared), reuses=())  # left slots are for runs that begin one by one
+            protection.add((run.parts.rules.neighbouring, run.parts.rules.unit, _marked(run)))
             ahead = {"ahead": run_id(config), "seed": config.public_seed, "started": now()}
-            lines.append({**shared_facts(prepared, shared), **ahead})
-            for silo, planned in prepared.slots.items():
-                slots[parts.data_sha256][silo] += planned
+            lines.append({**shared_facts(run, shared), **ahead})
+            for silo, planned in run.slots.items():
+                slots[run.parts.data_sha256][silo] += planned
         if len(protection) > 1:
             raise ConfigError(
                 f"ledger {path}: runs that share it protect against different things (privacy.unit, the "
@@ -77,6 +76,6 @@ def register_ahead(
     say(f"{len(new)} runs registered in {path}, before the first of them begins.")
 
 
-def _marked(prepared: PreparedRun) -> str:
+def _marked(run: PreparedRun) -> str:
     """The records, where runs on others cannot be bounded together with it."""
-    return prepared.parts.data_sha256 if prepared.parts.rules.unit == "silo" else ""
+    return run.parts.data_sha256 if run.parts.rules.unit == "silo" else ""

@@ -21,6 +21,7 @@ from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.federation.outcome import Outcome
 from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.scaled_records import scaling_of
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.summaries import last, of_silos
 from dpfl_plugin.measures.histogram import auc
@@ -32,16 +33,14 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.csv_cells import csv_text
-from dpfl_plugin.runs.extra_releases import training_records
+from dpfl_plugin.runs.extra_releases import statistics_planned, training_records
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import GIVEN
-from dpfl_plugin.runs.prepare import planner_of, stopping_of
-from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
+from dpfl_plugin.runs.prepare import PreparedRun, planner_of, stopping_of
 from dpfl_plugin.runs.statement import (
     ENDED_EARLY,
     MEASUREMENTS,
     SIMULATION,
-    HeldBy,
     not_covered,
     statement,
     write_statement,
@@ -113,27 +112,20 @@ def _diverged(losses: Sequence[float | None]) -> list[str]:
 
 
 def write_result(
-    config: Config,
-    folder: RunFolder,
-    parts: Parts,
+    run: PreparedRun,
     account: PrivacyAccount,
     progress: Progress,
     outcome: Outcome,
     final: Ended,
-    revealed: bool,
-    given: int,
-    held_by: HeldBy | None,
-    seen: Sequence[str] = (),
-    code: Mapping[str, str] | None = None,
+    facts: Mapping[str, Any],
 ) -> tuple[Result, dict[str, Any]]:
-    """(result, statement), which are in the folder then.
+    """Write the model, the statement and the result of a run into its folder; return (result, statement).
 
     Args:
-        held_by: who held the records, in all sessions of the run.
-        given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
-        seen: as of a `Stage`.
-        code: digests of the files of users' code that the configuration names.
+        facts: of all sessions of the run: whether the server got measures (``revealed``), how many kinds of them
+            callbacks got (``given``, see `hooks.GIVEN`), and who held the records (``held_by``).
     """
+    config, folder, parts = run.config, run.folder, run.parts
     model = final.model
     state, left_out = whole_state(parts.module, model, parts.state)
     folder.write(folder.model, serialise(state, metadata={"run": run_id(config)}))
@@ -144,9 +136,8 @@ def write_result(
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None
     notes += [STAYED] if hidden else []
-    by_whom: dict[str, Any] = {"revealed": revealed, "given": given, "held_by": held_by, "seen": seen}
     in_words = [LEFT_OUT.format("entries")] if left_out else []  # the model's code may choose by records which they are
-    said = _stated(config, parts, account, progress, outcome, [*notes, *in_words], **by_whom)
+    said = _stated(run, account, progress, outcome, [*notes, *in_words], facts)
     notes += [LEFT_OUT.format(", ".join(left_out))] if left_out else []
     notes += [DERIVED.format(", ".join(parts.state.derived))] if parts.state.derived else []
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
@@ -155,8 +146,8 @@ def write_result(
     notes += [_loss_in_words(loss) for loss in progress.losses]
     if final.measures is not None and (final.measures["pooled"] or {"model": {}})["model"].get("c_index", 0) is None:
         notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
-    result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
-    result["code"] = dict(code or {})
+    result = _result(run, progress, outcome, final, lines, notes, said)
+    result["code"] = dict(run.code)
     if final.by_silo:
         folder.write(folder.silos, _table_of_silos(final.by_silo, parts, said["silos"] or ()))
     write_statement(folder, said)
@@ -165,19 +156,16 @@ def write_result(
 
 
 def _stated(
-    config: Config,
-    parts: Parts,
+    run: PreparedRun,
     account: PrivacyAccount,
     progress: Progress,
     outcome: Outcome,
     notes: Sequence[str],
-    *,
-    revealed: bool,
-    given: int,
-    held_by: HeldBy | None,
-    seen: Sequence[str],
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The statement of a run, which may be published."""
+    config, parts = run.config, run.parts
+    seen = () if run.stage is None else run.stage.seen
     ended = [text for cause, text in ENDED_EARLY.items() if cause == outcome.cause]
     if outcome.status == "failed":
         fail(account)
@@ -197,9 +185,9 @@ def _stated(
         caveats=(*parts.caveats, *seen),
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
-        measurements=(*MEASUREMENTS, *ended, *GIVEN[:given]),
-        revealed=revealed,
-        held_by=held_by,
+        measurements=(*MEASUREMENTS, *ended, *GIVEN[: facts["given"]]),
+        revealed=facts["revealed"],
+        held_by=facts["held_by"],
     )
     for row in said["silos"] or ():
         row["num_test_records"] = parts.num_test_records[row["silo"]]
@@ -207,9 +195,7 @@ def _stated(
 
 
 def _result(
-    config: Config,
-    folder: RunFolder,
-    parts: Parts,
+    run: PreparedRun,
     progress: Progress,
     outcome: Outcome,
     final: Ended,
@@ -218,6 +204,7 @@ def _result(
     said: Mapping[str, Any],
 ) -> Result:
     """What `result.json` holds: ``lines`` are the run's metrics, ``said`` its statement."""
+    config, parts = run.config, run.parts
     return {
         "schema": RESULT_SCHEMA,
         "status": outcome.status,
@@ -244,7 +231,7 @@ def _result(
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         **_private_evaluation(config, parts, progress),
-        **statistics_in_result(config, parts, progress),
+        **_statistics(config, parts, progress),
         "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
         "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
@@ -264,7 +251,7 @@ def _result(
         "model_sha256": model_sha256(final.model),
         **({"tuning": said["tuning"]} if "tuning" in said else {}),
         "notes": list(notes),
-        "folder": str(folder.path),
+        "folder": str(run.folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -387,6 +374,16 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
         found["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
         found["histograms"] = {"noise_std": noise, "shares": progress.histograms}
     return {"private_evaluation": found}
+
+
+def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
+    """Private statistics of columns, and the scaling by them: releases, or made of them; {} without any."""
+    statistics = statistics_planned(config, parts.inputs, parts.beside)
+    if statistics is None or progress.statistics is None:
+        return {}
+    scaling = scaling_of(statistics, progress.statistics, parts.rules.neighbouring)
+    noise = parts.beside.statistics
+    return {"private_statistics": {"noise_multiplier": noise, "columns": scaling.told(), "scaling": scaling.plain()}}
 
 
 def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:

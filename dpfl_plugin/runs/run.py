@@ -1,77 +1,95 @@
-"""One run in its folder: start it, resume it, or find that it is finished; and say how it ended."""
+"""A run in its folder: begin or resume it, run its rounds, and write how it ended; or show that it is finished.
+
+Three orders hold everywhere. Bad input is found before anything is written. Charges are on disk before anything leaves
+a silo. A run that is finished is shown, and not run again.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from dpfl_plugin import given
+from dpfl_plugin.algorithms.base import Regrouping
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
-from dpfl_plugin.core.text import counted
+from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ChangedError, ConfigError, DeviceError, MemoryShortError, SiloError
 from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice, is_device_failure
 from dpfl_plugin.federation.memory import text as memory_text
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.runtime import Runtime
-from dpfl_plugin.federation.silo_group import SiloMetrics
+from dpfl_plugin.federation.scaled_records import SUMS
+from dpfl_plugin.federation.silo_group import SiloMetrics, begun
 from dpfl_plugin.federation.survivors import TooFewSilosError
-from dpfl_plugin.gradients.choice import faster
 from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
-from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.extra_releases import NOT_RUN
+from dpfl_plugin.privacy.registered import Joint, Registration
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment, plugin_errors
 from dpfl_plugin.runs.backend import Backend
-from dpfl_plugin.runs.build import Parts, build
-from dpfl_plugin.runs.folder import RunFolder, folder_of, to_json
-from dpfl_plugin.runs.forecast import solving, strain
+from dpfl_plugin.runs.checkpoint import Checkpoint
+from dpfl_plugin.runs.existing_run import (
+    check_beginning,
+    check_finished,
+    check_same,
+    refuse_unfinished,
+    with_begun_seed,
+)
+from dpfl_plugin.runs.extra_releases import training_records
+from dpfl_plugin.runs.folder import folder_of, to_json
+from dpfl_plugin.runs.forecast import solving
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
-from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_ledger, check_shared, locked_shared, open_ledgers
-from dpfl_plugin.runs.preflight import check_beginning, check_finished, check_marks, refuse_unfinished
+from dpfl_plugin.runs.ledgers import (
+    NO_WAIT,
+    Ledgers,
+    Wait,
+    check_shared,
+    is_known,
+    locked_shared,
+    made_again,
+    open_ledgers,
+)
 from dpfl_plugin.runs.prepare import (
     PreparedRun,
-    begun_with,
+    Stage,
     evaluations_of,
     first_line_of,
     ledger_facts,
     look_ahead,
+    new_account,
     planner_of,
     prepare,
+    rebuilt,
+    registered_run,
     shared_facts,
-    silo_noise_begun_with,
     stopping_of,
-    waiting,
     with_slots,
 )
-from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.public_facts import names_its_classes
-from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.record_marks import key_file, shared_key_file
 from dpfl_plugin.runs.result import Ended, Result, finished_result, write_result
-from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
-from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded, weak_claims
-from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, describe_silos, in_facts, refuse_cycles, refuse_silos, unequal
-from dpfl_plugin.runs.stage import Stage
+from dpfl_plugin.runs.round_costs import in_runs, read_costs
+from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded
+from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, refuse_cycles, refuse_silos
+from dpfl_plugin.runs.start_notes import note_start
 from dpfl_plugin.runs.statement import holders_of, published, void_statement
 
-PROFILE_SCHEMA = 1
-FRESH: Final = "randomness fresh: batches and noise come from the operating system, and another run draws other ones."
-SEEDED: Final = (
-    "randomness seeded (seed {seed}): a reproducible simulation, whose noise can be computed from its seed and "
-    "protects nobody."
-)
+PROFILE_SCHEMA: Final = 1
+BEST: Final = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 
 
 def run_config(
@@ -89,14 +107,15 @@ def run_config(
     callbacks: Sequence[Callback] = (),
     stage: Stage | None = None,
 ) -> Result:
-    """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
+    """Run ``config`` to its end, or until it is stopped; return what `result.json` holds.
 
     Args:
-        label: what the user's file calls the run, where it has several; None for what it was begun as.
+        base: the folder in which relative paths start.
+        label: what the user's file calls the run, if it has several; None for the label that it was begun with.
         ledger: a file that several runs on the same data share, which states what all of them come to.
         wait: how to wait for it while another run has it.
         profile: take the time of each part, and write it to `profile.json`.
-        callbacks: are told how it goes, with the trackers of the configuration; not of a run that finished before.
+        callbacks: called beside the trackers of the configuration; not for a run that finished before.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
 
     Raises:
@@ -106,11 +125,12 @@ def run_config(
         LedgerBusyError: another run had the ledger for longer than ``wait`` says.
     """
     folder = folder_of(config)
-    config = _with_seed_of(config, folder)
+    config = with_begun_seed(config, folder)
     result = finished_result(folder)
     if result is not None:
-        _check_finished(config, base, folder, result, reporter, backend, ledger, wait)
-        _say_untold(config, callbacks, reporter)
+        check_finished(config, base, folder, reporter, backend, ledger, wait)
+        if callbacks or config.trackers:
+            reporter.note("callbacks and trackers are not told about it: to run it again, use another out folder")
         return result
     given.check_all(config.model_dump(mode="python"))
     check_beginning(folder, resume, stage is None, reporter.note, label)
@@ -126,10 +146,15 @@ def run_config(
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
         label, clock = folder.label() if label is None and resume else label, Stopwatch() if profile else STOPPED
-        if shared is not None and not folder.ledger.exists() and (ahead := waiting(shared, config)) is not None:
+        if shared is not None and not folder.ledger.exists() and (ahead := registered_run(shared, config)) is not None:
             config = config.with_public_seed(int(ahead.facts["seed"]))
-        run = _prepared(config, base, folder, ledger, shared, backend, reporter)
+        if text := solving(config):
+            reporter.note(text)
+        key = key_file(config, folder, ledger)
+        hold = functools.partial(backend.hold, key=key)
+        run = prepare(config, base, folder, hold=hold, ledger=ledger, shared=shared)
         run = replace(run, label=label, clock=clock, stage=stage)
+        torch.set_num_threads(config.runtime.threads)
         if shared is not None and stage is None:
             run = with_slots(run, shared)
         run.parts.host.clock = clock
@@ -138,21 +163,13 @@ def run_config(
             if result is not None:  # by another process, while this one was loading its data
                 return result
             refuse_unfinished(folder, resume)
-            check_marks(folder, run.parts, key_file(config, folder, ledger))
+            check_same(folder, run.parts, key)
             backend.begin()
-            return _run_told(run, backend, Hooks(reporter, folder, callbacks), stop)
-
-
-def seed_of_begun(configs: Iterable[Config]) -> int | None:
-    """The public seed that the first of these runs drew when it began; None if none of them has begun."""
-    begun = (checkpoints.load_facts(folder_of(config).checkpoint) for config in configs)
-    return next((int(facts["seed"]) for facts in begun if facts is not None), None)
-
-
-def _with_seed_of(config: Config, folder: RunFolder) -> Config:
-    """With the public seed that the run in the folder drew when it began, where the configuration names none."""
-    begun = checkpoints.load_facts(folder.checkpoint)
-    return config if begun is None else config.with_public_seed(int(begun["seed"]))
+            hooks = Hooks(reporter, folder, callbacks)
+            try:
+                return _run_in_memory(run, backend, hooks, stop)
+            finally:
+                hooks.close()
 
 
 def refuse_shared(config: Config, *, alone: bool = True) -> None:
@@ -167,64 +184,10 @@ def refuse_shared(config: Config, *, alone: bool = True) -> None:
         refuse_seeded(config)
 
 
-def _say_untold(config: Config, callbacks: Sequence[Callback], reporter: Reporter) -> None:
-    if callbacks or config.trackers:
-        reporter.note("callbacks and trackers are not told about it: to run it again, use another out folder")
-
-
-def _prepared(
-    config: Config,
-    base: Path,
-    folder: RunFolder,
-    ledger: Path | None,
-    shared: Ledger | None,
-    backend: Backend,
-    reporter: Reporter,
-) -> PreparedRun:
-    """The run, built; noise is solved for, unless the folder says what it began with."""
-    if said := solving(config):
-        reporter.note(said)
-    parts = build(
-        config,
-        base,
-        begun_with(config, folder),
-        hold=functools.partial(backend.hold, key=key_file(config, folder, ledger)),
-        silo_noise=silo_noise_begun_with(config, folder),
-    )
-    torch.set_num_threads(config.runtime.threads)
-    return prepare(config, base, folder, parts, ledger, shared)
-
-
-def _check_finished(
-    config: Config,
-    base: Path,
-    folder: RunFolder,
-    result: Result,
-    reporter: Reporter,
-    backend: Backend,
-    ledger: Path | None,
-    wait: Wait,
-) -> None:
-    """Raise where what a finished run's folder, ledger and records hold is not what the run left."""
-    if ledger is not None:
-        with locked_shared(ledger, wait) as shared:
-            check_shared(folder, ledger, shared)
-    check_ledger(folder)
-    check_finished(config, base, folder, reporter, backend, key_file(config, folder, ledger))
-
-
-def _run_told(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
-    """Run a run whose folder is locked; ``hooks`` are closed after it."""
-    try:
-        return _run_in_memory(run, backend, hooks, stop)
-    finally:
-        hooks.close()
-
-
 def _run_in_memory(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
-    """`_run`; where memory runs out, once more from the last finished round, with smaller chunks.
+    """`_run`; if memory runs out, again from the last finished round, with smaller chunks of gradients.
 
-    With fresh noise the round that did not end is charged once more.
+    With fresh noise the round that did not end is charged again.
     """
     while True:
         try:
@@ -232,279 +195,354 @@ def _run_in_memory(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Calla
         except MemoryShortError as error:
             chunk = run.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
+                together = min(run.parts.stack, run.parts.setting.num_participants)
                 raise MemoryShortError(
-                    f"{error}. Smaller chunks of gradients will not help: {advice(_together(run.parts))}use a "
+                    f"{error}. Smaller chunks of gradients will not help: {advice(together)}use a "
                     "smaller model or more machines, or free memory; then continue with resume."
                 ) from error
-            said = str(error)
+            message = str(error)
         hooks.note(
-            f"{said}. Continuing from the last finished round with chunks of {memory_text(chunk)} for gradients; give "
-            "runtime.memory_budget to have them from the beginning."
+            f"{message}. Continuing from the last finished round with chunks of {memory_text(chunk)} for gradients; "
+            "give runtime.memory_budget to have them from the beginning."
         )
-        noise, own = (
-            run.parts.noise_multiplier,
-            in_facts({"silos": run.parts.own.facts(run.parts.rules)})[1],
+        key = key_file(run.config, run.folder, run.shared)
+        run = rebuilt(run, functools.partial(backend.hold, key=key), chunk)
+        check_same(run.folder, run.parts, key)  # a data set may answer otherwise when it is read again
+
+
+def _run(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+    """Run from the checkpoint, if there is one, in a folder that is locked."""
+    checkpoint = checkpoints.load(run.folder.checkpoint)
+    if checkpoint is not None:  # by another process, while this one was loading its data
+        run = replace(run, coins=str(checkpoint.facts["coins"]), run_name=str(checkpoint.facts["run_name"]))
+    void_statement(run.folder)  # before the ledger may grow beyond what an earlier session stated
+    facts_of, first_line = functools.partial(shared_facts, run), functools.partial(first_line_of, run)
+    with open_ledgers(
+        run.folder, ledger_facts(run), checkpoint, run.shared, run.run_name, facts_of, first_line
+    ) as ledgers:
+        active = ActiveRun(run, ledgers, checkpoint, backend, hooks, stop)
+        active.begin()
+        outcome = active.rounds()
+        ended, outcome = active.finish(outcome)
+        if outcome.status in ("done", "budget_exhausted") and run.stage is None:
+            ledgers.end()
+    return active.write(ended, outcome)
+
+
+class ActiveRun:
+    """A run at work: its folder is locked, and its ledgers are open.
+
+    `begin` it, or resume it from ``checkpoint``; run its `rounds`; `finish` what follows the last of them; and `write`
+    the result. `save` and `record` are called meanwhile, by the experiment.
+    """
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        ledgers: Ledgers,
+        checkpoint: Checkpoint | None,
+        backend: Backend,
+        hooks: Hooks,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.run, self.folder, self.parts, self.hooks = run, run.folder, run.parts, hooks
+        self.ledgers, self.checkpoint, self.stop = ledgers, checkpoint, stop
+        self.folder.write(self.folder.config, to_yaml(run.config))
+        _write_environment(run)
+        for note in ledgers.own.notes:
+            hooks.note(f"ledger: {note}")
+        self.account = _account(run, ledgers, checkpoint)
+        look_ahead(run, self.account)
+        self.runtime = backend.runtime(run.parts, self.account, run.config)
+        self.facts = _lasting_facts(run) | _disclosed(run, hooks, checkpoint)
+        self.progress, silos = self._state()
+        self.rounds_before = self.progress.rounds
+        self.experiment = self._experiment(self.folder.keep_metrics(-1 if checkpoint is None else checkpoint.rounds))
+        self._retry = functools.partial(self.experiment.survivors.retry, self.progress)
+        if silos is not None:
+            self._retry(lambda: self.runtime.load_states(silos))
+
+    def _state(self) -> tuple[Progress, Vectors | None]:
+        """The state to go on from, and the silos' states; None for the first ones.
+
+        Silos that were lost when the checkpoint was written are back, with the last states that are known of them.
+        """
+        parts, checkpoint = self.parts, self.checkpoint
+        if checkpoint is None:
+            return Progress(server=parts.algorithm.init_server(parts.model, parts.setting)), None
+        device = parts.model.device
+        progress, silos = _progress(checkpoint, device), _moved(checkpoint.silos, device)
+        self.hooks.note(self._resumed(checkpoint))
+        if others := environment.changed(self.run.code, checkpoint.facts["code"]):
+            self.hooks.note(
+                f"changed since this run began: {', '.join(others)}. Rounds from here on are made with the new code"
+            )
+        back = sorted(progress.lost)
+        if back:
+            self.hooks.note(
+                f"back after round {checkpoint.rounds}: silos {', '.join(map(str, back))}, which had been lost"
+            )
+            for loss in progress.losses:
+                loss["back"] = checkpoint.rounds if loss["back"] is None else loss["back"]
+            if isinstance(parts.algorithm, Regrouping):
+                ids = range(parts.setting.num_silos)
+                progress.server, silos = parts.algorithm.regroup(progress.server, silos, ids, parts.setting.weights)
+        return progress, silos
+
+    def _resumed(self, checkpoint: Checkpoint) -> str:
+        """Where a run goes on from, and what the ledger holds beyond that: a crash comes between two checkpoints."""
+        text = f"resumed after round {checkpoint.rounds}"
+        later = made_again((charge for charge in self.ledgers.own if _is_later(checkpoint, charge)), checkpoint)
+        if not later:
+            return text
+        again = (
+            "This is computed again with fresh noise, and charged again"
+            if self.run.config.fresh
+            else "This is computed again with the same noise, and counts once"
         )
-        others = {f.name: getattr(run, f.name) for f in fields(run)}
-        del run, others["parts"]  # before the records are loaded once more
-        key = key_file(others["config"], others["folder"], others["shared"])
-        held = functools.partial(backend.hold, key=key)
-        parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
-        check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
-        run = PreparedRun(parts=parts, **others)
+        return f"{text}, the last checkpoint. The ledger holds what was released after it: {later}. {again}."
 
-
-def _together(parts: Parts) -> int:
-    """Silos advanced together."""
-    return min(parts.stack, parts.setting.num_participants)
-
-
-def _tell_ahead(run: PreparedRun, account: PrivacyAccount, hooks: Hooks) -> None:
-    """What a user may want to know, or to change, before a round is run."""
-    config, parts = run.config, run.parts
-    columns = () if parts.inputs is None or config.data.preprocess else parts.inputs.columns
-    far = far_features((records.features for records in parts.train.values()), columns, parts.module)
-    hooks.note(FRESH if config.fresh else SEEDED.format(seed=config.seed))
-    for text in (*parts.notes, *([] if far is None else [far])):
-        hooks.note(f"records: {text}.")
-    if shared := parts.holding.shared_gpus:
-        hooks.note(f"device: {'; '.join(shared)}. If memory runs short, give each its part: runtime.memory_budget.")
-    hooks.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
-    for said in faster(parts.module, parts.engine.name):
-        hooks.note(f"warning: engine {parts.engine.name}: {said}.")
-    hooks.detail(f"memory: {parts.memory.summary()}")
-    if parts.memory.warning:
-        hooks.note(f"warning: {parts.memory.warning}.")
-    if "delta" not in config.privacy.model_fields_set and parts.noise_multiplier:
-        unit, most = config.privacy.unit, max(parts.num_records)
-        of = (
-            ""
-            if unit == "silo"
-            else f" The largest silo has {most:,} {unit}s to train on: keep delta well below 1/{most:,}."
+    def _experiment(self, lines: Sequence[Mapping[str, Any]]) -> Experiment:
+        """The rounds, after those that ``lines`` evaluated."""
+        run, config, parts = self.run, self.run.config, self.parts
+        every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
+        planner, first = planner_of(config, parts, run.coins), None
+        if parts.beside.statistics is not None:
+            num_records = tuple(training_records(config, count) for count in parts.num_records)
+            first = FirstRound(planner, self.account, num_records)
+        return Experiment(
+            planner=planner,
+            runtime=self.runtime,
+            account=self.account,
+            rounds=config.rounds or MOST_ROUNDS,
+            until=None if run.stage is None else run.stage.until,
+            expected_rounds=run.expected,
+            run_name=run.run_name,
+            fresh=config.fresh,
+            score=parts.outcome.score,
+            evaluations=replace(evaluations_of(run), may_end=run.stage is None),
+            evaluated=lines[-1]["round"] if lines else 0,
+            dissimilarity=config.evaluation.dissimilarity,
+            checkpoint_every=every,
+            checkpoint_seconds=seconds,
+            first=first,
+            stopping=stopping_of(config),
+            personalise=config.personalise,
+            min_silos=config.runtime.min_silos,
+            clock=run.clock,
+            save=self.save,
+            record=self.record,
+            tick=self.hooks.ticked,
+            stop=self.stop,
+            note=self.hooks.note,
         )
-        hooks.note(f"delta is {digits(config.privacy.delta, 6)}, the default; privacy.delta changes it.{of}")
-    for caveat in weak_claims(config, parts.rules, parts.num_records):
-        hooks.note(f"warning: {caveat}")
-    if config.privacy.noise_multiplier is None:
-        noise = digits(parts.noise_multiplier, 6)
-        hooks.note(f"noise_multiplier solved: {noise}, {_solved_for(config)}")
-        if why := strain(parts.noise_multiplier):
-            hooks.note(f"warning: {why}.")
-    every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
-    if parts.rules.fresh and every != 1 and seconds:
-        hooks.note(
-            "checkpoint: noise is fresh, so what was released after the last checkpoint is charged again if the run is "
-            "killed. Leave out checkpoint.every and checkpoint.seconds to have one after every round."
-        )
-    _tell_silos(config, parts, hooks)
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint."""
+        silos = self._silo_states(progress)
+        checkpoints.save(self.folder.checkpoint, _checkpoint(progress, silos, self.account, self.facts))
+
+    def _silo_states(self, progress: Progress) -> Vectors:
+        """Silos' states; of those that were lost the last that is known, from the checkpoint before."""
+        states, lost, num_silos = self.runtime.states(), sorted(progress.lost), self.parts.setting.num_silos
+        if not lost:
+            return states
+        last = checkpoints.load(self.folder.checkpoint)
+        if last is None:
+            first = self.parts.algorithm.init_silos(self.parts.model, num_silos)
+            known = begun(first, self.parts.rules, num_silos, self.parts.layout.dimension)
+        else:
+            known = last.silos
+        if len(lost) == num_silos:
+            return known
+        for name, value in states.items():
+            value[lost] = known[name][lost].to(value.device)
+        return states
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Keep an evaluation."""
+        self.folder.add_metrics(line)
+        self.hooks.evaluated(line, self.progress)
+
+    def begin(self) -> None:
+        """Write the first checkpoint of this session, and say what a user may want to know before its rounds."""
+        # So that resume always has one to go on from, and knows on what machine the rounds to come were released.
+        self.experiment.checkpoint(self.progress)
+        config, clock = self.run.config, self.run.clock
+        note_start(config, self.parts, self.hooks)
+        expected, done = self.experiment.expected_rounds, self.progress.rounds
+        self.hooks.begin(config, self.parts.rules, self.account, expected, done, self.run.label)
+        clock.lap("start")
+        clock.start(self.parts.model.device)
+
+    def rounds(self) -> Outcome:
+        """Run the rounds; a fault of a silo, or of a plugin's code, ends them with a checkpoint."""
+        progress, folder = self.progress, self.folder
+        try:
+            return self.experiment.run(progress)
+        except MemoryShortError:
+            self.save(progress)
+            raise
+        except Exception as error:
+            if isinstance(error, DeviceError) or is_device_failure(error):  # what is on the device cannot be saved
+                text = str(error).splitlines()[0].removesuffix(".")
+                device = self.run.config.runtime.device
+                where = "" if isinstance(error, DeviceError) else f"runtime.device={device!r} failed: "
+                hint = (
+                    "nvidia-smi, or dmesg, may say why. The last good state is in the run's checkpoint; continue with"
+                )
+                raise DeviceError(f"round {progress.rounds + 1}: {where}{text}. {hint} resume.") from error
+            known = isinstance(error, SiloError | ChangedError)
+            fault = str(error) if known else plugin_errors.place(error, self.parts.plugins)
+            if fault is None:
+                raise
+            folder.append(folder.log, plugin_errors.trace(error))
+            elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
+            reason = f"round {progress.rounds + 1}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
+            self.experiment.checkpoint(progress)
+            return Outcome("failed", Cause.ERROR, reason)
+        finally:
+            self.hooks.end()
+
+    def finish(self, outcome: Outcome) -> tuple[Ended, Outcome]:
+        """Have silos make their own models, and measure the final one, if the rounds are over.
+
+        Nothing is measured of a candidate that the budget stops before the choice is made.
+        """
+        experiment, progress, clock = self.experiment, self.progress, self.run.clock
+        by_silo: dict[int, SiloMetrics] = {}
+        notes: list[str] = []
+        measured: dict[str, Any] | None = None
+        if outcome.status in ("done", "budget_exhausted") and experiment.evaluations.made:
+            try:
+                by_silo, notes = experiment.finish(progress)
+                measured = self._retry(lambda: self.runtime.measures(experiment.kept(progress)))
+            except TooFewSilosError as error:
+                outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+            except ChangedError as error:
+                outcome = Outcome("failed", Cause.ERROR, f"at the end: {error}")
+        if clock.on:
+            clock.lap("I/O")  # the last checkpoint
+            self.folder.write(self.folder.profile, to_json(self._profile()))
+        return Ended(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
+
+    def _profile(self) -> dict[str, Any]:
+        """Seconds by part, of this process and of silo ranks."""
+        ranks = {rank: _by_part(seconds) for rank, seconds in self.runtime.profiles().items()}
+        rounds, seconds = self.progress.rounds - self.rounds_before, _by_part(self.run.clock.seconds)
+        profile = {"schema": PROFILE_SCHEMA, "rounds": rounds, "server" if ranks else "process": seconds}
+        return profile | ({"silo_ranks": ranks} if ranks else {})
+
+    def write(self, ended: Ended, outcome: Outcome) -> Result:
+        """Write the result and the statement, and give callbacks what they may have of them."""
+        config = self.run.config
+        if config.rounds is None and outcome.status == "budget_exhausted":
+            outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
+        _write_environment(self.run)
+        result, stated = write_result(self.run, self.account, self.progress, outcome, ended, self.facts)
+        named = self.parts.outcome.kind != "classes" or names_its_classes(config)  # levels and labels are public
+        self.hooks.over(result, published(stated), named=named)
+        return result
 
 
-def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
-    """What silos with settings of their own have, and what that may cost the others."""
-    for said in describe_silos(parts.own, parts.rules, config):
-        hooks.note(said)
-    noises = {silo: own.noise_multiplier for silo, own in parts.rules.silos.items()}
-    for silo, noise in noises.items():
-        if parts.own.config(config, silo).privacy.epsilon is not None and (why := strain(noise)):
-            hooks.note(f"warning: silo {parts.own.names[silo]}: {why}.")
-    if len({*noises.values(), parts.noise_multiplier}) > 1 and config.silo_weights in ("equal", "records"):
-        hooks.note("silos differ in their noise: silo_weights=noise weighs them by it.")
-    for text in unequal(config, parts.num_records):
-        hooks.note(f"{text}.")
+def _account(run: PreparedRun, ledgers: Ledgers, checkpoint: Checkpoint | None) -> PrivacyAccount:
+    """The account of a run that begins, or is resumed from a checkpoint."""
+
+    def pending(charge: Charge) -> bool:
+        if is_known(checkpoint, charge):
+            return False
+        return charge.noise_id.startswith(NOT_RUN) or (not run.config.fresh and _is_later(checkpoint, charge))
+
+    facts = None if checkpoint is None else checkpoint.facts
+    account = new_account(
+        run.config,
+        run.parts,
+        ledgers.own,
+        shared=ledgers.shared,
+        costs=read_costs(facts, run.parts.setting),
+        pending=pending,
+        lost=bool(facts and facts.get("losses")),
+        coins=run.coins,
+    )
+    if ledgers.shared is not None and run.stage is None:
+        account.registration = Registration(ledgers.shared, run.run_name)
+    elif ledgers.shared is not None and run.stage is not None and run.config.fresh:  # seeded, no release counts twice
+        budget = Budget(run.stage.tuning["epsilon"], run.stage.tuning["delta"], run.parts.accountant)
+        for terms in run.stage.planned:
+            budget.holds(terms)
+        account.registration = Joint(ledgers.shared, run.run_name, budget)
+    return account
 
 
-def _describe(run: PreparedRun) -> None:
-    """Have where the run runs in its folder; as it ends once more, with all that it imported."""
-    folder = run.folder
-    described = {**environment.describe(), "base": str(run.base.resolve())}
-    parts = run.parts
-    described |= {"engine": parts.engine.name, "device": str(parts.model.device), "chunk_bytes": parts.memory.chunk}
-    described |= {"lockstep": parts.stack if parts.lockstep else 0}
-    described |= {
-        "threads": run.config.runtime.threads,
-        "memory": run.parts.memory.described(),
-        "label": run.label,
-    }
-    described["packages_before"] = folder.packages_before(described["package_sha256"])
-    folder.write(folder.environment, to_json(described))
+def _is_later(checkpoint: Checkpoint | None, charge: Charge) -> bool:
+    """Whether it is of a release after the checkpoint."""
+    return charge.round >= (checkpoint.rounds if checkpoint else 0) and not is_known(checkpoint, charge)
+
+
+def _write_environment(run: PreparedRun) -> None:
+    """Write `environment.json`: where the run runs; again as it ends, with all that it imported."""
+    folder, parts = run.folder, run.parts
+    facts = {**environment.describe(), "base": str(run.base.resolve())}
+    facts |= {"engine": parts.engine.name, "device": str(parts.model.device), "chunk_bytes": parts.memory.chunk}
+    facts |= {"lockstep": parts.stack if parts.lockstep else 0}
+    facts |= {"threads": run.config.runtime.threads, "memory": parts.memory.described(), "label": run.label}
+    facts["packages_before"] = folder.packages_before(facts["package_sha256"])
+    folder.write(folder.environment, to_json(facts))
 
 
 def _lasting_facts(run: PreparedRun) -> dict[str, Any]:
     """What every checkpoint of the run holds, and a resume of it has to find again."""
     parts = run.parts
-    facts: dict[str, Any] = {
-        "run": run_id(run.config),
-        "run_name": run.run_name,
-        "data_sha256": parts.data_sha256,
-    }
+    facts: dict[str, Any] = {"run": run_id(run.config), "run_name": run.run_name, "data_sha256": parts.data_sha256}
     facts |= {"seed": run.config.public_seed, "coins": run.coins, "code": dict(run.code)}
     facts |= {"fixed": fixed_digest(parts.module), **cycle_facts(parts.rules)}
     return facts | {"shared_key": None if run.shared is None else str(shared_key_file(run.shared))}
 
 
-def _run_rounds(
-    run: PreparedRun,
-    experiment: Experiment,
-    progress: Progress,
-    *,
-    save: Callable[[Progress], None],
-    record: Callable[[dict[str, Any]], None],
-    hooks: Hooks,
-    stop: Callable[[], bool],
-) -> Outcome:
-    """How the rounds ended; a fault of a silo, or of a plugin's code, ends them with a checkpoint."""
-    folder = run.folder
-    try:
-        return experiment.run(progress, save=save, record=record, tick=hooks.ticked, stop=stop, note=hooks.note)
-    except MemoryShortError:
-        save(progress)
-        raise
-    except Exception as error:
-        if isinstance(error, DeviceError) or is_device_failure(error):  # what is on the device cannot be saved
-            text = str(error).splitlines()[0].removesuffix(".")
-            where = "" if isinstance(error, DeviceError) else f"runtime.device={run.config.runtime.device!r} failed: "
-            hint = "nvidia-smi, or dmesg, may say why. The last good state is in the run's checkpoint; continue with"
-            raise DeviceError(f"round {progress.rounds + 1}: {where}{text}. {hint} resume.") from error
-        known = isinstance(error, SiloError | ChangedError)
-        fault = str(error) if known else plugin_errors.place(error, run.parts.plugins)
-        if fault is None:
-            raise
-        folder.append(folder.log, plugin_errors.trace(error))
-        elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
-        reason = f"round {progress.rounds + 1}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
-        experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
-        return Outcome("failed", Cause.ERROR, reason)
-    finally:
-        hooks.end()
+def _disclosed(run: PreparedRun, hooks: Hooks, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """What others got of the records without noise, in all sessions of the run, and who held the records."""
+    before: Mapping[str, Any] = {} if checkpoint is None else checkpoint.facts
+    return {
+        "revealed": run.config.evaluation.reveal == "server" or bool(before.get("revealed")),
+        "given": max(hooks.given, int(before.get("given", 0))),
+        "held_by": holders_of(before.get("held_by"), run.parts.held_by),
+    }
 
 
-def _finish(
-    experiment: Experiment,
-    progress: Progress,
-    outcome: Outcome,
-    *,
-    save: Callable[[Progress], None],
-    hooks: Hooks,
-) -> tuple[Ended, Outcome]:
-    """What the run ended with, silos' own models made, if its rounds are over; and how it ended then.
-
-    Nothing is measured of a candidate that the budget stops before the choice is made.
-    """
-    by_silo: dict[int, SiloMetrics] = {}
-    notes: list[str] = []
-    measured: dict[str, Any] | None = None
-    if outcome.status in ("done", "budget_exhausted") and experiment.evaluations.made:
-        try:
-            by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
-            kept, retry = experiment.kept(progress), experiment.survivors.retry
-            measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
-        except TooFewSilosError as error:
-            outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
-        except ChangedError as error:
-            outcome = Outcome("failed", Cause.ERROR, f"at the end: {error}")
-    return Ended(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
+def _checkpoint(progress: Progress, silos: Vectors, account: PrivacyAccount, facts: Mapping[str, Any]) -> Checkpoint:
+    spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
+    costs = in_runs(account.costs)
+    account.sync()  # so that the ledger never holds less than a checkpoint says
+    more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
+    more |= {"losses": progress.losses, "begun": progress.begun}
+    more |= {"histograms": progress.histograms} if progress.histograms else {}
+    more |= {} if account.shared is None else {"shared_head": account.shared.head}
+    best = {} if progress.best is None else {BEST: progress.best.clone()}
+    statistics = {} if progress.statistics is None else {SUMS: progress.statistics.clone()}
+    return Checkpoint(progress.rounds, {**progress.server, **best, **statistics}, silos, {**facts, **more})
 
 
-def _run(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:
-    config, folder, parts = run.config, run.folder, run.parts
-    found = checkpoints.load(folder.checkpoint)
-    if found is not None:  # by another process, while this one was loading its data
-        run = replace(run, coins=str(found.facts["coins"]), run_name=str(found.facts["run_name"]))
-    void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
-    facts_of, first_line = functools.partial(shared_facts, run), functools.partial(first_line_of, run)
-    with open_ledgers(folder, ledger_facts(run), found, run.shared, run.run_name, facts_of, first_line) as ledgers:
-        folder.write(folder.config, to_yaml(config))
-        _describe(run)
-        for note in ledgers.own.notes:
-            hooks.note(f"ledger: {note}")
-        account = account_of(run, ledgers, found)
-        look_ahead(run, account)
-        runtime = backend.runtime(parts, account, config)
-        revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
-        given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
-        holders = holders_of(None if found is None else found.facts.get("held_by"), parts.held_by)
-        facts = _lasting_facts(run) | {"revealed": revealed, "given": given, "held_by": holders}
-
-        def save(progress: Progress) -> None:
-            silos = with_lost(runtime.states(), progress, folder, parts)
-            checkpoints.save(folder.checkpoint, checkpoint_of(progress, silos, account, facts))
-
-        def record(line: dict[str, Any]) -> None:
-            folder.add_metrics(line)
-            hooks.evaluated(line, progress)
-
-        progress, lines, silos = start(run, found, ledgers, hooks)
-        experiment = _experiment(run, runtime, account, lines)
-        if silos is not None:
-            experiment.survivors.retry(progress, lambda: runtime.load_states(silos), save=save, note=hooks.note)
-        # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
-        experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
-        _tell_ahead(run, account, hooks)
-        hooks.begin(config, parts.rules, account, experiment.expected_rounds, progress.rounds, run.label)
-        rounds_before = progress.rounds
-        run.clock.lap("start")
-        run.clock.start(parts.model.device)
-        outcome = _run_rounds(run, experiment, progress, save=save, record=record, hooks=hooks, stop=stop)
-        final, outcome = _finish(experiment, progress, outcome, save=save, hooks=hooks)
-        if run.clock.on:
-            run.clock.lap("I/O")  # the last checkpoint
-            folder.write(folder.profile, to_json(_profile(run.clock, runtime, progress.rounds - rounds_before)))
-        if outcome.status in ("done", "budget_exhausted") and run.stage is None:
-            ledgers.end()
-    if config.rounds is None and outcome.status == "budget_exhausted":
-        outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
-    _describe(run)
-    seen = () if run.stage is None else run.stage.seen
-    result, stated = write_result(
-        config, folder, parts, account, progress, outcome, final, revealed, given, holders, seen, run.code
+def _progress(checkpoint: Checkpoint, device: torch.device) -> Progress:
+    facts, server = checkpoint.facts, _moved(checkpoint.server, device)
+    best, statistics = server.pop(BEST, None), server.pop(SUMS, None)
+    return Progress(
+        server=server,
+        rounds=checkpoint.rounds,
+        seconds=float(facts["seconds"]),
+        bytes_up=int(facts["bytes_up"]),
+        bytes_down=int(facts["bytes_down"]),
+        begun=int(facts.get("begun", checkpoint.rounds)),
+        scores=[(int(after), float(score)) for after, score in facts.get("scores", ())],
+        histograms=[list(map(float, histogram)) for histogram in facts.get("histograms", ())],
+        best=best,
+        losses=[dict(loss) for loss in facts.get("losses", ())],
+        statistics=statistics,
     )
-    named = parts.outcome.kind != "classes" or names_its_classes(config)  # levels and labels are the configuration's
-    hooks.over(result, published(stated), named=named)
-    return result
 
 
-def _profile(clock: Stopwatch, runtime: Runtime, rounds: int) -> dict[str, Any]:
-    """Seconds by part, of this process and of silo ranks; ``rounds`` were run meanwhile."""
-    ranks = {rank: _by_part(seconds) for rank, seconds in runtime.profiles().items()}
-    return {"schema": PROFILE_SCHEMA, "rounds": rounds, "server" if ranks else "process": _by_part(clock.seconds)} | (
-        {"silo_ranks": ranks} if ranks else {}
-    )
+def _moved(vectors: Vectors, device: torch.device) -> Vectors:
+    return {name: value.to(device) for name, value in vectors.items()}
 
 
 def _by_part(seconds: Mapping[Part, float]) -> dict[str, float]:
     return {part: round(seconds[part], 6) for part in PARTS if part in seconds}
-
-
-def _solved_for(config: Config) -> str:
-    """What noise was solved for."""
-    privacy = config.privacy
-    view = privacy.budget_view.replace("_", " ")
-    cap, rounds = config.max_participations, config.rounds
-    most = f"at most {cap} rounds of a silo" if cap and rounds and cap < rounds else counted(rounds or 0, "round")
-    return f"for {most} within epsilon {privacy.epsilon:g} at delta {digits(privacy.delta, 6)} ({view} view)"
-
-
-def _experiment(run: PreparedRun, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
-    config = run.config
-    every, seconds = config.checkpoint.when(fresh=run.parts.rules.fresh)
-    return Experiment(
-        planner=planner_of(config, run.parts, run.coins),
-        runtime=runtime,
-        account=account,
-        rounds=config.rounds or MOST_ROUNDS,
-        until=None if run.stage is None else run.stage.until,
-        expected_rounds=run.expected,
-        run_name=run.run_name,
-        fresh=config.fresh,
-        score=run.parts.outcome.score,
-        evaluations=replace(evaluations_of(run), may_end=run.stage is None),
-        evaluated=lines[-1]["round"] if lines else 0,
-        dissimilarity=config.evaluation.dissimilarity,
-        checkpoint_every=every,
-        checkpoint_seconds=seconds,
-        first=first_round_of(run, account),
-        stopping=stopping_of(config),
-        personalise=config.personalise,
-        min_silos=config.runtime.min_silos,
-        clock=run.clock,
-    )

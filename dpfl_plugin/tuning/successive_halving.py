@@ -26,12 +26,13 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import plans_in
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import load_facts
+from dpfl_plugin.runs.existing_run import begun_seed
 from dpfl_plugin.runs.folder import TUNING, RunFolder, folder_of, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
 from dpfl_plugin.runs.plugins import make_accountant
-from dpfl_plugin.runs.run import run_config, seed_of_begun
-from dpfl_plugin.runs.stage import Stage
+from dpfl_plugin.runs.prepare import Stage
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.tuning import decisions
 from dpfl_plugin.tuning.decisions import Decision, Standing
 from dpfl_plugin.tuning.price import Place, Price, configured, price
@@ -136,7 +137,7 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
             )
         return Tuning(file=file, base=base, out=out, price=price(file, base, out))
     noise = float(known["noise_multiplier"]), float(known["score_noise"])
-    begun = seed_of_begun(configured(file, one, noise, out) for one in file.candidates)
+    begun = begun_seed(configured(file, one, noise, out) for one in file.candidates)
     if begun is not None:
         file = replace(file, config=file.config.with_public_seed(begun))
     tuning = Tuning(file=file, base=base, out=out, price=price(file, base, out, noise))

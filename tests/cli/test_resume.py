@@ -18,7 +18,7 @@ import yaml
 
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.silo_group import SiloGroup
-from dpfl_plugin.runs import run as running
+from dpfl_plugin.runs import prepare
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
@@ -144,17 +144,17 @@ def test_interrupted_and_resumed(
 def test_interrupted_while_data_are_loaded(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, config = running.build, write(tmp_path, CHANGES)
+    real, config = prepare.build, write(tmp_path, CHANGES)
 
     def build(*args: Any, **more: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         return real(*args, **more)
 
-    monkeypatch.setattr(running, "build", build)
+    monkeypatch.setattr(prepare, "build", build)
     result = run(config, code=7)
     assert (result["rounds"], result["epsilon"]["server"]["epsilon"]) == (0, 0)
     assert result["test_accuracy"] == {"last": None, "mean_last_10_percent": None}
-    monkeypatch.setattr(running, "build", real)
+    monkeypatch.setattr(prepare, "build", real)
     same(run(config, "--resume"), undisturbed)
 
 
@@ -316,15 +316,15 @@ def test_two_processes_in_one_folder(crashed: Path) -> None:
 
 def test_finished_by_another_process_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While this one loaded its data: no error, and no second run."""
-    config, real = write(tmp_path), running.build
+    config, real = write(tmp_path), prepare.build
     other: list[dict[str, Any]] = []
 
     def build(*args: Any, **more: Any) -> Any:
-        monkeypatch.setattr(running, "build", real)
+        monkeypatch.setattr(prepare, "build", real)
         other.append(run(config))
         return real(*args, **more)
 
-    monkeypatch.setattr(running, "build", build)
+    monkeypatch.setattr(prepare, "build", build)
     assert run(config) == other[0]
 
 

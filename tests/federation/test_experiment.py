@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,11 +103,12 @@ class Run:
             checkpoint_every=None,
             checkpoint_seconds=0.0,
             min_silos=limits.get("min_silos", 1),
+            save=lambda progress: self.saved.append(progress.rounds),
+            record=self.lines.append,
         )
 
     def __call__(self, stop: Callable[[], bool] = lambda: False) -> Outcome:
-        told = {"record": self.lines.append, "tick": lambda progress: None, "stop": stop}
-        return self.experiment.run(self.progress, save=lambda p: self.saved.append(p.rounds), **told)
+        return replace(self.experiment, stop=stop).run(self.progress)
 
 
 def in_round(number: int, what: Any) -> Callable[[int], Any]:
