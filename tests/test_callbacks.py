@@ -17,9 +17,8 @@ from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo, TensorBoard, Tra
 from dpfl_plugin.callbacks.tracker import statement_files
 from dpfl_plugin.config.load import configure, run_id
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.folder import Result, RunFolder
 from dpfl_plugin.runs.hooks import public_values
-from dpfl_plugin.runs.result import Result
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import Mute, block

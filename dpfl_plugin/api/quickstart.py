@@ -24,7 +24,7 @@ from dpfl_plugin import terminal
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.progress import Warnings
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.training import carried_out
+from dpfl_plugin.api.training import run_variant
 from dpfl_plugin.config.load import Variant
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
@@ -274,7 +274,7 @@ def measured(
 
 def _run(variant: Variant, base: Path, stop: Callable[[], bool]) -> Run:
     # Without a picture of its own, which takes longer than the run.
-    run = carried_out(
+    run = run_variant(
         variant,
         base,
         backend=backend_here(variant.config),

@@ -42,7 +42,6 @@ from dpfl_plugin.runs.folder import RunFolder, folder_of
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
-from dpfl_plugin.runs.result import finished_result
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.choice import backend_here, backend_of, register
 
@@ -140,19 +139,19 @@ def values_of(
         )
     by_keys = isinstance(privacy, PrivacyConfig | Mapping)
     require(by_keys, "privacy", privacy, "be dpfl.Privacy(epsilon=..., ...), or its keys as a mapping")
-    model_said, of_model = model_block(model)
+    model_value, of_model = model_block(model)
     if isinstance(model, nn.Module) and (fields := fields_of(model)) is not None:
         federation.check_rows(fields)  # here, where rows still have the numbers that the program knows them by
-    loss_said, of_loss = loss_name(keys.get("loss", "auto"))
-    algorithm_said, of_algorithm = algorithm_block(algorithm)
+    loss_value, of_loss = loss_name(keys.get("loss", "auto"))
+    algorithm_value, of_algorithm = algorithm_block(algorithm)
     values: dict[str, Any] = {
         **{key: _plain(key, value) for key, value in keys.items() if key != "loss"},
         "data": federation.data,
-        "model": model_said,
-        "algorithm": algorithm_said,
+        "model": model_value,
+        "algorithm": algorithm_value,
         "privacy": privacy.model_dump(exclude_unset=True) if isinstance(privacy, PrivacyConfig) else plain(privacy),
     }
-    values |= {} if loss_said == "auto" else {"loss": loss_said}
+    values |= {} if loss_value == "auto" else {"loss": loss_value}
     return values, (federation, of_model, of_loss, of_algorithm)
 
 
@@ -263,7 +262,7 @@ def run_each(
             config, label = variant.config, variant.label or variant.config.name
             stop.listening = (config.rounds or 0) < MANY_ROUNDS
             with _named(source, variant):
-                runs[label] = carried_out(
+                runs[label] = run_variant(
                     variant,
                     base,
                     backend=backend(config),
@@ -295,7 +294,7 @@ def _named(source: Path | None, variant: Variant) -> Iterator[None]:
         raise in_file(error, source, variant) from error
 
 
-def carried_out(
+def run_variant(
     variant: Variant,
     base: Path,
     *,
@@ -315,13 +314,13 @@ def carried_out(
     Args:
         picture: have `curves.png` in the folder, too. held: as of `run_each`.
     """
-    config, folder, seen = variant.config, folder_of(variant.config), _Seen(backend)
-    finished = finished_result(folder) is not None
+    config, folder, recorder = variant.config, folder_of(variant.config), _ShapeRecorder(backend)
+    finished = folder.finished_result() is not None
     result = run_config(
         config,
         base,
         resume=resume,
-        backend=seen,
+        backend=recorder,
         reporter=reporter,
         stop=stop,
         label=variant.label,
@@ -332,7 +331,7 @@ def carried_out(
     )
     if picture:
         plots.of_run(folder, config, variant.label, anew=not finished)
-    run = Run(Path(result["folder"]), result, held=held, shape=seen.shape)
+    run = Run(Path(result["folder"]), result, held=held, shape=recorder.shape)
     if profile and run.profile is None:
         reporter.note(UNTIMED)
     return run
@@ -426,8 +425,8 @@ def trained_model(
     return found.to(getattr(torch, config.runtime.dtype)).eval()
 
 
-class _Seen:
-    """A `Backend` that remembers of what shape the records are."""
+class _ShapeRecorder:
+    """A `Backend` that keeps the shape of the records that it loads."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -15,12 +15,15 @@ from typing import Any, Final, Literal, TextIO
 
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import BusyError, ConfigError, is_full
+from dpfl_plugin.errors import BusyError, ConfigError, DataError, is_full
 from dpfl_plugin.file_permissions import private_file, private_folder
 
 TUNING: Final = "tuning.json"
 """What a tuning of several candidates has in its folder, which is none of a run."""
 MOUNTS: Final = Path("/proc/self/mountinfo")  # of Linux
+RESULT_SCHEMA: Final = 1
+Result = dict[str, Any]
+"""What `result.json` holds."""
 TAIL: Final = 1 << 16  # bytes that are read of a file's end
 OF_ONE_MACHINE: Final = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}  # of NFS and Lustre
 
@@ -306,6 +309,25 @@ class RunFolder:
         except (OSError, OverflowError):
             return False
         return True
+
+    def finished_result(self) -> Result | None:
+        """The result of a run that ended for good, or None.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        if not self.result.exists():
+            return None
+        try:
+            result: Result = json.loads(self.result.read_text())
+            schema, status = result["schema"], result["status"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self.result} cannot be read ({error}). Remove it, and use resume.") from error
+        if schema != RESULT_SCHEMA:
+            raise DataError(f"{self.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another out.")
+        if status not in ("done", "budget_exhausted"):
+            return None
+        return {**result, "folder": str(self.path)}  # which may have been moved, or be seen from another place
 
     def label(self) -> str | None:
         """What the file that the run is from calls it; None where that has one run only, or nobody told."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
-from dpfl_plugin.errors import DataError
 from dpfl_plugin.federation.outcome import Outcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.scaled_records import scaling_of
@@ -34,7 +32,7 @@ from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.extra_releases import statistics_planned, training_records
-from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.folder import RESULT_SCHEMA, Result, to_json
 from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.prepare import PreparedRun, planner_of, stopping_of
 from dpfl_plugin.runs.statement import (
@@ -46,7 +44,6 @@ from dpfl_plugin.runs.statement import (
     write_statement,
 )
 
-RESULT_SCHEMA = 1
 STAYED = (
     "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
     "give evaluation.reveal: server, which no epsilon covers."
@@ -61,27 +58,6 @@ DERIVED = (
 )
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
-Result = dict[str, Any]
-
-
-def finished_result(folder: RunFolder) -> Result | None:
-    """The result of a run that ended for good, or None.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    if not folder.result.exists():
-        return None
-    try:
-        result: Result = json.loads(folder.result.read_text())
-        schema, status = result["schema"], result["status"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder.result} cannot be read ({error}). Remove it, and use resume.") from error
-    if schema != RESULT_SCHEMA:
-        raise DataError(f"{folder.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another out.")
-    if status not in ("done", "budget_exhausted"):
-        return None
-    return {**result, "folder": str(folder.path)}  # which may have been moved, or be seen from another place
 
 
 @dataclass(frozen=True, slots=True)

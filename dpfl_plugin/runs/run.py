@@ -50,7 +50,7 @@ from dpfl_plugin.runs.existing_run import (
     with_begun_seed,
 )
 from dpfl_plugin.runs.extra_releases import training_records
-from dpfl_plugin.runs.folder import folder_of, to_json
+from dpfl_plugin.runs.folder import Result, folder_of, to_json
 from dpfl_plugin.runs.forecast import solving
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
 from dpfl_plugin.runs.ledgers import (
@@ -81,7 +81,7 @@ from dpfl_plugin.runs.prepare import (
 )
 from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.record_marks import key_file, shared_key_file
-from dpfl_plugin.runs.result import Ended, Result, finished_result, write_result
+from dpfl_plugin.runs.result import Ended, write_result
 from dpfl_plugin.runs.round_costs import in_runs, read_costs
 from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded
 from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, refuse_cycles, refuse_silos
@@ -126,7 +126,7 @@ def run_config(
     """
     folder = folder_of(config)
     config = with_begun_seed(config, folder)
-    result = finished_result(folder)
+    result = folder.finished_result()
     if result is not None:
         check_finished(config, base, folder, reporter, backend, ledger, wait)
         if callbacks or config.trackers:
@@ -159,7 +159,7 @@ def run_config(
             run = with_slots(run, shared)
         run.parts.host.clock = clock
         with folder.locked():
-            result = finished_result(folder)
+            result = folder.finished_result()
             if result is not None:  # by another process, while this one was loading its data
                 return result
             refuse_unfinished(folder, resume)

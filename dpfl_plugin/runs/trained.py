@@ -19,7 +19,6 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
 from dpfl_plugin.runs.environment import check_shown
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.ledgers import check_ledger
-from dpfl_plugin.runs.result import finished_result
 from dpfl_plugin.runs.setting import steps_of
 
 FILES: Final = ("csv", "npz", tables.NAME)
@@ -59,7 +58,7 @@ class Trained:
                 f"run_folder={str(path)!r} is not the folder of a run: it has no {folder.config.name}. Give the "
                 "one that a run names at its end, OUT/<name>/<id>."
             )
-        result = finished_result(folder)
+        result = folder.finished_result()
         if result is None and (tuning := folder.tuning()) is not None:
             raise ConfigError(
                 f"{path}: a candidate that its tuning left behind, or has not decided about, has no model to predict "

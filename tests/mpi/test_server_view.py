@@ -38,10 +38,9 @@ from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.folder import Result, RunFolder
 from dpfl_plugin.runs.measurements import join_lines, join_result
 from dpfl_plugin.runs.public_errors import kind_and_place
-from dpfl_plugin.runs.result import Result
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.mpi import wire
