@@ -25,9 +25,9 @@ import dpfl_plugin as dpfl
 from benchmarks import machine
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
-from dpfl_plugin.api.training import carried_out
+from dpfl_plugin.api.training import run_variant
 from dpfl_plugin.config.load import Variant
-from dpfl_plugin.runtimes.choice import place_here
+from dpfl_plugin.runtimes.choice import backend_here
 
 PAGE: Final = "docs/hospitals.md"
 RUNS: Final = ROOT / "runs" / "hospitals"
@@ -113,10 +113,10 @@ class Bench:
         privacy = {"epsilon": epsilon} if epsilon is not None else {"epsilon": None, "noise_multiplier": 0}
         table = dpfl.load(ROOT / "configs" / "tables" / f"{name}.yaml")
         changed = table.with_(**method(how, rate), privacy=privacy, seed=seed, out=str(self.out))
-        found = carried_out(
+        found = run_variant(
             Variant(None, changed.config),
             changed.base,
-            place=place_here(changed.config),
+            backend=backend_here(changed.config),
             reporter=_Quiet(),
             stop=lambda: False,
             resume=True,

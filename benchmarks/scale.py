@@ -99,8 +99,8 @@ def one(axis: str, size: int, *, full: bool) -> dict[str, float]:
     What a round takes is the time of all parts but the evaluation.
     """
     from dpfl_plugin.config.schema import Config
-    from dpfl_plugin.runs.session import run_session
-    from dpfl_plugin.runtimes.in_process import InProcessPlace
+    from dpfl_plugin.runs.run import run_config
+    from dpfl_plugin.runtimes.in_process import InProcessBackend
 
     silent = _Silent()
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
@@ -108,11 +108,11 @@ def one(axis: str, size: int, *, full: bool) -> dict[str, float]:
         if full:
             made["data"]["memory_map"] = folder
         began = time.perf_counter()
-        result = run_session(
+        result = run_config(
             Config.model_validate(made),
             Path(folder),
             resume=False,
-            place=InProcessPlace(),
+            backend=InProcessBackend(),
             reporter=silent,
             stop=lambda: False,
             profile=True,

@@ -17,11 +17,10 @@ from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import callbacks_of
-from dpfl_plugin.runs.job import make_job
-from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.prepare import prepare
 from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
 LEFT_OUT: Final = (
@@ -138,17 +137,16 @@ def _checked(variant: Variant, base: Path, warnings: tuple[str, ...]) -> RunChec
     config = variant.config
     given.check_all(config.model_dump(mode="python"))
     callbacks_of(config, base, ())
-    parts = build(config, base)
     with tempfile.TemporaryDirectory() as empty:  # whatever a folder of the run holds by now
-        anew = folder_of(config.model_copy(update={"out": empty}))
-        job = make_job(config, base, anew, parts, None, None)
+        run = prepare(config, base, folder_of(config.model_copy(update={"out": empty})))
+    parts = run.parts
     as_read = tuple(text for text in parts.caveats if text.startswith(AS_READ))
     solved = config.privacy.noise_multiplier is None and config.privacy.epsilon is not None
     more = (parts.memory.warning, strain(parts.noise_multiplier) if solved else "")
     return RunCheck(
         run=variant.label or config.name,
         folder=folder_of(config).path,
-        rounds=job.expected,
+        rounds=run.expected,
         num_records=parts.num_records,
         unit="persons" if config.privacy.unit == "person" else "records",
         noise_multiplier=parts.noise_multiplier,

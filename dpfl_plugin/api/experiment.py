@@ -93,7 +93,8 @@ class Experiment(Printed):
         Arguments and errors are those of `dpfl.train`; ``out`` is by default the file's key.
         """
         check_path("out", out)
-        plan = of_one_seed((self if out is None else self.with_(out=str(out))).loaded())
+        settings = self.settings if out is None else (*self.settings, f"out={json.dumps(str(out))}")
+        plan = of_one_seed(replace(self, settings=settings).loaded())
         runs = run_here(
             plan,
             self.base,

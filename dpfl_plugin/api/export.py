@@ -25,9 +25,9 @@ from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.models.fields import Fields, fields_of
-from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import Backbone
 from dpfl_plugin.runs.folder import try_folder
+from dpfl_plugin.runs.prediction_input import PredictionInput
 from dpfl_plugin.runs.predictions import Predictions, predict
 from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
 from dpfl_plugin.runs.result import views_of_all
@@ -234,7 +234,7 @@ def _compare(module: nn.Module, x: Tensor, trained: Trained) -> tuple[Prediction
     Returns:
         (what that says of ``x``, the shape of the module's outputs for one record)
     """
-    predictions = predict(trained, Asked(x.numpy().copy()), made_up=True)
+    predictions = predict(trained, PredictionInput(x.numpy().copy()), made_up=True)
     with torch.no_grad():
         outputs = module(x)
     if trained.outcome.kind != "classes":

@@ -69,7 +69,7 @@ class Given:
         ignore_columns: list[str] | None = None,
         person_column: str | None = None,
     ) -> Dataset:
-        # The columns were used when the tables were made: `runs.asked` reads new records by them.
+        # The columns were used when the tables were made: `runs.prediction_input` reads new records by them.
         names = list(self._tables)
         made = joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)], outcome)
         return replace(made, label_type=self.label_type)

@@ -18,14 +18,13 @@ from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.measures.tables import NO_LIFELINES
-from dpfl_plugin.runs.asked import ids_of, read, read_array, read_frame, written_otherwise
-from dpfl_plugin.runs.carried import doubts
 from dpfl_plugin.runs.csv_cells import csv_text
+from dpfl_plugin.runs.prediction_input import id_notes, ids_of, read, read_array, read_frame, written_otherwise
 from dpfl_plugin.runs.predictions import Predictions, by_record
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.trained import Trained
-from dpfl_plugin.runs.usefulness import worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import worse_than_baseline
 from dpfl_plugin.tuning.winner import check_run
 
 if TYPE_CHECKING:
@@ -215,20 +214,20 @@ def predict(
     folder = run.folder if isinstance(run, Run) else Path(run)
     check_run(folder, "predict", str(data) if named else "DATA")
     trained = Trained.at(folder)
-    asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
+    records = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
     ids = None if id_column is None else ids_of(trained, data, id_column)
-    predictions = predict_records(trained, asked)
+    predictions = predict_records(trained, records)
     scores = [line.get(score_key(line)) for line in trained.folder.read_metrics()]
     useless = worse_than_baseline(trained.result, trained.config.algorithm.options, scores)
-    rows = by_record(predictions, asked.lines)
+    rows = by_record(predictions, records.lines)
     if id_column is not None and ids is not None:
         rows = [{id_column: one, **row} for one, row in zip(ids, rows, strict=True)]
-    notes = [*trained.notes, *asked.notes]
-    if unused := [f"'{column}'" for column in asked.unused if column != id_column]:
+    notes = [*trained.notes, *records.notes]
+    if unused := [f"'{column}'" for column in records.unused if column != id_column]:
         which = "it: column" if len(unused) == 1 else "them: columns"
         notes.append(f"not used, as the model was not trained on {which} {', '.join(unused)}.")
-    notes += written_otherwise(trained, asked)
-    notes += [*doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
+    notes += written_otherwise(trained, records)
+    notes += [*id_notes(id_column or "", ids or []), *([] if useless is None else [useless])]
     if predictions.probabilities is None and predictions.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
     if predictions.measures is not None and predictions.outcome.kind == "survival" and find_spec("lifelines") is None:

@@ -73,11 +73,10 @@ from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.engines import check_engine, choose_engine
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.job import check_limit, check_noise, new_account
 from dpfl_plugin.runs.ledgers import locked_shared, now, open_shared
-from dpfl_plugin.runs.locations import shared_key
 from dpfl_plugin.runs.models import check_fields, flat_model
-from dpfl_plugin.runs.record_marks import MarkKey
+from dpfl_plugin.runs.prepare import check_limit, check_noise, new_account
+from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
 from dpfl_plugin.runs.rules import refuse_seeded, weak_claims
 from dpfl_plugin.runs.silo_settings import refuse_cycles
 from dpfl_plugin.runs.statement import published, statement
@@ -185,7 +184,7 @@ class PrivateOracle:
         check_fields(module, hold(records))  # in the order of the data set, in which an error numbers them
         with contextlib.ExitStack() as stack:
             held = stack.enter_context(locked_shared(path))
-            key = None if path is None else MarkKey.at(shared_key(path))
+            key = None if path is None else MarkKey.at(shared_key_file(path))
             if config.fresh:  # a seeded oracle repeats with records as they are given
                 secret = secrets.token_bytes(32) if key is None else key.value
                 records.silos[0], _ = ordered(records.silos[0], key_of(secret, 0))

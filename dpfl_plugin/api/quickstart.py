@@ -24,15 +24,15 @@ from dpfl_plugin import terminal
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.progress import Warnings
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.training import carried_out
+from dpfl_plugin.api.training import run_variant
 from dpfl_plugin.config.load import Variant
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ConfigError, TrainingError
 from dpfl_plugin.runs.folder import write_atomic
-from dpfl_plugin.runs.setting import federate
-from dpfl_plugin.runtimes.choice import place_here
+from dpfl_plugin.runs.records import federate
+from dpfl_plugin.runtimes.choice import backend_here
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -274,10 +274,10 @@ def measured(
 
 def _run(variant: Variant, base: Path, stop: Callable[[], bool]) -> Run:
     # Without a picture of its own, which takes longer than the run.
-    run = carried_out(
+    run = run_variant(
         variant,
         base,
-        place=place_here(variant.config),
+        backend=backend_here(variant.config),
         reporter=Warnings(each=False),
         stop=stop,
         resume=True,

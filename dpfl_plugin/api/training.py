@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Final, Unpack
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from dpfl_plugin import own_folders
@@ -27,24 +25,21 @@ from dpfl_plugin.config.keys import RunKeys, shows
 from dpfl_plugin.config.load import Plan, Variant, base_of, configure, in_file, load
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError, DataError, TrainingError, require
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.interrupts import Stop, stopping
-from dpfl_plugin.models.build import build_model
 from dpfl_plugin.models.fields import fields_of
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import saved_rounds
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.existing_run import begun_seed
+from dpfl_plugin.runs.folder import RunFolder, folder_of
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
-from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.place import Place
-from dpfl_plugin.runs.result import finished_result
-from dpfl_plugin.runs.session import run_session, seed_of_begun
-from dpfl_plugin.runtimes.choice import place_here, place_of, register
+from dpfl_plugin.runs.run import run_config
+from dpfl_plugin.runtimes.choice import backend_here, backend_of, register
 
 RUNS: Final = "runs"
 LEDGER_WAIT: Final = 60.0  # seconds, for a run that is about to end
@@ -140,19 +135,19 @@ def values_of(
         )
     by_keys = isinstance(privacy, PrivacyConfig | Mapping)
     require(by_keys, "privacy", privacy, "be dpfl.Privacy(epsilon=..., ...), or its keys as a mapping")
-    model_said, of_model = model_block(model)
+    model_value, of_model = model_block(model)
     if isinstance(model, nn.Module) and (fields := fields_of(model)) is not None:
         federation.check_rows(fields)  # here, where rows still have the numbers that the program knows them by
-    loss_said, of_loss = loss_name(keys.get("loss", "auto"))
-    algorithm_said, of_algorithm = algorithm_block(algorithm)
+    loss_value, of_loss = loss_name(keys.get("loss", "auto"))
+    algorithm_value, of_algorithm = algorithm_block(algorithm)
     values: dict[str, Any] = {
         **{key: _plain(key, value) for key, value in keys.items() if key != "loss"},
         "data": federation.data,
-        "model": model_said,
-        "algorithm": algorithm_said,
+        "model": model_value,
+        "algorithm": algorithm_value,
         "privacy": privacy.model_dump(exclude_unset=True) if isinstance(privacy, PrivacyConfig) else plain(privacy),
     }
-    values |= {} if loss_said == "auto" else {"loss": loss_said}
+    values |= {} if loss_value == "auto" else {"loss": loss_value}
     return values, (federation, of_model, of_loss, of_algorithm)
 
 
@@ -234,7 +229,7 @@ def run_each(
     *,
     reporter: Callable[[str], Reporter],
     stop: Stop,
-    place: Callable[[Config], Place] = place_of,
+    backend: Callable[[Config], Backend] = backend_of,
     resume: bool = False,
     ledger: Path | None = None,
     ledger_wait: float = LEDGER_WAIT,
@@ -246,27 +241,27 @@ def run_each(
     """Run variants one after another, up to one that is interrupted; yields the label of each, and how it ended.
 
     Args:
-        base: where relative paths start. place: the runtime of a run; reporter: of one with a label.
+        base: where relative paths start. backend: the runtime of a run; reporter: of one with a label.
         ledger_wait: seconds, while another run has the ledger.
         held: objects that the configurations name. source: the file that they are from.
 
     Raises:
-        KeyboardInterrupt: asked to stop during planning, where nothing is to be saved. Others as `run_session`.
+        KeyboardInterrupt: asked to stop during planning, where nothing is to be saved. Others as `run_config`.
     """
     own_folders.look_in(base)
     wait = Wait(ledger_wait, reporter("").note)
-    with _named(source, replace(plan.variants[0], label=None)):
+    with _naming_source(source, replace(plan.variants[0], label=None)):
         register([variant.config for variant in plan.variants], base, ledger, wait, wait.say)
     runs: dict[str, Run] = {}
     try:
         for variant in plan.variants:
             config, label = variant.config, variant.label or variant.config.name
             stop.listening = (config.rounds or 0) < MANY_ROUNDS
-            with _named(source, variant):
-                runs[label] = carried_out(
+            with _naming_source(source, variant):
+                runs[label] = run_variant(
                     variant,
                     base,
-                    place=place(config),
+                    backend=backend(config),
                     reporter=reporter(variant.label or ""),
                     stop=stop,
                     resume=resume,
@@ -285,7 +280,7 @@ def run_each(
 
 
 @contextlib.contextmanager
-def _named(source: Path | None, variant: Variant) -> Iterator[None]:
+def _naming_source(source: Path | None, variant: Variant) -> Iterator[None]:
     """Say in errors which file they are of, if one is named, and which variant."""
     try:
         yield
@@ -295,11 +290,11 @@ def _named(source: Path | None, variant: Variant) -> Iterator[None]:
         raise in_file(error, source, variant) from error
 
 
-def carried_out(
+def run_variant(
     variant: Variant,
     base: Path,
     *,
-    place: Place,
+    backend: Backend,
     reporter: Reporter,
     stop: Callable[[], bool],
     resume: bool = False,
@@ -310,18 +305,18 @@ def carried_out(
     picture: bool = True,
     held: object = None,
 ) -> Run:
-    """Run a configuration in its folder, or find that it is finished; arguments and errors as `run_session`.
+    """Run a configuration in its folder, or find that it is finished; arguments and errors as `run_config`.
 
     Args:
         picture: have `curves.png` in the folder, too. held: as of `run_each`.
     """
-    config, folder, seen = variant.config, folder_of(variant.config), _Seen(place)
-    finished = finished_result(folder) is not None
-    result = run_session(
+    config, folder, recorder = variant.config, folder_of(variant.config), _ShapeRecorder(backend)
+    finished = folder.finished_result() is not None
+    result = run_config(
         config,
         base,
         resume=resume,
-        place=seen,
+        backend=recorder,
         reporter=reporter,
         stop=stop,
         label=variant.label,
@@ -332,7 +327,7 @@ def carried_out(
     )
     if picture:
         plots.of_run(folder, config, variant.label, anew=not finished)
-    run = Run(Path(result["folder"]), result, held=held, shape=seen.shape)
+    run = Run(Path(result["folder"]), result, held=held, shape=recorder.shape)
     if profile and run.profile is None:
         reporter.note(UNTIMED)
     return run
@@ -360,7 +355,7 @@ def run_here(
             for label, run in run_each(
                 plan,
                 base,
-                place=place_here,
+                backend=backend_here,
                 reporter=lambda label: reporter,
                 stop=stop,
                 resume=resume,
@@ -391,11 +386,10 @@ def rounds_saved(plan: Plan) -> list[int]:
 
 def of_one_seed(plan: Plan) -> Plan:
     """A file's runs with one public seed where they name none, so that they differ in what the variants differ in."""
-    begun = seed_of_begun(one.config for one in plan.variants)
+    begun = begun_seed(variant.config for variant in plan.variants)
     seed = plan.variants[0].config.public_seed if begun is None else begun
-    return replace(
-        plan, variants=tuple(replace(one, config=one.config.with_public_seed(seed)) for one in plan.variants)
-    )
+    variants = (replace(variant, config=variant.config.with_public_seed(seed)) for variant in plan.variants)
+    return replace(plan, variants=tuple(variants))
 
 
 def own_folder() -> str:
@@ -408,38 +402,20 @@ def own_folder() -> str:
     return folder
 
 
-def trained_model(
-    files: RunFolder, config: Config, feature_shape: tuple[int, ...], num_classes: int, outcome: Outcome
-) -> nn.Module:
-    """The model of a run's folder, in eval mode.
+class _ShapeRecorder:
+    """A `Backend` that keeps the shape of the records that it loads."""
 
-    Raises:
-        DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
-    """
-    block = {key: value for key, value in {"name": config.model.name, "module": config.model.module}.items() if value}
-    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.public_seed, outcome)
-    try:
-        found.load_state_dict(load_file(files.model))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        what = str(error).splitlines()[0]
-        raise DataError(f"{files.model} cannot be loaded into the run's model: {what}") from error
-    return found.to(getattr(torch, config.runtime.dtype)).eval()
-
-
-class _Seen:
-    """A `Place` that remembers of what shape the records are."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self.shape: Shape | None = None
 
     def hold(self, config: Config, base: Path, key: Path) -> Holding:
-        holding = self._place.hold(config, base, key)
+        holding = self._backend.hold(config, base, key)
         self.shape = holding.survey.feature_shape, holding.survey.num_classes
         return holding
 
     def begin(self) -> None:
-        self._place.begin()
+        self._backend.begin()
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
-        return self._place.runtime(parts, charges, config)
+        return self._backend.runtime(parts, charges, config)

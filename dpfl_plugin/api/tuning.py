@@ -26,7 +26,7 @@ from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
-from dpfl_plugin.runtimes.choice import place_here
+from dpfl_plugin.runtimes.choice import backend_here
 from dpfl_plugin.tuning import price as prices
 from dpfl_plugin.tuning import successive_halving
 from dpfl_plugin.tuning.statement import failed_winner, price_lines, statement
@@ -244,7 +244,7 @@ def _tuned(
     try:
         with stopping(exits=exits) as stop:
             wait = Wait(LEDGER_WAIT, reporter.note, stop)
-            ranked = successive_halving.carry_out(tuning, place=place_here, reporter=reporter, stop=stop, wait=wait)
+            ranked = successive_halving.carry_out(tuning, backend=backend_here, reporter=reporter, stop=stop, wait=wait)
     finally:
         torch.set_num_threads(threads)
     if ranked is None:

@@ -13,7 +13,7 @@ from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.runtime import Runtime, SilosLost
 from dpfl_plugin.privacy.account import PrivacyAccount
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class TooFewSilosError(TrainingError):
@@ -26,22 +26,18 @@ class Survivors:
 
     Attributes:
         min_silos: the fewest to go on with.
+        save: writes a checkpoint; note: gets a line on silos that were lost.
     """
 
     planner: Planner
     runtime: Runtime
     account: PrivacyAccount
     min_silos: int
+    save: Callable[[Progress], None]
+    note: Callable[[str], None]
 
-    def retry(
-        self,
-        progress: Progress,
-        work: Callable[[], Found],
-        *,
-        save: Callable[[Progress], None],
-        note: Callable[[str], None],
-    ) -> Found:
-        """What ``work`` gives, which is begun again whenever silos are lost in it; nothing may be released by it.
+    def retry(self, progress: Progress, work: Callable[[], Result]) -> Result:
+        """Do ``work``, and begin it again whenever silos are lost in it; nothing may be released by it.
 
         Raises:
             TooFewSilosError: see `lose`.
@@ -50,16 +46,9 @@ class Survivors:
             try:
                 return work()
             except SilosLost as lost:
-                self.lose(progress, lost, save=save, note=note)
+                self.lose(progress, lost)
 
-    def lose(
-        self,
-        progress: Progress,
-        lost: SilosLost,
-        *,
-        save: Callable[[Progress], None],
-        note: Callable[[str], None],
-    ) -> None:
+    def lose(self, progress: Progress, lost: SilosLost) -> None:
         """Go on without silos, from the state after the last round that counts; it is in a checkpoint then.
 
         Raises:
@@ -71,11 +60,11 @@ class Survivors:
             self.account.lose()
             left = self.planner.alive(progress.lost)
             total = self.planner.setting.num_silos
-            note(f"lost after round {progress.rounds}: {lost}. {len(left)} of {total} silos are left")
+            self.note(f"lost after round {progress.rounds}: {lost}. {len(left)} of {total} silos are left")
             try:
                 if left:
                     self._regroup(progress, left)
-                save(progress)
+                self.save(progress)
             except SilosLost as more:
                 lost = more
                 continue
@@ -93,9 +82,9 @@ class Survivors:
         if not isinstance(algorithm, Regrouping):
             return
         states = self.runtime.states()
-        mine = {name: value[list(silos)] for name, value in states.items()}
-        server, changed = algorithm.regroup(progress.server, mine, silos, self.planner.weights_of(silos))
-        if changed is not mine:
+        kept = {name: value[list(silos)] for name, value in states.items()}
+        server, changed = algorithm.regroup(progress.server, kept, silos, self.planner.weights_of(silos))
+        if changed is not kept:
             for name, value in changed.items():
                 states[name][list(silos)] = value
             self.runtime.load_states(states)

@@ -16,13 +16,12 @@ import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID, flat
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
-from dpfl_plugin.runs.folder import RunFolder, run_folders
+from dpfl_plugin.runs.folder import RESULT_SCHEMA, RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
 POINTS: Final = 100  # of a curve that are kept
-RESULT_SCHEMA: Final = 1
 AXES: Final = {
     "rounds": "communication rounds",
     "epsilon": "epsilon, server's view",

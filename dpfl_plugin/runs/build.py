@@ -11,7 +11,7 @@ import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
+from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Holding
@@ -44,8 +44,8 @@ from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.records import check_records, hold_all
 from dpfl_plugin.runs.rules import no_guarantee, privacy_rules, weak_claims
-from dpfl_plugin.runs.setting import check_records, hold_all
 from dpfl_plugin.runs.silo_settings import (
     NO_OWN,
     OwnSettings,
@@ -118,7 +118,7 @@ class Parts:
         return self.holding.survey.data_sha256
 
     @property
-    def outcome(self) -> LabelOutcome:
+    def outcome(self) -> Outcome:
         """What labels are."""
         return self.holding.survey.outcome
 

@@ -11,14 +11,20 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
-from dpfl_plugin.errors import BusyError, ConfigError, is_full
+from dpfl_plugin.errors import BusyError, ConfigError, DataError, is_full
 from dpfl_plugin.file_permissions import private_file, private_folder
+
+if TYPE_CHECKING:
+    from dpfl_plugin.config.schema import Config
 
 TUNING: Final = "tuning.json"
 """What a tuning of several candidates has in its folder, which is none of a run."""
 MOUNTS: Final = Path("/proc/self/mountinfo")  # of Linux
+RESULT_SCHEMA: Final = 1
+Result = dict[str, Any]
+"""What `result.json` holds."""
 TAIL: Final = 1 << 16  # bytes that are read of a file's end
 OF_ONE_MACHINE: Final = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}  # of NFS and Lustre
 
@@ -292,39 +298,47 @@ class RunFolder:
     def at_work(self) -> bool:
         """Whether the process that locked the folder last lives, on this machine. The lock itself is not touched."""
         holder = self.holder()
-        if holder is None or holder[1] != os.uname().nodename:
-            return False
+        return holder is not None and holder[1] == os.uname().nodename and not has_ended(*holder)
+
+    def finished_result(self) -> Result | None:
+        """The result of a run that ended for good, or None.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        if not self.result.exists():
+            return None
         try:
-            if Path("/proc/self").exists():
-                # Empty: it ended, and its parent did not notice.
-                return bool(Path("/proc", str(holder[0]), "cmdline").read_bytes())
-            os.kill(holder[0], 0)
-        except PermissionError:  # another user's process
-            return True
-        except (OSError, OverflowError):
-            return False
-        return True
+            result: Result = json.loads(self.result.read_text())
+            schema, status = result["schema"], result["status"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self.result} cannot be read ({error}). Remove it, and use resume.") from error
+        if schema != RESULT_SCHEMA:
+            raise DataError(f"{self.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another out.")
+        if status not in ("done", "budget_exhausted"):
+            return None
+        return {**result, "folder": str(self.path)}  # which may have been moved, or be seen from another place
 
     def label(self) -> str | None:
         """What the file that the run is from calls it; None where that has one run only, or nobody told."""
         try:
-            found = json.loads(self.environment.read_text())["label"]
+            label = json.loads(self.environment.read_text())["label"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return None if found is None else str(found)
+        return None if label is None else str(label)
 
     def tuning(self) -> Path | None:
         """The folder of the tuning that the run is a candidate of; None of a run by itself."""
-        found = self.path.absolute().parents[2:3]
-        return next((one for one in found if (one / TUNING).is_file()), None)
+        above = self.path.absolute().parents[2:3]
+        return next((folder for folder in above if (folder / TUNING).is_file()), None)
 
     def packages_before(self, now: str) -> list[str]:
         """Digests of the package that earlier sessions of the run had, other than that of ``now``."""
         if not self.environment.exists():
             return []
         try:
-            found = json.loads(self.environment.read_text())
-            known = {str(found["package_sha256"]), *map(str, found.get("packages_before", []))}
+            environment = json.loads(self.environment.read_text())
+            known = {str(environment["package_sha256"]), *map(str, environment.get("packages_before", []))}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             known = {"unknown"}
         return sorted(known - {now})
@@ -333,11 +347,11 @@ class RunFolder:
         """The evaluations so far; a torn last line (a crash while writing) is left out."""
         if not self.metrics.exists():
             return []
-        found = []
+        lines = []
         for line in self.metrics.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-        return found
+                lines.append(json.loads(line))
+        return lines
 
     def keep_metrics(self, last_round: int) -> list[dict[str, Any]]:
         """Keep the evaluations up to a checkpoint's round; the later ones will be made again."""
@@ -347,6 +361,33 @@ class RunFolder:
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         self.append(self.metrics, to_json(line, None) + "\n")
+
+
+def has_ended(pid: int, host: str) -> bool:
+    """Whether a process was one of this machine, and is no more."""
+    if host != os.uname().nodename:
+        return False
+    try:
+        os.kill(pid, 0)
+        # Empty: it ended, and its parent did not notice, which a container without an init never does.
+        return Path("/proc/self").exists() and not Path("/proc", str(pid), "cmdline").read_bytes()
+    except PermissionError:  # another user's process
+        return False
+    except (OSError, OverflowError):
+        return True
+
+
+def folder_of(config: Config) -> RunFolder:
+    """The folder of a run: ``<out>/<name>/<id>``."""
+    from dpfl_plugin.config.load import run_id  # which imports pydantic: commands handle files without it
+
+    return RunFolder(Path(config.out) / config.name / run_id(config))
+
+
+def silo_folder(config: Config) -> Path:
+    """The folder where silo ranks keep what rank 0 must not have of a run."""
+    folder, elsewhere = folder_of(config), config.runtime.silo_folder
+    return folder.silo_ranks if elsewhere is None else Path(elsewhere) / config.name / folder.path.name
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

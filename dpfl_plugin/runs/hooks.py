@@ -1,7 +1,9 @@
-"""Who is told how a run goes: a person by a reporter, log.txt, and callbacks. One seam drives all of them.
+"""Report how a run goes: to a person by a reporter, to log.txt, and to callbacks.
 
-What callbacks are given is decided here, and of a result in `callback_result`: copies, and no more than the published
-files of a run say, besides the measurements (`callbacks.base`).
+What callbacks get is decided here: copies, and no more than the published files of a run say, besides the measurements
+(`callbacks.base`). Of raw records that is losses, accuracies and other measures that are one number each, of all silos
+together. No epsilon covers them. Confusion matrices and calibration curves stay in `result.json`: a bin of a curve may
+hold one record.
 """
 
 from __future__ import annotations
@@ -26,10 +28,8 @@ from dpfl_plugin.errors import ConfigError, told
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.runs.callback_result import for_callbacks
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.plugin_errors import trace
-from dpfl_plugin.runs.plugins import build_plugin
+from dpfl_plugin.runs.plugins import build_plugin, traceback_of
 
 LOGGED: Final = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
 METRICS: Final = (*LOGGED, "gradient_dissimilarity")
@@ -43,6 +43,39 @@ GIVEN: Final = (
     "Callbacks were given the losses and accuracies of single silos that were known here, and other measures of the "
     "final model and of a baseline at each; what they keep or send is not covered by any epsilon.",
 )
+
+GIVEN_OF_RESULT: Final = (
+    "schema",
+    "status",
+    "cause",
+    "name",
+    "id",
+    "algorithm",
+    "seed",
+    "randomness",
+    "rounds",
+    "num_silos",
+    "num_train_records",
+    "num_test_records",
+    "test_accuracy",
+    "train_loss",
+    "outcome",
+    "early_stopping",
+    "private_evaluation",
+    "private_statistics",
+    "noise_multiplier",
+    "warnings",
+    "earlier_runs",
+    "seconds",
+    "bytes_up",
+    "bytes_down",
+    "engine",
+    "model_sha256",
+    "tuning",
+    "finished",
+)
+GIVEN_OF_MEASURES: Final = ("outcome", "ranked_by", "higher_is_better", "baseline")
+GIVEN_OF_INPUTS: Final = ("shape", "num_classes", "columns")
 
 
 class Reporter(Protocol):
@@ -93,12 +126,14 @@ def callbacks_of(config: Config, base: Path, given: Sequence[Callback]) -> tuple
 
 def check_callbacks(given: Sequence[object], where: str) -> None:
     """Raise ConfigError unless all are callbacks."""
-    for i, one in enumerate(given):
-        if not isinstance(one, Callback):
-            hint = f"; make one: {one.__name__}()" if isinstance(one, type) else ""
-            if isinstance(one, str):
-                hint = f", such as dpfl.callbacks.TensorBoard(). To name a tracker as in a file: trackers=[{one!r}]"
-            raise ConfigError(f"{where}[{i}]={one!r} must be an instance of dpfl_plugin.callbacks.Callback{hint}.")
+    for i, callback in enumerate(given):
+        if not isinstance(callback, Callback):
+            hint = f"; make one: {callback.__name__}()" if isinstance(callback, type) else ""
+            if isinstance(callback, str):
+                hint = (
+                    f", such as dpfl.callbacks.TensorBoard(). To name a tracker as in a file: trackers=[{callback!r}]"
+                )
+            raise ConfigError(f"{where}[{i}]={callback!r} must be an instance of dpfl_plugin.callbacks.Callback{hint}.")
 
 
 def public_values(config: Config) -> dict[str, Any]:
@@ -138,28 +173,28 @@ class Calls:
 
     def begin(self, run: RunInfo) -> None:
         """A callback that cannot begin is left out from then on."""
-        for one in list(self.callbacks):
-            if not self._call(one, "on_begin", run, then="It is left out from now on"):
-                self.callbacks.remove(one)
-                self._close(one)
+        for callback in list(self.callbacks):
+            if not self._call(callback, "on_begin", run, then="It is left out from now on"):
+                self.callbacks.remove(callback)
+                self._close(callback)
 
     def round(self, info: RoundInfo) -> None:
-        for one in self.callbacks:
-            silos = info.silos if one.per_silo else None
-            epsilon = None if info.metrics is None and not one.epsilon_each_round else info.epsilon
-            self._call(one, "on_round", replace(info, silos=silos, epsilon=epsilon))
+        for callback in self.callbacks:
+            silos = info.silos if callback.per_silo else None
+            epsilon = None if info.metrics is None and not callback.epsilon_each_round else info.epsilon
+            self._call(callback, "on_round", replace(info, silos=silos, epsilon=epsilon))
 
     def end(self, shown: Callable[[bool], Mapping[str, Any]]) -> None:
         """``shown``: the result, with or without what was measured at single silos."""
-        for one in self.callbacks:
-            self._call(one, "on_end", shown(one.per_silo))
-            if (times := self._failed[id(one)]) > 1:
-                self._say(f"callback {_name(one)} failed {times} times in this session")
+        for callback in self.callbacks:
+            self._call(callback, "on_end", shown(callback.per_silo))
+            if (times := self._failed[id(callback)]) > 1:
+                self._say(f"callback {_name(callback)} failed {times} times in this session")
 
     def close(self) -> None:
         """However the session ended, also where `end` was not reached."""
-        for one in self.callbacks:
-            self._close(one)
+        for callback in self.callbacks:
+            self._close(callback)
         self.callbacks = []
 
     def _close(self, callback: Callback) -> None:
@@ -175,7 +210,7 @@ class Calls:
         except Exception as error:  # whatever it does, the run's data come first
             self._failed[id(callback)] += 1
             if self._failed[id(callback)] == 1:
-                self._log(trace(error))
+                self._log(traceback_of(error))
                 what = f"callback {_name(callback)} failed in {event}: {told(error)}"
                 self._say(f"warning: {what}. The run continues. {then}")
             return False
@@ -198,8 +233,8 @@ class Hooks:
     def __init__(self, reporter: Reporter, folder: RunFolder, callbacks: Sequence[Callback] = ()) -> None:
         self._reporter, self._folder = reporter, folder
         self._calls = Calls(callbacks, self.note, lambda text: folder.append(folder.log, text))
-        self.given = 0 if not callbacks else 2 if any(one.per_silo for one in callbacks) else 1
-        self._each_round = any(one.epsilon_each_round for one in callbacks)
+        self.given = 0 if not callbacks else 2 if any(callback.per_silo for callback in callbacks) else 1
+        self._each_round = any(callback.epsilon_each_round for callback in callbacks)
         self._has_begun = self._said_hidden = False
         self._account: PrivacyAccount | None = None
         self._whoever = False
@@ -271,11 +306,11 @@ class Hooks:
     def _spent(self, known: Mapping[str, float | None] | None) -> dict[str, float | None]:
         """Epsilon so far; where a statement may be of outsiders who do not know who took part, whoever did."""
         assert self._account is not None
-        found = dict(self._account.so_far() if known is None else known)
+        epsilon = dict(self._account.so_far() if known is None else known)
         if self._whoever:
             worst = self._account.epsilon_ahead("server")
-            found["server"] = worst if math.isfinite(worst) else None
-        return found
+            epsilon["server"] = worst if math.isfinite(worst) else None
+        return epsilon
 
     def end(self) -> None:
         self._reporter.end()
@@ -294,7 +329,7 @@ class Hooks:
             result: what `result.json` holds; published: what may be shown of its statement.
             named: whether the names of classes may be shown, see `public_facts.names_its_classes`.
         """
-        self._calls.end(lambda per_silo: for_callbacks(result, published, named=named, per_silo=per_silo))
+        self._calls.end(lambda per_silo: _for_callbacks(result, published, named=named, per_silo=per_silo))
 
 
 def _evaluation(line: Mapping[str, Any]) -> str:
@@ -304,3 +339,54 @@ def _evaluation(line: Mapping[str, Any]) -> str:
     spent = line["epsilon"].get("server")
     words += [] if spent is None else [f"epsilon {places(spent, 3)} (server)"]
     return f"after round {line['round']} ({line['phase']}): {', '.join(words) or STAYED_AT_RANKS}"
+
+
+def _for_callbacks(
+    result: Mapping[str, Any], published: Mapping[str, Any], *, named: bool, per_silo: bool
+) -> dict[str, Any]:
+    """What of a result a callback is given when a run ends.
+
+    Args:
+        result: what `result.json` holds. published: what may be shown of its statement.
+        named: whether the names of classes may be shown. per_silo: whether it asks for measures of single silos.
+    """
+    shown = {key: result[key] for key in dict.fromkeys((*GIVEN_OF_RESULT, score_key(result))) if key in result}
+    if result["status"] == "failed":
+        shown.pop("cause", None)  # it may be a loss, measured on raw records
+    if per_silo:
+        shown["silos"] = result["silos"]
+    return shown | {
+        "positive_class": result["positive_class"] if named or result["positive_class"] is None else "1",
+        "inputs": _inputs(result["inputs"], named=named),
+        "measures": _measures(result["measures"], per_silo=per_silo),
+        "reason": published["run"]["reason"],
+        "epsilon": published["views"],
+    }
+
+
+def _inputs(inputs: Mapping[str, Any] | None, *, named: bool) -> dict[str, Any] | None:
+    if inputs is None:
+        return None
+    return {**{key: inputs[key] for key in GIVEN_OF_INPUTS}, "classes": list(inputs["classes"]) if named else []}
+
+
+def _measures(measures: Mapping[str, Any] | None, *, per_silo: bool) -> dict[str, Any] | None:
+    """Measures that are one number each; of single silos for who asks for them."""
+    if measures is None:
+        return None
+    shown = {key: measures[key] for key in GIVEN_OF_MEASURES}
+    shown |= {key: _numbers(measures[key]) for key in ("pooled", "mean_of_silos") if key in measures}
+    by_silo = measures["silos"]
+    if per_silo:
+        shown["silos"] = None if by_silo is None else {silo: _numbers(of) for silo, of in by_silo.items()}
+    return shown
+
+
+def _numbers(tables: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any] | None:
+    """``tables``: of the model, the baseline and silos' own models."""
+    if tables is None:
+        return None
+    return {
+        who: {name: value for name, value in table.items() if value is None or isinstance(value, int | float)}
+        for who, table in tables.items()
+    }

@@ -23,10 +23,11 @@ from dpfl_plugin.measures.answers import answers, baseline
 from dpfl_plugin.measures.tables import Table, table
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.models.fields import fields_of
-from dpfl_plugin.runs.asked import Asked
 from dpfl_plugin.runs.backbone import MORE_STEPS, without_cache
+from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.plugins import model_block
-from dpfl_plugin.runs.setting import federate, steps_of
+from dpfl_plugin.runs.prediction_input import PredictionInput
+from dpfl_plugin.runs.records import federate, steps_of
 from dpfl_plugin.runs.trained import Trained, inputs_of
 
 AT_ONCE: Final = 4096  # records; so many outputs and hidden layers are in memory
@@ -59,7 +60,7 @@ class Predictions:
     label_type: LabelType = "text"
 
 
-def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predictions:
+def predict(trained: Trained, records: PredictionInput, *, made_up: bool = False) -> Predictions:
     """What the model says of records, preprocessed as those of its training were; and how well, where they have labels.
 
     Args:
@@ -69,36 +70,36 @@ def predict(trained: Trained, asked: Asked, *, made_up: bool = False) -> Predict
         DataError: a record is none of the model's fields, the model's file does not fit the configuration, or a file
             that preprocessing names is missing.
     """
-    config, x, outcome = trained.config, asked.features.copy(), trained.outcome  # steps work in place
+    config, x, outcome = trained.config, records.features.copy(), trained.outcome  # steps work in place
     names = trained.labels or tuple(map(str, range(trained.inputs.num_classes)))
-    labels, known = asked.labels or unlabelled(outcome, trained.inputs.num_classes, len(x))
+    labels, known = records.labels or unlabelled(outcome, trained.inputs.num_classes, len(x))
     # As a silo's test records, to which nothing is ever fitted; one to train on, as steps expect, is fitted to by none
     # of those that get here.
     silo = Silo(x[:1].copy(), labels[:1].copy(), x, labels.copy())
     federation = _preprocessed(config, trained.base, trained.inputs, outcome, silo, names)
     check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
-    model = _model(trained, silo.test_x.shape[1:], federation)
+    model = trained_model(trained.folder, config, silo.test_x.shape[1:], federation.num_classes, federation.outcome)
     fed = _fed(trained, silo.test_x)
     if not made_up:
-        _check_fields(model, fed, asked.lines)
+        _check_fields(model, fed, records.lines)
     with torch.no_grad():
         outputs = torch.cat([model(piece).double() for piece in fed.split(AT_ONCE)])
-    said = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
-    found = Predictions(
+    answer = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
+    predictions = Predictions(
         _names(federation),
-        said.predicted,
-        said.survival() if outcome.kind == "survival" else said.probabilities,
+        answer.predicted,
+        answer.survival() if outcome.kind == "survival" else answer.probabilities,
         outcome=outcome,
         label_type=trained.inputs.label_type,
     )
     if not known.any():
-        return found
+        return predictions
     y = silo.test_y[known]
-    constant = baseline(outcome, y, len(found.classes), len(y))
+    constant = baseline(outcome, y, len(predictions.classes), len(y))
     return replace(
-        found,
+        predictions,
         labelled=len(y),
-        measures=table(outcome, said.at(known), y),
+        measures=table(outcome, answer.at(known), y),
         constant=table(outcome, constant, y, curves=False),
     )
 
@@ -115,10 +116,10 @@ def shape_of(config: Config, base: Path, result: Mapping[str, Any]) -> tuple[tup
         ConfigError, DataError: of a run by an earlier version the records are missing; or a file that preprocessing
             names is.
     """
-    if (found := result.get("inputs")) is None:
+    if (facts := result.get("inputs")) is None:
         records = federate(config, base)
         return records.feature_shape, records.num_classes
-    inputs = inputs_of(found)
+    inputs = inputs_of(facts)
     x, y = np.zeros((1, *inputs.shape), np.float32), np.zeros(1, np.int64)
     silo = Silo(x, y, x.copy(), y.copy())
     made = _preprocessed(config, base, inputs, Outcome.of_result(result), silo, inputs.classes)
@@ -138,12 +139,12 @@ def _preprocessed(
     return federation
 
 
-def check_backbones(trained: Trained, found: tuple[str, ...]) -> None:
+def check_backbones(trained: Trained, backbones: tuple[str, ...]) -> None:
     """Raise DataError unless the frozen modules that make features now are those of the training."""
-    if found != trained.inputs.backbones:
+    if backbones != trained.inputs.backbones:
         raise DataError(
             f"data.preprocess: backbone: the run was trained on features of {', '.join(trained.inputs.backbones)}, and "
-            f"{trained.folder.config} now makes {', '.join(found)}: weights or code changed. Put back what it was."
+            f"{trained.folder.config} now makes {', '.join(backbones)}: weights or code changed. Put back what it was."
         )
 
 
@@ -155,15 +156,22 @@ def _names(federation: Federation) -> tuple[str, ...]:
     return federation.class_names if outcome.has_classes or outcome.kind == "multi_label" else ()
 
 
-def _model(trained: Trained, shape: tuple[int, ...], federation: Federation) -> torch.nn.Module:
-    """As it was trained, in eval mode."""
-    config, folder = trained.config, trained.folder
-    block, seed = model_block(config.model), config.public_seed
-    model = build_model(block, shape, federation.num_classes, seed, federation.outcome).eval()
+def trained_model(
+    folder: RunFolder, config: Config, shape: tuple[int, ...], num_classes: int, outcome: Outcome
+) -> torch.nn.Module:
+    """The model of a run's folder, in eval mode.
+
+    Args:
+        shape: of a record's features, after preprocessing.
+
+    Raises:
+        DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
+    """
+    model = build_model(model_block(config.model), shape, num_classes, config.public_seed, outcome).eval()
     try:
         model.to(getattr(torch, config.runtime.dtype)).load_state_dict(load_file(folder.model))
     except (RuntimeError, SafetensorError, OSError) as error:
-        raise DataError(f"{folder.model} does not fit the model that {folder.config} names: {told(error)}.") from error
+        raise DataError(f"{folder.model} cannot be loaded into the run's model: {told(error)}.") from error
     return model
 
 
@@ -176,9 +184,9 @@ def _fed(trained: Trained, x: Features) -> torch.Tensor:
 def _check_fields(model: torch.nn.Module, x: torch.Tensor, lines: Integers | None) -> None:
     """Raise DataError where a record has a word, or a category, that the model's fields do not have."""
     fields = fields_of(model)
-    if fields is None or (found := fields.wrong(x, ONLY_KNOWN)) is None:
+    if fields is None or (problem := fields.wrong(x, ONLY_KNOWN)) is None:
         return
-    record, wrong = found
+    record, wrong = problem
     where = f"record {record} (from 0)" if lines is None else f"line {lines[record]}"
     raise DataError(f"{where}: {wrong}")
 
@@ -192,18 +200,18 @@ def _gives_log_odds(config: Config, outputs: torch.Tensor) -> bool:
 def by_record(value: Predictions, lines: Integers | None) -> list[dict[str, Any]]:
     """A mapping for each record: its line (of a table) or its place from 0, the class, the probabilities; of other
     outcomes the mean, the labels that hold, or the probability of no event up to the end of each bin (survival)."""
-    found = []
+    rows = []
     count = len(value.probabilities if value.predicted is None else value.predicted)  # type: ignore[arg-type]
     for record in range(count):
-        one: dict[str, Any] = {"record": record} if lines is None else {"line": int(lines[record])}
+        row: dict[str, Any] = {"record": record} if lines is None else {"line": int(lines[record])}
         if value.predicted is not None:
-            one["predicted"] = _named(value, value.predicted[record])
+            row["predicted"] = _named(value, value.predicted[record])
         if value.outcome.kind == "survival" and value.probabilities is not None:
-            one["survival"] = dict(zip(value.classes, value.probabilities[record].tolist(), strict=True))
+            row["survival"] = dict(zip(value.classes, value.probabilities[record].tolist(), strict=True))
         elif value.probabilities is not None:
-            one["probabilities"] = dict(zip(value.classes, value.probabilities[record].tolist(), strict=True))
-        found.append(one)
-    return found
+            row["probabilities"] = dict(zip(value.classes, value.probabilities[record].tolist(), strict=True))
+        rows.append(row)
+    return rows
 
 
 def _named(value: Predictions, predicted: Any) -> Any:

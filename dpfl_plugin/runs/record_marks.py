@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Cut, Survey
 from dpfl_plugin.errors import DataError, is_full
 from dpfl_plugin.file_permissions import private_folder
-from dpfl_plugin.runs.folder import sync_folder
+from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs.folder import RunFolder, sync_folder
 
 KEY_BYTES: Final = 32
 
@@ -109,3 +111,20 @@ def _put(temporary: Path, path: Path) -> None:
         os.rename(temporary, path)
     else:
         temporary.unlink()
+
+
+def key_file(config: Config, folder: RunFolder, ledger: Path | None) -> Path:
+    """The file of the silos' key: one for all runs of a shared ledger, which must recognise the same records."""
+    if config.runtime.silo_folder is not None:
+        return Path(config.runtime.silo_folder) / "key"
+    if ledger is not None:
+        return shared_key_file(ledger)
+    facts = checkpoints.load_facts(folder.checkpoint)  # a finished run is shown without its ledger, too
+    shared = None if facts is None else facts["shared_key"]
+    return folder.silo_ranks / "key" if shared is None else Path(shared)
+
+
+def shared_key_file(ledger: Path) -> Path:
+    """The file of the key by which all runs of a shared ledger recognise records."""
+    real = ledger.resolve()
+    return real.with_name(f"{real.name}.key")

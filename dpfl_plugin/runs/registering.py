@@ -17,26 +17,26 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.registered import first_line
-from dpfl_plugin.runs.build import build
-from dpfl_plugin.runs.job import Job, check_limit, make_job, shared_facts, waiting, with_slots
+from dpfl_plugin.runs.backend import Backend
+from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
-from dpfl_plugin.runs.locations import folder_of, key_of
-from dpfl_plugin.runs.place import Place
-from dpfl_plugin.runs.session import refuse_shared
+from dpfl_plugin.runs.prepare import PreparedRun, check_limit, prepare, registered_run, shared_facts, with_slots
+from dpfl_plugin.runs.record_marks import key_file
+from dpfl_plugin.runs.run import refuse_shared
 
 
 def register_ahead(
-    configs: Iterable[Config], base: Path, path: Path, place: Place, wait: Wait, say: Callable[[str], None]
+    configs: Iterable[Config], base: Path, path: Path, backend: Backend, wait: Wait, say: Callable[[str], None]
 ) -> None:
     """Register the runs that have not begun, and were not registered, in the shared ledger ``path``.
 
     Raises:
         BudgetError: its limit does not afford all of them; nothing was registered.
-        ConfigError, DataError, LedgerError: as `run_session`.
+        ConfigError, DataError, LedgerError: as `run_config`.
     """
     with locked_shared(path, wait) as shared:
         assert shared is not None
-        new = [one for one in configs if not folder_of(one).ledger.exists() and waiting(shared, one) is None]
+        new = [one for one in configs if not folder_of(one).ledger.exists() and registered_run(shared, one) is None]
         if not new:
             return
         for config in new:
@@ -50,15 +50,15 @@ def register_ahead(
         lines, slots = [], defaultdict[str, defaultdict[int, list[Planned]]](lambda: defaultdict(list))
         for config in new:
             folder = folder_of(config)
-            parts = build(config, base, hold=functools.partial(place.hold, key=key_of(config, folder, path)))
-            place.begin()  # all have one key
-            job = with_slots(make_job(config, base, folder, parts, path, shared), shared)
-            job = replace(job, reuses=())  # slots that earlier runs left are for runs that begin one by one
-            protection.add((job.parts.rules.neighbouring, job.parts.rules.unit, _marked(job)))
+            hold = functools.partial(backend.hold, key=key_file(config, folder, path))
+            run = prepare(config, base, folder, hold=hold, ledger=path, shared=shared)
+            backend.begin()  # all have one key
+            run = replace(with_slots(run, shared), reuses=())  # left slots are for runs that begin one by one
+            protection.add((run.parts.rules.neighbouring, run.parts.rules.unit, _marked(run)))
             ahead = {"ahead": run_id(config), "seed": config.public_seed, "started": now()}
-            lines.append({**shared_facts(job, shared), **ahead})
-            for silo, planned in job.slots.items():
-                slots[parts.data_sha256][silo] += planned
+            lines.append({**shared_facts(run, shared), **ahead})
+            for silo, planned in run.slots.items():
+                slots[run.parts.data_sha256][silo] += planned
         if len(protection) > 1:
             raise ConfigError(
                 f"ledger {path}: runs that share it protect against different things (privacy.unit, the "
@@ -76,6 +76,6 @@ def register_ahead(
     say(f"{len(new)} runs registered in {path}, before the first of them begins.")
 
 
-def _marked(job: Job) -> str:
+def _marked(run: PreparedRun) -> str:
     """The records, where runs on others cannot be bounded together with it."""
-    return job.parts.data_sha256 if job.parts.rules.unit == "silo" else ""
+    return run.parts.data_sha256 if run.parts.rules.unit == "silo" else ""

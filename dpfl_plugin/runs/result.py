@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,10 @@ from safetensors.torch import save as serialise
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
-from dpfl_plugin.errors import DataError
-from dpfl_plugin.federation.outcome import Outcome
+from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.federation.outcome import RunOutcome
 from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.scaled_records import scaling_of
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.summaries import last, of_silos
 from dpfl_plugin.measures.histogram import auc
@@ -32,22 +31,19 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.csv_cells import csv_text
-from dpfl_plugin.runs.extra_releases import training_records
-from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.extra_releases import statistics_planned, training_records
+from dpfl_plugin.runs.folder import RESULT_SCHEMA, Result, to_json
 from dpfl_plugin.runs.hooks import GIVEN
-from dpfl_plugin.runs.job import planner_of, stopping_of
-from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
+from dpfl_plugin.runs.prepare import PreparedRun, planner_of, stopping_of
 from dpfl_plugin.runs.statement import (
     ENDED_EARLY,
     MEASUREMENTS,
     SIMULATION,
-    HeldBy,
     not_covered,
     statement,
     write_statement,
 )
 
-RESULT_SCHEMA = 1
 STAYED = (
     "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
     "give evaluation.reveal: server, which no epsilon covers."
@@ -62,27 +58,6 @@ DERIVED = (
 )
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
-Result = dict[str, Any]
-
-
-def finished_result(folder: RunFolder) -> Result | None:
-    """The result of a run that ended for good, or None.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    if not folder.result.exists():
-        return None
-    try:
-        result: Result = json.loads(folder.result.read_text())
-        schema, status = result["schema"], result["status"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder.result} cannot be read ({error}). Remove it, and use resume.") from error
-    if schema != RESULT_SCHEMA:
-        raise DataError(f"{folder.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another out.")
-    if status not in ("done", "budget_exhausted"):
-        return None
-    return {**result, "folder": str(folder.path)}  # which may have been moved, or be seen from another place
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +88,20 @@ def _diverged(losses: Sequence[float | None]) -> list[str]:
 
 
 def write_result(
-    config: Config,
-    folder: RunFolder,
-    parts: Parts,
+    run: PreparedRun,
     account: PrivacyAccount,
     progress: Progress,
-    outcome: Outcome,
+    outcome: RunOutcome,
     final: Ended,
-    revealed: bool,
-    given: int,
-    held_by: HeldBy | None,
-    seen: Sequence[str] = (),
-    code: Mapping[str, str] | None = None,
+    facts: Mapping[str, Any],
 ) -> tuple[Result, dict[str, Any]]:
-    """(result, statement), which are in the folder then.
+    """Write the model, the statement and the result of a run into its folder; return (result, statement).
 
     Args:
-        held_by: who held the records, in all sessions of the run.
-        given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
-        seen: as of a `Stage`.
-        code: digests of the files of users' code that the configuration names.
+        facts: of all sessions of the run: whether the server got measures (``revealed``), how many kinds of them
+            callbacks got (``given``, see `hooks.GIVEN`), and who held the records (``held_by``).
     """
+    config, folder, parts = run.config, run.folder, run.parts
     model = final.model
     state, left_out = whole_state(parts.module, model, parts.state)
     folder.write(folder.model, serialise(state, metadata={"run": run_id(config)}))
@@ -144,9 +112,8 @@ def write_result(
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None
     notes += [STAYED] if hidden else []
-    by_whom: dict[str, Any] = {"revealed": revealed, "given": given, "held_by": held_by, "seen": seen}
     in_words = [LEFT_OUT.format("entries")] if left_out else []  # the model's code may choose by records which they are
-    said = _stated(config, parts, account, progress, outcome, [*notes, *in_words], **by_whom)
+    document = _stated(run, account, progress, outcome, [*notes, *in_words], facts)
     notes += [LEFT_OUT.format(", ".join(left_out))] if left_out else []
     notes += [DERIVED.format(", ".join(parts.state.derived))] if parts.state.derived else []
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
@@ -155,33 +122,30 @@ def write_result(
     notes += [_loss_in_words(loss) for loss in progress.losses]
     if final.measures is not None and (final.measures["pooled"] or {"model": {}})["model"].get("c_index", 0) is None:
         notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
-    result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
-    result["code"] = dict(code or {})
+    result = _result(run, progress, outcome, final, lines, notes, document)
+    result["code"] = dict(run.code)
     if final.by_silo:
-        folder.write(folder.silos, _table_of_silos(final.by_silo, parts, said["silos"] or ()))
-    write_statement(folder, said)
+        folder.write(folder.silos, _table_of_silos(final.by_silo, parts, document["silos"] or ()))
+    write_statement(folder, document)
     folder.write(folder.result, to_json(result))
-    return result, said
+    return result, document
 
 
 def _stated(
-    config: Config,
-    parts: Parts,
+    run: PreparedRun,
     account: PrivacyAccount,
     progress: Progress,
-    outcome: Outcome,
+    outcome: RunOutcome,
     notes: Sequence[str],
-    *,
-    revealed: bool,
-    given: int,
-    held_by: HeldBy | None,
-    seen: Sequence[str],
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The statement of a run, which may be published."""
+    config, parts = run.config, run.parts
+    seen = () if run.stage is None else run.stage.seen
     ended = [text for cause, text in ENDED_EARLY.items() if cause == outcome.cause]
     if outcome.status == "failed":
         fail(account)
-    said = statement(
+    document = statement(
         config,
         account,
         rules=parts.rules,
@@ -197,27 +161,26 @@ def _stated(
         caveats=(*parts.caveats, *seen),
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
-        measurements=(*MEASUREMENTS, *ended, *GIVEN[:given]),
-        revealed=revealed,
-        held_by=held_by,
+        measurements=(*MEASUREMENTS, *ended, *GIVEN[: facts["given"]]),
+        revealed=facts["revealed"],
+        held_by=facts["held_by"],
     )
-    for row in said["silos"] or ():
+    for row in document["silos"] or ():
         row["num_test_records"] = parts.num_test_records[row["silo"]]
-    return said
+    return document
 
 
 def _result(
-    config: Config,
-    folder: RunFolder,
-    parts: Parts,
+    run: PreparedRun,
     progress: Progress,
-    outcome: Outcome,
+    outcome: RunOutcome,
     final: Ended,
     lines: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
-    said: Mapping[str, Any],
+    document: Mapping[str, Any],
 ) -> Result:
-    """What `result.json` holds: ``lines`` are the run's metrics, ``said`` its statement."""
+    """What `result.json` holds: ``lines`` are the run's metrics, ``document`` its statement."""
+    config, parts = run.config, run.parts
     return {
         "schema": RESULT_SCHEMA,
         "status": outcome.status,
@@ -240,21 +203,21 @@ def _result(
         "measures": final.measures,
         "silos": _of_silos(final.by_silo, parts.outcome),
         "silo_names": {str(silo): name for silo, name in sorted(parts.names.items())},
-        "dearest_silo": _dearest(said["views"], said["silos"]),
+        "dearest_silo": _dearest(document["views"], document["silos"]),
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         **_private_evaluation(config, parts, progress),
-        **statistics_in_result(config, parts, progress),
+        **_statistics(config, parts, progress),
         "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
-        "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
-        "epsilon": said["views"],
+        "warnings": [text for text in document["warnings"] if not text.startswith(SIMULATION[:25])],
+        "epsilon": document["views"],
         "not_covered": not_covered(config),
-        "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
+        "earlier_runs": None if document["shared"] is None else document["shared"]["num_runs"],
         **(
             {}
-            if said["shared"] is None
-            else {f"{kind}_total": said["shared"][kind] for kind in ("adaptive", "planned")}
+            if document["shared"] is None
+            else {f"{kind}_total": document["shared"][kind] for kind in ("adaptive", "planned")}
         ),
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
@@ -262,9 +225,9 @@ def _result(
         "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(final.model),
-        **({"tuning": said["tuning"]} if "tuning" in said else {}),
+        **({"tuning": document["tuning"]} if "tuning" in document else {}),
         "notes": list(notes),
-        "folder": str(folder.path),
+        "folder": str(run.folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -304,7 +267,7 @@ def schedule_notes(
     return [theorem]
 
 
-def _score(outcome: LabelOutcome, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _score(outcome: Outcome, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What an outcome that is not classes is ranked by; of those it is the accuracy."""
     key = f"test_{outcome.score}"
     return {} if outcome.kind == "classes" else {key: last(lines, key)}
@@ -315,7 +278,7 @@ def _num_tested(parts: Parts) -> dict[int, int]:
     return {silo: len(parts.test.get(silo, range(n))) for silo, n in enumerate(parts.num_test_records)}
 
 
-def _of_silos(by_silo: dict[int, SiloMetrics], outcome: LabelOutcome) -> dict[str, Any] | None:
+def _of_silos(by_silo: dict[int, SiloMetrics], outcome: Outcome) -> dict[str, Any] | None:
     """How the final model, and silos' own, do at the silos; None for a run that is not at its end."""
     own = [m.personalised_score for m in by_silo.values() if m.personalised_score is not None]
     return of_silos(list(by_silo), [m.test_score for m in by_silo.values()], own, outcome)
@@ -328,8 +291,8 @@ def _table_of_silos(by_silo: dict[int, SiloMetrics], parts: Parts, spent: Sequen
         spent: by each silo, as the statement says; shown where silos have budgets or noise of their own.
     """
     of = {
-        one["silo"]: {key: one[key] for key in ("epsilon", "budget", "noise_multiplier") if "budget" in one}
-        for one in spent
+        row["silo"]: {key: row[key] for key in ("epsilon", "budget", "noise_multiplier") if "budget" in row}
+        for row in spent
     }
     num_tested = _num_tested(parts)
     return csv_text(
@@ -380,13 +343,27 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
     shares = zip(planner.weights_of(there), counts, strict=True)
     std = scores.noise_multiplier * scores.sensitivity(parts.rules.neighbouring)
     noise = math.sqrt(math.fsum((weight * std / count) ** 2 for weight, count in shares))
-    found: dict[str, Any] = {"scores": progress.scores, "noise_multiplier": scores.noise_multiplier, "noise_std": noise}
+    entry: dict[str, Any] = {
+        "scores": progress.scores,
+        "noise_multiplier": scores.noise_multiplier,
+        "noise_std": noise,
+    }
     if scores.bins:
-        found["noise_std"] = noise * math.sqrt(scores.bins)  # an accuracy is the sum of so many shares
+        entry["noise_std"] = noise * math.sqrt(scores.bins)  # an accuracy is the sum of so many shares
         pairs = list(zip(progress.scores, progress.histograms, strict=True))
-        found["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
-        found["histograms"] = {"noise_std": noise, "shares": progress.histograms}
-    return {"private_evaluation": found}
+        entry["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
+        entry["histograms"] = {"noise_std": noise, "shares": progress.histograms}
+    return {"private_evaluation": entry}
+
+
+def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
+    """Private statistics of columns, and the scaling by them: releases, or made of them; {} without any."""
+    statistics = statistics_planned(config, parts.inputs, parts.beside)
+    if statistics is None or progress.statistics is None:
+        return {}
+    scaling = scaling_of(statistics, progress.statistics, parts.rules.neighbouring)
+    noise = parts.beside.statistics
+    return {"private_statistics": {"noise_multiplier": noise, "columns": scaling.told(), "scaling": scaling.plain()}}
 
 
 def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:

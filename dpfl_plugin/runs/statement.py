@@ -28,6 +28,7 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.plugins import is_ours
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.rules import cycle_facts
 
@@ -230,7 +231,7 @@ def not_covered(config: Config) -> list[str]:
 
 def _of_computing(rules: PrivacyRules) -> list[str]:
     """What no epsilon covers of how releases are computed."""
-    return [TIMES, *(() if _is_others(rules.mechanism) else (BITS,))]
+    return [TIMES, *((BITS,) if is_ours(rules.mechanism) else ())]
 
 
 def _has_public_schema(config: Config) -> bool:
@@ -244,21 +245,16 @@ def _is_dealt(config: Config) -> bool:
     return "data" in config.model_fields_set and (partition.module is not None or partition.name != "natural")
 
 
-def _is_others(plugin: object) -> bool:
-    """Whether the class of a plugin is not this package's."""
-    return type(plugin).__module__.partition(".")[0] != "dpfl_plugin"
-
-
 def warnings(config: Config, account: PrivacyAccount, rules: PrivacyRules, *, revealed: bool) -> list[str]:
     """What has to be read before any number, first things first."""
-    found = []
+    texts = []
     if not rules.fresh and rules.release(1.0).noise_multiplier > 0:
         tuning = account.ledger.facts.get("tuning")
         epsilon = account.views()["server"]["epsilon"] if tuning is None else tuning["epsilon"]
-        found.append(SIMULATION.format(epsilon="none" if epsilon is None else digits(epsilon, 4)))
+        texts.append(SIMULATION.format(epsilon="none" if epsilon is None else digits(epsilon, 4)))
     if revealed:
-        found.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
-    return found
+        texts.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
+    return texts
 
 
 def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccount) -> str:
@@ -374,8 +370,8 @@ def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:
 def details(document: dict[str, Any]) -> dict[str, Any]:
     """What `published` leaves out, and what shows later whether the ledger is whole."""
     keys = ("run", "views", "silos", "shared", "lost", "num_charges", "head")
-    held = {**{key: document[key] for key in keys}, "tuning": document.get("tuning")}
-    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **held}
+    private = {**{key: document[key] for key in keys}, "tuning": document.get("tuning")}
+    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **private}
 
 
 def write_statement(folder: RunFolder, document: dict[str, Any]) -> None:

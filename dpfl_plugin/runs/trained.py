@@ -16,11 +16,10 @@ from dpfl_plugin.data import tables
 from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.preprocess import fitted_on_records
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
+from dpfl_plugin.runs.environment import check_shown
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.ledgers import check_ledger
-from dpfl_plugin.runs.result import finished_result
-from dpfl_plugin.runs.setting import steps_of
-from dpfl_plugin.runs.shown_results import check_shown
+from dpfl_plugin.runs.records import steps_of
 
 FILES: Final = ("csv", "npz", tables.NAME)
 """Data sets of users' own files."""
@@ -59,7 +58,7 @@ class Trained:
                 f"run_folder={str(path)!r} is not the folder of a run: it has no {folder.config.name}. Give the "
                 "one that a run names at its end, OUT/<name>/<id>."
             )
-        result = finished_result(folder)
+        result = folder.finished_result()
         if result is None and (tuning := folder.tuning()) is not None:
             raise ConfigError(
                 f"{path}: a candidate that its tuning left behind, or has not decided about, has no model to predict "
@@ -86,13 +85,13 @@ class Trained:
         config = config.with_public_seed(int(result["seed"]))
         notes = check_shown(folder, config)
         _check_steps(config)
-        found = result.get("inputs")
-        if found is None:
+        inputs = result.get("inputs")
+        if inputs is None:
             raise UnsupportedError(
                 f"{folder.result} does not say what the records were (their columns, in order): the run was made "
                 "by an earlier version. Run its configuration again with another out."
             )
-        return cls(folder, config, base, result, inputs_of(found), tuple(notes))
+        return cls(folder, config, base, result, inputs_of(inputs), tuple(notes))
 
     @property
     def outcome(self) -> Outcome:
@@ -102,8 +101,8 @@ class Trained:
     @property
     def scaling(self) -> Scaling | None:
         """By what released statistics records were scaled; None where they were not."""
-        found = self.result.get("private_statistics")
-        return None if found is None else Scaling.of(found["scaling"])
+        statistics = self.result.get("private_statistics")
+        return None if statistics is None else Scaling.of(statistics["scaling"])
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -116,15 +115,15 @@ class Trained:
         return tuple(map(str, range(self.inputs.num_classes)))
 
 
-def inputs_of(found: Mapping[str, Any]) -> Inputs:
+def inputs_of(inputs: Mapping[str, Any]) -> Inputs:
     """From `result.json`."""
     return Inputs(
-        tuple(found["shape"]),
-        int(found["num_classes"]),
-        tuple(found["columns"]),
-        tuple(found["classes"]),
-        tuple(found.get("backbones", ())),
-        label_type=found.get("label_type", "text"),  # of a run by an earlier version
+        tuple(inputs["shape"]),
+        int(inputs["num_classes"]),
+        tuple(inputs["columns"]),
+        tuple(inputs["classes"]),
+        tuple(inputs.get("backbones", ())),
+        label_type=inputs.get("label_type", "text"),  # of a run by an earlier version
     )
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.ledgers import Wait
-from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.registering import register_ahead
 from dpfl_plugin.runtimes.mpi import job
 
 
-def place_of(config: Config) -> Place:
+def backend_of(config: Config) -> Backend:
     """The runtime that a configuration names.
 
     Raises:
@@ -27,18 +27,18 @@ def place_of(config: Config) -> Place:
         raise ConfigError(
             f"runtime.kind='in_process', but {job.num_started()} processes were started. Start one, or use kind: auto."
         )
-    place: Place = registry.load("runtimes", ("mpi" if several else "in_process") if kind == "auto" else kind)()
-    return place
+    backend: Backend = registry.load("runtimes", ("mpi" if several else "in_process") if kind == "auto" else kind)()
+    return backend
 
 
-def place_here(config: Config) -> Place:
-    """As `place_of`, for a Python program: never MPI, whose other ranks only hold silos."""
+def backend_here(config: Config) -> Backend:
+    """As `backend_of`, for a Python program: never MPI, whose other ranks only hold silos."""
     if job.num_started() > 1 or config.runtime.kind == "mpi":
         raise UnsupportedError(
             "Python code trains in one process, and MPI has ranks that hold silos: write the configuration into a file "
             "and use mpirun dpfl run FILE (docs/mpi.md)."
         )
-    return place_of(config)
+    return backend_of(config)
 
 
 def register(

@@ -107,17 +107,17 @@ def import_for_runs() -> None:
 def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
     from dpfl_plugin.runs.hooks import Silent
     from dpfl_plugin.runs.ledgers import Wait
-    from dpfl_plugin.runs.session import run_session
-    from dpfl_plugin.runtimes.choice import place_of
+    from dpfl_plugin.runs.run import run_config
+    from dpfl_plugin.runtimes.choice import backend_of
 
     base = sweep.source.parent
     own_folders.look_in(base)
     config = config_of(sweep.base, row, sweep.runs)
-    result = run_session(
+    result = run_config(
         config,
         base,
         resume=True,
-        place=place_of(config),
+        backend=backend_of(config),
         reporter=Silent(),
         stop=stop,
         label=row.label,

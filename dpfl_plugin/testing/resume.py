@@ -13,8 +13,9 @@ from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.runs.hooks import Silent
+from dpfl_plugin.runs.run import run_config
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 from dpfl_plugin.testing.contract_monitor import ContractError
 
 __tracebackhide__ = True
@@ -33,24 +34,14 @@ class Ending:
     charges: set[Charge]
 
 
-class _Stopper:
+class _Stopper(Silent):
     """A reporter that asks the run to stop after ``rounds`` rounds; None: never."""
 
     def __init__(self, rounds: int | None) -> None:
         self._rounds, self.stopped = rounds, False
 
-    def note(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def start(self, rounds: int, done: int) -> None: ...
-
-    def evaluated(self, line: dict[str, Any]) -> None: ...
-
     def ticked(self, progress: Progress) -> None:
         self.stopped = progress.rounds == self._rounds
-
-    def end(self) -> None: ...
 
 
 def check(config: Config) -> None:
@@ -89,11 +80,11 @@ def go(config: Config, folder: Path, *, stop_after: int | None = None, resume: b
         ContractError: it fails.
     """
     stopper = _Stopper(stop_after)
-    result = run_session(
+    result = run_config(
         config.model_copy(update={"out": str(folder)}),
         Path(),
         resume=resume,
-        place=InProcessPlace(),
+        backend=InProcessBackend(),
         reporter=stopper,
         stop=lambda: stopper.stopped,
     )

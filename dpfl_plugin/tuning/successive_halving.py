@@ -24,15 +24,15 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import plans_in
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import load_facts
-from dpfl_plugin.runs.folder import TUNING, RunFolder, locked, to_json
+from dpfl_plugin.runs.existing_run import begun_seed
+from dpfl_plugin.runs.folder import TUNING, RunFolder, folder_of, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
-from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.place import Place as Where
 from dpfl_plugin.runs.plugins import make_accountant
-from dpfl_plugin.runs.session import run_session, seed_of_begun
-from dpfl_plugin.runs.stage import Stage
+from dpfl_plugin.runs.prepare import TuningStage
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.tuning import decisions
 from dpfl_plugin.tuning.decisions import Decision, Standing
 from dpfl_plugin.tuning.price import Place, Price, configured, price
@@ -137,7 +137,7 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
             )
         return Tuning(file=file, base=base, out=out, price=price(file, base, out))
     noise = float(known["noise_multiplier"]), float(known["score_noise"])
-    begun = seed_of_begun(configured(file, one, noise, out) for one in file.candidates)
+    begun = begun_seed(configured(file, one, noise, out) for one in file.candidates)
     if begun is not None:
         file = replace(file, config=file.config.with_public_seed(begun))
     tuning = Tuning(file=file, base=base, out=out, price=price(file, base, out, noise))
@@ -236,7 +236,7 @@ class _Course:
     """What `carry_out` was given."""
 
     tuning: Tuning
-    place: Callable[[Config], Where]
+    backend: Callable[[Config], Backend]
     reporter: Reporter
     stop: Callable[[], bool]
     wait: Wait
@@ -255,7 +255,9 @@ class _Course:
             _keep_retry(self.tuning, standings[0])
         if last and _retried(self.tuning):
             seen = [*seen, RETRIED_WINNER]
-        stage = Stage(None if last else part.last, last, self.tuning.price.planned, guarantee(self.tuning), tuple(seen))
+        stage = TuningStage(
+            None if last else part.last, last, self.tuning.price.planned, guarantee(self.tuning), tuple(seen)
+        )
         done = []
         for one in standings:
             again = last and one.status == "failed"
@@ -267,13 +269,13 @@ class _Course:
             done.append(found)
         return done
 
-    def _advanced(self, one: Standing, stage: Stage) -> Standing:
+    def _advanced(self, one: Standing, stage: TuningStage) -> Standing:
         """A candidate after its next rounds."""
-        run_session(
+        run_config(
             one.config,
             self.tuning.base,
             resume=True,
-            place=self.place(one.config),
+            backend=self.backend(one.config),
             reporter=self.reporter,
             stop=self.stop,
             label=one.candidate.label,
@@ -287,7 +289,7 @@ class _Course:
 def carry_out(
     tuning: Tuning,
     *,
-    place: Callable[[Config], Where],
+    backend: Callable[[Config], Backend],
     reporter: Reporter,
     stop: Callable[[], bool],
     wait: Wait,
@@ -295,10 +297,10 @@ def carry_out(
     """Train candidates from rung to rung, and the best to the end; returns all, as `ranked`; None if it was stopped.
 
     Raises:
-        TrainingError: no candidate is left. As `run_session`.
+        TrainingError: no candidate is left. As `run_config`.
     """
     write_plan(tuning)
-    course = _Course(tuning=tuning, place=place, reporter=_Once(reporter), stop=stop, wait=wait)
+    course = _Course(tuning=tuning, backend=backend, reporter=_Once(reporter), stop=stop, wait=wait)
     left = [one.index for one in tuning.file.candidates]
     places = tuning.price.places
     for number, part in enumerate(places):

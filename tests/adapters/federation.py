@@ -21,9 +21,10 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.checkpoint import load_facts
-from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.runs.folder import folder_of
+from dpfl_plugin.runs.hooks import Silent
+from dpfl_plugin.runs.run import run_config
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 
 DATA = {
     "dataset": {
@@ -42,20 +43,6 @@ PUBLIC: dict[str, Any] = {"min_records": 20, "num_classes": 3}  # of the records
 NOISY = {"noise_multiplier": 1.5, "delta": 1e-5, "record_rate": 0.25}
 
 
-class Mute:
-    def note(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def start(self, rounds: int, done: int) -> None: ...
-
-    def evaluated(self, line: dict[str, Any]) -> None: ...
-
-    def ticked(self, progress: object) -> None: ...
-
-    def end(self) -> None: ...
-
-
 def block(**changes: Any) -> dict[str, Any]:
     """What a platform's settings say of this package."""
     return {"rounds": 4, "algorithm": SCAFFOLD, "privacy": NOISY, **changes}
@@ -65,8 +52,8 @@ def in_process(folder: Path, values: Mapping[str, Any], dtype: str, data: Mappin
     """(its parts, its model (d,), its charges, its random bits, its result) of a run in one process."""
     everything = {"seed": 0, **values, "data": data, "runtime": {"dtype": dtype}, "out": str(folder)}
     config = configure(everything, source="test")
-    result = run_session(
-        config, Path(), resume=False, place=InProcessPlace(), reporter=Mute(), stop=lambda: False, ledger=None
+    result = run_config(
+        config, Path(), resume=False, backend=InProcessBackend(), reporter=Silent(), stop=lambda: False, ledger=None
     )
     parts = build(config, Path())
     files = folder_of(config)

@@ -16,7 +16,7 @@ from dpfl_plugin.federation.runtime import ChargeSink, Runtime, SilosLost
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runtimes.in_process import InProcess, InProcessPlace
+from dpfl_plugin.runtimes.in_process import InProcess, InProcessBackend
 
 Losses = Mapping[int | tuple[str, int], Mapping[int, str]]
 """{(method, call): {silo: why}}, calls counted from 1; a call alone is one of `run_round`."""
@@ -70,10 +70,10 @@ class Losing(InProcess):
 def losing(losses: Losses, *, late: bool = False, made: list[Losing] | None = None) -> Any:
     """Runs within this context lose silos; ``made`` gets their runtimes."""
 
-    def runtime(self: InProcessPlace, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
+    def runtime(self: InProcessBackend, parts: Parts, charges: ChargeSink, config: Config) -> Runtime:
         one = Losing(parts.host, charges, stack_size=parts.stack, losses=losses, late=late)
         if made is not None:
             made.append(one)
         return one
 
-    return mock.patch.object(InProcessPlace, "runtime", runtime)
+    return mock.patch.object(InProcessBackend, "runtime", runtime)

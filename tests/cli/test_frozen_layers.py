@@ -19,7 +19,7 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.build import build
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.records import federate
 from dpfl_plugin.runtimes.mpi.link import Patience
 from dpfl_plugin.runtimes.mpi.ranks import Ranks
 from dpfl_plugin.runtimes.mpi.session import MpiSession
@@ -114,7 +114,7 @@ def test_what_a_run_saves_loads_strictly_and_predicts_what_the_run_measured(
 
 def test_a_run_does_not_go_on_with_other_frozen_layers(tmp_path: Path) -> None:
     path, out = config(tmp_path, "unseeded", checkpoint={"every": 1}), tmp_path / "runs"
-    with mock.patch("dpfl_plugin.runs.session.write_result", side_effect=KeyboardInterrupt):
+    with mock.patch("dpfl_plugin.runs.run.write_result", side_effect=KeyboardInterrupt):
         dpfl("run", path, "--out", out)
     done = dpfl("run", path, "--out", out, "--resume")
     one_message(done, "frozen layers or buffers are not those that this run began with", "out")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,9 +17,9 @@ from unittest import mock
 import pytest
 import yaml
 
-from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.silo_group import SiloGroup
-from dpfl_plugin.runs import session
+from dpfl_plugin.runs import prepare
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
@@ -144,17 +145,17 @@ def test_interrupted_and_resumed(
 def test_interrupted_while_data_are_loaded(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, config = session.build, write(tmp_path, CHANGES)
+    real, config = prepare.build, write(tmp_path, CHANGES)
 
     def build(*args: Any, **more: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         return real(*args, **more)
 
-    monkeypatch.setattr(session, "build", build)
+    monkeypatch.setattr(prepare, "build", build)
     result = run(config, code=7)
     assert (result["rounds"], result["epsilon"]["server"]["epsilon"]) == (0, 0)
     assert result["test_accuracy"] == {"last": None, "mean_last_10_percent": None}
-    monkeypatch.setattr(session, "build", real)
+    monkeypatch.setattr(prepare, "build", real)
     same(run(config, "--resume"), undisturbed)
 
 
@@ -316,15 +317,15 @@ def test_two_processes_in_one_folder(crashed: Path) -> None:
 
 def test_finished_by_another_process_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While this one loaded its data: no error, and no second run."""
-    config, real = write(tmp_path), session.build
+    config, real = write(tmp_path), prepare.build
     other: list[dict[str, Any]] = []
 
     def build(*args: Any, **more: Any) -> Any:
-        monkeypatch.setattr(session, "build", real)
+        monkeypatch.setattr(prepare, "build", real)
         other.append(run(config))
         return real(*args, **more)
 
-    monkeypatch.setattr(session, "build", build)
+    monkeypatch.setattr(prepare, "build", build)
     assert run(config) == other[0]
 
 
@@ -428,12 +429,12 @@ def test_a_run_that_is_stopped_before_it_repeats_a_score_states_it(tmp_path: Pat
     config = write(tmp_path, {"rounds": 4, "checkpoint": {"every": 1}, "private_evaluation": evaluation})
     crash(config, 3)  # the third of what is run by silos: the score after two rounds
     assert {charge.kind for charge in charges(folder_of(config))} == {"round", "score"}
-    real = Experiment.run
+    real = RoundLoop.run
 
-    def stopped(self: Experiment, progress: Any, **given: Any) -> Any:
-        return real(self, progress, **{**given, "stop": lambda: True})
+    def stopped(self: RoundLoop, progress: Any) -> Any:
+        return real(replace(self, stop=lambda: True), progress)
 
-    with mock.patch.object(Experiment, "run", stopped):
+    with mock.patch.object(RoundLoop, "run", stopped):
         server = run(config, "--resume", code=7)["epsilon"]["server"]
     assert server["worst_case_epsilon"] >= server["epsilon"] > 4.0, "the score alone costs 4.377"
 

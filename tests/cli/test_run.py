@@ -102,7 +102,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, pictures: None) -> None:
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(write(tmp_path))
-    monkeypatch.setattr("dpfl_plugin.runs.session.build", lambda *args: pytest.fail("it was built again"))
+    monkeypatch.setattr("dpfl_plugin.runs.prepare.build", lambda *args: pytest.fail("it was built again"))
     assert run(tmp_path / "config.yaml") == first == run(tmp_path / "config.yaml", "--resume")
 
 

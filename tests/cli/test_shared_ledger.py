@@ -39,7 +39,7 @@ SILO = {
 @pytest.fixture(autouse=True)
 def draws_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise is fresh, as it has to be in a shared ledger; who takes part is what each test says."""
-    monkeypatch.setattr("dpfl_plugin.runs.job.fresh_coins", lambda: "")
+    monkeypatch.setattr("dpfl_plugin.runs.prepare.fresh_coins", lambda: "")
 
 
 def write(folder: Path, changes: dict[str, Any] | None = None, name: str = "config.yaml") -> Path:
@@ -533,7 +533,7 @@ def test_a_run_that_was_registered_with_another_plan_registers_its_own(tmp_path:
     with mock.patch.object(InProcess, "run_round", side_effect=KeyboardInterrupt):
         dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
     _, second = runs_in(Ledger.open(ledger, append=False))
-    with mock.patch("dpfl_plugin.runs.job.registered_plan", return_value=(Planned(RELEASE, 99),)):
+    with mock.patch("dpfl_plugin.runs.prepare.registered_plan", return_value=(Planned(RELEASE, 99),)):
         dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--variant", "b")
     _, known, begun = runs_in(Ledger.open(ledger, append=False))
     assert known == second and not known.begun and begun.begun and begun.slots[0].total() == 99

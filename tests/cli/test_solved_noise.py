@@ -143,7 +143,7 @@ def test_a_capped_run_is_resumed_to_the_same_bits(tmp_path: Path, capped: dict[s
 def test_rounds_with_fresh_noise_count_towards_the_cap(
     tmp_path: Path, capped: dict[str, Any], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpfl_plugin.runs.job.fresh_coins", lambda: "")  # with others the cap may end it before
+    monkeypatch.setattr("dpfl_plugin.runs.prepare.fresh_coins", lambda: "")  # with others the cap may end it before
     fresh = {**CAPPED, "privacy": {**CAPPED.get("privacy", {}), "randomness": "fresh"}}
     config = crash(write(tmp_path, {**fresh, "checkpoint": {"every": 4, "seconds": 1000}}), number)
     crash(config, 1, "--resume")  # and once more, after a round

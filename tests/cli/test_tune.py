@@ -260,7 +260,7 @@ def crashed(config: Path, after: int) -> bool:
     with (
         mock.patch.object(InProcess, "run_round", around(InProcess.run_round, before=False)),
         mock.patch.object(checkpoints, "save", around(checkpoints.save)),
-        mock.patch.object(successive_halving, "run_session", around(successive_halving.run_session)),
+        mock.patch.object(successive_halving, "run_config", around(successive_halving.run_config)),
     ):
         try:
             assert dpfl("tune", config, "--out", config.parent / "out", "--json").code == 0

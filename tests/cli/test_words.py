@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.runs import session
+from dpfl_plugin.runs import prepare
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.result import _diverged
 from tests.cli.command import dpfl, run, write
@@ -66,7 +66,7 @@ def test_a_signal_ends_long_planning_at_once(
         signal.raise_signal(number)
         raise AssertionError("it went on planning")
 
-    monkeypatch.setattr(session, "build", build)
+    monkeypatch.setattr(prepare, "build", build)
     config = write(tmp_path, {**SOLVED, "rounds": MANY_ROUNDS})
     done = dpfl("run", config, "--out", tmp_path / "runs")
     assert done.code == 7 and "solving for the noise of 10,000 rounds" in done.err

@@ -79,8 +79,8 @@ class _Link(Loopback):
         return found
 
 
-class _Place(MpiSession):
-    """As `MpiPlace`, of a job that is here."""
+class _Backend(MpiSession):
+    """As `MpiBackend`, of a job that is here."""
 
     def __init__(self, there: _Job) -> None:
         super().__init__(Ranks(_Link(there, 0)))
@@ -94,7 +94,7 @@ def at_ranks(size: int) -> Iterator[None]:
     """A run of ``runtime.kind: mpi`` has so many ranks meanwhile."""
     there = _Job(size)
     try:
-        with mock.patch.object(job, "MpiPlace", partial(_Place, there)):
+        with mock.patch.object(job, "MpiBackend", partial(_Backend, there)):
             yield
     finally:
         for turns in there.turns:

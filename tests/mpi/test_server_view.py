@@ -38,18 +38,17 @@ from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.folder import Result, RunFolder
+from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.measurements import join_lines, join_result
 from dpfl_plugin.runs.public_errors import kind_and_place
-from dpfl_plugin.runs.result import Result
-from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.records import federate
+from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.ranks import Ranks
 from dpfl_plugin.runtimes.mpi.session import MpiSession
 from dpfl_plugin.runtimes.mpi.silos import SiloRank, owner
 from dpfl_plugin.runtimes.mpi.wire import Header, encode
-from tests.adapters.federation import Mute
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Moving, Network
 from tests.test_callbacks import Curious
@@ -167,8 +166,8 @@ def recorded(
         thread.start()
     place = Place(network)
     try:
-        how = {"reporter": Mute(), "stop": lambda: False, "profile": True, "callbacks": callbacks}
-        result = run_session(config, path.parent, resume=resume, place=place, **how)
+        how = {"reporter": Silent(), "stop": lambda: False, "profile": True, "callbacks": callbacks}
+        result = run_config(config, path.parent, resume=resume, backend=place, **how)
     finally:
         place.ranks.clean = True
         assert place.ranks.part(30.0)

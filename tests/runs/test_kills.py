@@ -16,10 +16,10 @@ from unittest import mock
 
 import pytest
 
-from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.runs import session
+from dpfl_plugin.runs import run as running
 from dpfl_plugin.runs.checkpoint import save
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import dpfl, run, write
@@ -83,9 +83,9 @@ PLACES: dict[str, tuple[tuple[object, str], bool]] = {
     "before a round": ((InProcess, "run_round"), False),
     "charged": ((InProcess, "run_round"), True),
     "committed": ((InProcess, "commit"), True),
-    "evaluated": ((Experiment, "evaluation"), True),
-    "saving": ((session.checkpoints, "save"), False),
-    "saved": ((session.checkpoints, "save"), True),
+    "evaluated": ((RoundLoop, "evaluation"), True),
+    "saving": ((running.checkpoints, "save"), False),
+    "saved": ((running.checkpoints, "save"), True),
 }
 
 
@@ -106,7 +106,7 @@ def test_fewer_checkpoints_than_rounds_are_made_if_asked_for_and_what_that_may_c
     for name, changes, saves in (("fresh", {}, ROUNDS), ("every", {"every": 5}, 2), ("seconds", {"seconds": 99.0}, 0)):
         (tmp_path / name).mkdir()
         config = write(tmp_path / name, {**FRESH, "checkpoint": changes})
-        with mock.patch.object(session.checkpoints, "save", side_effect=save) as saved:
+        with mock.patch.object(running.checkpoints, "save", side_effect=save) as saved:
             result = run(config)
         assert saved.call_count == saves + 2, "besides those at the beginning and the end"
         said = "is charged again if the run is killed" in (Path(result["folder"]) / "log.txt").read_text()

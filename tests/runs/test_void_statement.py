@@ -10,11 +10,12 @@ from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
+from dpfl_plugin.runs.folder import folder_of
+from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.ledgers import read_whole
-from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
-from tests.adapters.federation import DATA, Mute, block
+from dpfl_plugin.runs.run import run_config
+from dpfl_plugin.runtimes.in_process import InProcessBackend
+from tests.adapters.federation import DATA, block
 from tests.cli.command import dpfl
 
 ROUNDS = 12
@@ -25,8 +26,8 @@ class Killed(BaseException):
 
 
 def session(config, stop=lambda: False, resume=False, ledger=None):
-    place = InProcessPlace()
-    return run_session(config, Path(), resume=resume, place=place, reporter=Mute(), stop=stop, ledger=ledger)
+    backend = InProcessBackend()
+    return run_config(config, Path(), resume=resume, backend=backend, reporter=Silent(), stop=stop, ledger=ledger)
 
 
 def after(rounds, action):
@@ -104,7 +105,7 @@ def test_a_session_that_cannot_even_begin_leaves_what_was_stated(tmp_path, monke
     files = folder_of(config)
     session(config, after(4, lambda: True))
     said = files.privacy.read_text(), files.result.read_text()
-    monkeypatch.setattr(InProcessPlace, "hold", lambda *args, **more: die())
+    monkeypatch.setattr(InProcessBackend, "hold", lambda *args, **more: die())
     with pytest.raises(Killed):
         session(config, resume=True)
     assert (files.privacy.read_text(), files.result.read_text()) == said

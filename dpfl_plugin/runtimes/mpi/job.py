@@ -324,7 +324,7 @@ def leave(code: int) -> None:
         _job.leave(code)
 
 
-class MpiPlace:
+class MpiBackend:
     """Silos on the ranks of an MPI job; rank 0 is the server and holds no records.
 
     Raises:

@@ -15,8 +15,8 @@ from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest, model_digest
 from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.locations import silo_folder
-from dpfl_plugin.runs.named_files import changed, file_digests
+from dpfl_plugin.runs.environment import changed, file_digests
+from dpfl_plugin.runs.folder import silo_folder
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.ranks import GO_ON, Ranks, SiloLostError
 from dpfl_plugin.runtimes.mpi.server import MpiRuntime

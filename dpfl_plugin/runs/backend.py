@@ -11,7 +11,7 @@ from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.runs.build import Parts
 
 
-class Place(Protocol):
+class Backend(Protocol):
     """Where silos live: a plugin of the group `runtimes`, made without arguments."""
 
     def hold(self, config: Config, base: Path, key: Path) -> Holding:

@@ -12,10 +12,10 @@ import torch
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.runs.locations import folder_of
-from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runtimes.in_process import InProcessPlace
-from tests.adapters.federation import Mute
+from dpfl_plugin.runs.folder import folder_of
+from dpfl_plugin.runs.hooks import Silent
+from dpfl_plugin.runs.run import run_config
+from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.cli.command import BASE, merged
 
 
@@ -24,8 +24,8 @@ def config_in(out: Path) -> Config:
 
 
 def session(config: Config, stop: Callable[[], bool] = lambda: False, **more: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {"resume": False, "place": InProcessPlace(), "reporter": Mute(), **more}
-    return run_session(config, Path(config.out), stop=stop, **given)
+    given: dict[str, Any] = {"resume": False, "backend": InProcessBackend(), "reporter": Silent(), **more}
+    return run_config(config, Path(config.out), stop=stop, **given)
 
 
 def files(config: Config) -> dict[str, bytes]:

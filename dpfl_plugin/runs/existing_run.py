@@ -1,24 +1,28 @@
-"""A folder that holds a run of this configuration already: whether it may be shown, or gone on with."""
+"""What a run's folder holds already: whether the run is shown or resumed, and what it began with."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dpfl_plugin import given
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
+from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.environment import check_shown
+from dpfl_plugin.runs.folder import RunFolder, folder_of
 from dpfl_plugin.runs.hooks import Reporter
-from dpfl_plugin.runs.job import begun_facts
-from dpfl_plugin.runs.place import Place
+from dpfl_plugin.runs.ledgers import Wait, check_ledger, check_shared, locked_shared
+from dpfl_plugin.runs.record_marks import key_file
 from dpfl_plugin.runs.rules import cycle_facts
-from dpfl_plugin.runs.shown_results import check_shown
+from dpfl_plugin.runs.silo_settings import in_facts
 
 MOST_NAMED = 3
 UNFINISHED = (
@@ -27,21 +31,34 @@ UNFINISHED = (
 )
 
 
-def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place, key: Path) -> None:
-    """Say that a finished run is shown, and refuse to if the records or the code are others by now.
+def check_finished(
+    config: Config,
+    base: Path,
+    folder: RunFolder,
+    reporter: Reporter,
+    backend: Backend,
+    ledger: Path | None,
+    wait: Wait,
+) -> None:
+    """Note that a finished run is shown, and refuse it if its ledger, records or code are not those that it left.
 
     Raises:
-        DataError, ConfigError: they are.
+        LedgerError: a ledger is damaged, or is another one. DataError, ConfigError: the records or the code are others.
     """
-    facts = checkpoints.load_facts(folder.checkpoint)
+    if ledger is not None:
+        with locked_shared(ledger, wait) as shared:
+            check_shared(folder, ledger, shared)
+    check_ledger(folder)
     for note in check_shown(folder, config):
         reporter.note(note)
+    key = key_file(config, folder, ledger)
+    facts = checkpoints.load_facts(folder.checkpoint)
     try:
-        now = place.hold(config, base, key).survey.data_sha256
+        current = backend.hold(config, base, key).survey.data_sha256
     except (DataError, given.MissingError) as error:
         reporter.note(f"the records that it names now cannot be compared with those of this finished run: {error}")
         return
-    if facts is not None and facts["data_sha256"] != now:
+    if facts is not None and facts["data_sha256"] != current:
         raise DataError(
             f"{folder.path} holds the result of this configuration on other records than it names now, or the "
             f"silos' key ({key}), by which they are recognised, is a different one. Use another out for the "
@@ -53,14 +70,15 @@ def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Repo
 def check_beginning(
     folder: RunFolder, resume: bool, alone: bool, note: Callable[[str], None], label: str | None = None
 ) -> None:
-    """As `refuse_unfinished`; ``note`` is told where there is nothing to resume, as of a run by itself.
+    """Check whether the run may begin, or be resumed, in its folder; note where there is nothing to resume.
 
     Args:
-        alone: whether it is to go on as a run by itself, and not as a candidate of a tuning.
+        alone: whether it is a run by itself, and not a candidate of a tuning.
         label: of the variant that it is.
 
     Raises:
-        ConfigError: a tuning decides about it: going on by itself would undo what the tuning states.
+        ConfigError: it may not: see `refuse_unfinished`; or a tuning decides about it, whose statement resuming by
+            itself would undo.
     """
     if alone and (tuning := folder.tuning()) is not None:
         raise ConfigError(
@@ -83,7 +101,7 @@ def check_beginning(
 
 def _unfinished_beside(folder: RunFolder) -> list[str]:
     """Other runs of this name, by themselves and no variants, that released something and did not end for good."""
-    found = []
+    unfinished = []
     for path in sorted(folder.path.parent.iterdir()) if folder.path.parent.is_dir() else ():
         other = RunFolder(path)
         if path == folder.path or not other.ledger.exists():
@@ -93,11 +111,12 @@ def _unfinished_beside(folder: RunFolder) -> list[str]:
                 continue
             status = json.loads(other.result.read_text())["status"] if other.result.exists() else "begun"
             if status not in ("done", "budget_exhausted"):
-                found.append(str(path))
-    return found
+                unfinished.append(str(path))
+    return unfinished
 
 
 def refuse_unfinished(folder: RunFolder, resume: bool) -> None:
+    """Raise ConfigError if an unfinished run is in the folder, and is not to be resumed."""
     if folder.result.exists() and not resume:
         last = json.loads(folder.result.read_text())
         if last["status"] == "failed":
@@ -112,23 +131,59 @@ def refuse_unfinished(folder: RunFolder, resume: bool) -> None:
         )
 
 
-def check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
-    """Raise DataError unless the records are those that the run began with."""
-    found = checkpoints.load_facts(folder.checkpoint)
-    if found is not None and found["data_sha256"] != parts.data_sha256:
+def check_same(folder: RunFolder, parts: Parts, key: Path) -> None:
+    """Raise DataError or ConfigError unless records, correlated noise and frozen layers are those of the beginning."""
+    facts = checkpoints.load_facts(folder.checkpoint)
+    if facts is not None and facts["data_sha256"] != parts.data_sha256:
         raise DataError(
             f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by "
             "which they are recognised, is a different one, as it is where an owner's limits were set or removed "
             "since. Restore the data files, or the key, or start over with another out."
         )
-    if found is not None and found.get("cycle") != cycle_facts(parts.rules).get("cycle"):
+    if facts is not None and facts.get("cycle") != cycle_facts(parts.rules).get("cycle"):
         raise ConfigError(
             f"{folder.path}: noise would be correlated in another way (privacy.sampler: cyclic) than this run "
             "began with: this version, or this machine, computes other coefficients. Go on where it began, or "
             "start over with another out."
         )
-    if found is not None and found.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
+    if facts is not None and facts.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
         raise ConfigError(
             f"{folder.path}: the model's frozen layers or buffers are not those that this run began with. "
             f"{BUILT_ANEW} Or start over with another out."
         )
+
+
+def with_begun_seed(config: Config, folder: RunFolder) -> Config:
+    """The configuration with the public seed that the run in the folder drew when it began, unless it names one."""
+    facts = checkpoints.load_facts(folder.checkpoint)
+    return config if facts is None else config.with_public_seed(int(facts["seed"]))
+
+
+def begun_seed(configs: Iterable[Config]) -> int | None:
+    """The public seed that the first of these runs drew when it began; None if none of them has begun."""
+    begun = (checkpoints.load_facts(folder_of(config).checkpoint) for config in configs)
+    return next((int(facts["seed"]) for facts in begun if facts is not None), None)
+
+
+def begun_noise(config: Config, folder: RunFolder) -> float | None:
+    """The noise multiplier that an unfinished run solved for; None if there is none."""
+    if config.privacy.noise_multiplier is not None:
+        return None
+    known = begun_facts(folder).get("noise_multiplier")
+    return None if known is None else float(known)
+
+
+def begun_silo_noise(config: Config, folder: RunFolder) -> Mapping[int, float] | None:
+    """As `begun_noise`, of silos with settings of their own."""
+    facts = begun_facts(folder) if config.silos else {}
+    return in_facts(facts)[1] if "silos" in facts else None
+
+
+def begun_facts(folder: RunFolder) -> Mapping[str, Any]:
+    """The facts that the ledger of an unfinished run holds; {} if nothing was charged to it."""
+    if not folder.ledger.exists():
+        return {}
+    with folder.ledger.open("rb") as file:
+        if not file.readline().endswith(b"\n"):  # nothing was charged: see `open_ledgers`
+            return {}
+    return Ledger.open(folder.ledger, append=False).facts

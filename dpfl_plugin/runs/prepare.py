@@ -1,4 +1,7 @@
-"""A run that passed every check before anything is written: what names it, and what it may cost."""
+"""Prepare a run: build it, and check all that can be checked before anything is written.
+
+What names it, what ledgers say of it, and what it may cost follow from that.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from dpfl_plugin.federation.planning import Planner, fresh_coins
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.privacy.account import PrivacyAccount, know_to_fit
 from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
-from dpfl_plugin.privacy.composition import Planned
+from dpfl_plugin.privacy.composition import Planned, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import Plan, adaptive_epsilon, affords, chosen_filter, epsilon_left
@@ -43,20 +46,41 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.agreed_plan import registered_plan
-from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.build import Hold, Parts, build
+from dpfl_plugin.runs.environment import file_digests
+from dpfl_plugin.runs.existing_run import begun_noise, begun_silo_noise
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.named_files import file_digests
+from dpfl_plugin.runs.records import hold_all
 from dpfl_plugin.runs.rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts
-from dpfl_plugin.runs.stage import Stage
 
-PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
+PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is estimated
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A run that passed every check that can be made before anything is written.
+class TuningStage:
+    """How far a candidate is trained now.
+
+    Attributes:
+        until: after how many rounds it is paused; None: it goes on to its end.
+        measured: whether its model is evaluated meanwhile, without noise. Not before the choice is made.
+        planned: compositions of everything that the tuning releases, at the silos that it costs most: they fit the
+            budget, and so do all their parts.
+        tuning: the guarantee of all candidates together, which is that of each of them; kept in the run's ledger.
+        seen: what decided meanwhile, beside scores, in words: caveats of the run's statement.
+    """
+
+    until: int | None
+    measured: bool
+    planned: tuple[Terms, ...]
+    tuning: Mapping[str, Any]
+    seen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run that passed all checks before anything is written.
 
     Attributes:
         shared: the ledger that it shares with other runs, locked.
@@ -82,29 +106,46 @@ class Job:
     coins: str
     label: str | None = None
     clock: Stopwatch = STOPPED
-    stage: Stage | None = None
+    stage: TuningStage | None = None
     slots: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
     reuses: Sequence[tuple[str, Slots, Slots]] = ()
 
 
-def make_job(
-    config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None
-) -> Job:
+def prepare(
+    config: Config,
+    base: Path,
+    folder: RunFolder,
+    *,
+    hold: Hold = hold_all,
+    ledger: Path | None = None,
+    shared: Ledger | None = None,
+) -> PreparedRun:
+    """Build a run, new or unfinished, and check it.
+
+    Args:
+        hold: loads this process's records.
+        ledger: the file of the shared ledger, which the caller has locked; shared: what it holds.
+
+    Raises:
+        ConfigError, DataError, UnsupportedError: something in the configuration or in the data files is wrong.
+    """
+    noise, silo_noise = begun_noise(config, folder), begun_silo_noise(config, folder)
+    parts = build(config, base, noise, hold=hold, silo_noise=silo_noise)
     began = checkpoints.load_facts(folder.checkpoint)
     name = str(began["run_name"]) if began else secrets.token_hex(16) if config.fresh else run_id(config)
     if shared is not None:
-        assert path is not None
-        ahead = None if began else waiting(shared, config)
+        assert ledger is not None
+        ahead = None if began else registered_run(shared, config)
         name = ahead.name if ahead and ahead.records == parts.data_sha256 else name
-        check_noise(path, shared, name, parts.data_sha256, parts.rules)
+        check_noise(ledger, shared, name, parts.data_sha256, parts.rules)
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
-            f"ledger {path}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that "
+            f"ledger {ledger}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that "
             "the ledger holds without an epsilon."
         )
     if shared is not None and config.privacy.shared_persons == "per_silo":
         raise UnsupportedError(
-            f"ledger {path}: privacy.shared_persons='per_silo': a person may be at several silos, and what is "
+            f"ledger {ledger}: privacy.shared_persons='per_silo': a person may be at several silos, and what is "
             "said of several runs together counts one silo of each. Leave the ledger out, or bring each person to "
             "one silo."
         )
@@ -112,33 +153,42 @@ def make_job(
     _check_states(config, parts)
     coins = _coins(began, parts.rules)
     expected = _expected_rounds(config, parts, coins)
-    return Job(config, base, folder, parts, path, name, file_digests(config), expected, coins)
+    return PreparedRun(config, base, folder, parts, ledger, name, file_digests(config), expected, coins)
 
 
-def with_slots(job: Job, shared: Ledger) -> Job:
-    """The job with the slots that it registers in a shared ledger, which affords them.
+def rebuilt(run: PreparedRun, hold: Hold, chunk_bytes: int) -> PreparedRun:
+    """The run with its records loaded again, and so much memory for gradients."""
+    noise, silo_noise = run.parts.noise_multiplier, in_facts({"silos": run.parts.own.facts(run.parts.rules)})[1]
+    parts = build(run.config, run.base, noise, hold=hold, chunk_bytes=chunk_bytes, silo_noise=silo_noise)
+    return replace(run, parts=parts)
+
+
+def with_slots(run: PreparedRun, shared: Ledger) -> PreparedRun:
+    """The run with the slots that it registers in a shared ledger, which affords them.
 
     Raises:
         ConfigError, BudgetError: as `check_limit`.
     """
-    path = job.shared
+    path = run.shared
     assert path is not None
-    known = next((run for run in runs_in(shared) if run.name == job.run_name), None)
+    known = next((entry for entry in runs_in(shared) if entry.name == run.run_name), None)
     if known is not None and known.begun:
-        return job
-    records, slots = job.parts.data_sha256, _slots(job.config, job.parts, job.expected)
+        return run
+    records, slots = run.parts.data_sha256, _slots(run.config, run.parts, run.expected)
     if known is not None:
         if known.slots == {silo: count_kinds(planned) for silo, planned in slots.items()}:
-            return job
-        job = replace(job, run_name=secrets.token_hex(16))  # the code makes another plan of it by now
+            return run
+        run = replace(run, run_name=secrets.token_hex(16))  # the code makes another plan of it by now
     reuses = unused(shared, records, slots)
-    check_limit(shared, path, job.config, [Plan(records, without_reused(slots, reuses))])
-    return replace(job, slots=slots, reuses=reuses)
+    check_limit(shared, path, run.config, [Plan(records, without_reused(slots, reuses))])
+    return replace(run, slots=slots, reuses=reuses)
 
 
-def waiting(shared: Ledger, config: Config) -> Run | None:
+def registered_run(shared: Ledger, config: Config) -> Run | None:
     """The run as it was registered ahead, e.g. by its sweep, if it has not begun."""
-    return next((run for run in runs_in(shared) if not run.begun and run.facts["ahead"] == run_id(config)), None)
+    return next(
+        (entry for entry in runs_in(shared) if not entry.begun and entry.facts["ahead"] == run_id(config)), None
+    )
 
 
 def _slots(config: Config, parts: Parts, expected: int) -> dict[int, tuple[Planned, ...]]:
@@ -207,54 +257,54 @@ def check_noise(path: Path, shared: Ledger, name: str, data_sha256: str, rules: 
         raise type(error)(f"ledger {path}: {error}") from error
 
 
-def look_ahead(job: Job, account: PrivacyAccount) -> None:
+def look_ahead(run: PreparedRun, account: PrivacyAccount) -> None:
     """Have the budget know of all rounds that noise was solved for."""
-    parts = job.parts
-    if job.stage is not None:
-        know_to_fit(account, job.stage.planned)
+    parts = run.parts
+    if run.stage is not None:
+        know_to_fit(account, run.stage.planned)
         return
     if parts.planned is not None and not parts.rules.varies:
         account.look_ahead(parts.planned)
 
 
-def ledger_facts(job: Job) -> dict[str, Any]:
+def ledger_facts(run: PreparedRun) -> dict[str, Any]:
     """What a run's own ledger says of it."""
-    parts = job.parts
+    parts = run.parts
     numbers: dict[str, Any] = {"noise_multiplier": parts.noise_multiplier, "num_records": list(parts.num_records)}
     if parts.own.of:
         numbers["silos"] = parts.own.facts(parts.rules)
-    if job.config.silo_weights not in ("equal", "records"):
+    if run.config.silo_weights not in ("equal", "records"):
         numbers["weights"] = list(parts.setting.weights)
-    if job.stage is not None:
-        numbers["tuning"] = dict(job.stage.tuning)
+    if run.stage is not None:
+        numbers["tuning"] = dict(run.stage.tuning)
     cuts = parts.holding.survey.cut_facts if parts.rules.fresh else {}  # a seeded run writes the same bytes again
-    return {"run": run_id(job.config), "name": job.config.name, **numbers, **cycle_facts(parts.rules), **cuts}
+    return {"run": run_id(run.config), "name": run.config.name, **numbers, **cycle_facts(parts.rules), **cuts}
 
 
-def shared_facts(job: Job, shared: Ledger) -> dict[str, Any]:
+def shared_facts(run: PreparedRun, shared: Ledger) -> dict[str, Any]:
     """What a shared ledger says of a run: all when it is registered, then that it goes on."""
-    facts = {"noise": job.run_name, "name": job.config.name, "id": run_id(job.config)}
-    if any(run.name == job.run_name for run in runs_in(shared)):
+    facts = {"noise": run.run_name, "name": run.config.name, "id": run_id(run.config)}
+    if any(entry.name == run.run_name for entry in runs_in(shared)):
         return facts
     return {
         **facts,
-        **({} if job.stage is None else {"candidate": job.label}),
-        "data_sha256": job.parts.data_sha256,
-        **job.parts.holding.survey.cut_facts,
-        "num_silos": job.parts.setting.num_silos,
-        "delta": job.config.privacy.delta,
+        **({} if run.stage is None else {"candidate": run.label}),
+        "data_sha256": run.parts.data_sha256,
+        **run.parts.holding.survey.cut_facts,
+        "num_silos": run.parts.setting.num_silos,
+        "delta": run.config.privacy.delta,
         **({"early": True} if not len(shared) else {}),
-        **({"slots": slots_to_plain(job.slots)} if job.slots else {}),
-        **({"reuses": reuses_to_plain(job.reuses)} if job.reuses else {}),
+        **({"slots": slots_to_plain(run.slots)} if run.slots else {}),
+        **({"reuses": reuses_to_plain(run.reuses)} if run.reuses else {}),
     }
 
 
-def first_line_of(job: Job) -> dict[str, Any]:
+def first_line_of(run: PreparedRun) -> dict[str, Any]:
     """What a shared ledger that this run begins says of totals; nothing of a tuning's, which has a total of its own."""
-    privacy = job.config.privacy
-    if not job.slots:
+    privacy = run.config.privacy
+    if not run.slots:
         return {}
-    return first_line(Plan(job.parts.data_sha256, job.slots), privacy.ledger_epsilon, privacy.delta)
+    return first_line(Plan(run.parts.data_sha256, run.slots), privacy.ledger_epsilon, privacy.delta)
 
 
 def new_account(
@@ -285,18 +335,18 @@ def new_account(
     )
 
 
-def evaluations_of(job: Job) -> Evaluations:
-    config, parts = job.config, job.parts
-    if job.stage is not None and not job.stage.measured:
+def evaluations_of(run: PreparedRun) -> Evaluations:
+    config, parts = run.config, run.parts
+    if run.stage is not None and not run.stage.measured:
         return Evaluations(every=MOST_ROUNDS, last=MOST_ROUNDS, made=False)
     if config.evaluation.every is not None:
-        return Evaluations(config.evaluation.every, job.expected)
+        return Evaluations(config.evaluation.every, run.expected)
     planner, server = planner_of(config, parts), parts.algorithm.init_server(parts.model, parts.setting)
-    plans = [planner.asks(server, round) for round in range(min(PLANS_LOOKED_AT, job.expected))]
+    plans = [planner.asks(server, round) for round in range(min(PLANS_LOOKED_AT, run.expected))]
     d = parts.model.numel()
     training = round_work(plans, parts.rules, parts.num_records, parts.setting.num_participants, d)
     once = evaluation_work(parts.num_records, parts.num_test_records, d, config.evaluation.dissimilarity)
-    return affordable(job.expected, training, once)
+    return affordable(run.expected, training, once)
 
 
 def stopping_of(config: Config) -> Stopping | None:
@@ -373,27 +423,3 @@ def _check_states(config: Config, parts: Parts) -> None:
             "states at silos, which come to rank 0 in checkpoints, and does not say that they are functions of what "
             "was released. Run it in one process, or give the algorithm states_are_released = True (docs/plugins.md)."
         )
-
-
-def begun_with(config: Config, folder: RunFolder) -> float | None:
-    """The noise multiplier that an unfinished run solved for, whatever would be found today; None if there is none."""
-    if config.privacy.noise_multiplier is not None:
-        return None
-    known = begun_facts(folder).get("noise_multiplier")
-    return None if known is None else float(known)
-
-
-def silo_noise_begun_with(config: Config, folder: RunFolder) -> Mapping[int, float] | None:
-    """As `begun_with`, of silos with settings of their own."""
-    facts = begun_facts(folder) if config.silos else {}
-    return in_facts(facts)[1] if "silos" in facts else None
-
-
-def begun_facts(folder: RunFolder) -> Mapping[str, Any]:
-    """What the ledger of an unfinished run says of it."""
-    if not folder.ledger.exists():
-        return {}
-    with folder.ledger.open("rb") as file:
-        if not file.readline().endswith(b"\n"):  # nothing was charged: see `open_ledgers`
-            return {}
-    return Ledger.open(folder.ledger, append=False).facts

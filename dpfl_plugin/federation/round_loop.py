@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,13 +19,13 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.federation.evaluations import Evaluations
-from dpfl_plugin.federation.first_round import FirstRound
-from dpfl_plugin.federation.outcome import Cause, Outcome
+from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.rehearsal import rehearsal
 from dpfl_plugin.federation.runtime import Runtime, SilosLost
 from dpfl_plugin.federation.silo_group import SiloMetrics
+from dpfl_plugin.federation.statistics_round import StatisticsRound
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.federation.summaries import means
 from dpfl_plugin.federation.survivors import Survivors, TooFewSilosError
@@ -39,7 +40,7 @@ WERE_LOST: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
+class RoundLoop:
     """A run, ready to go.
 
     Attributes:
@@ -50,6 +51,9 @@ class Experiment:
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
         first: statistics of columns; stopping: when scores end it; personalise: silos' own models; None for none.
         clock: takes the time of each part.
+        save: writes a checkpoint. record: gets each evaluation as plain values. tick: called after every round.
+        stop: asked before every round, and before silos make models of their own; true ends the run there.
+        note: gets a line on silos that were lost.
     """
 
     planner: Planner
@@ -66,67 +70,55 @@ class Experiment:
     evaluated: int = 0
     fresh: bool = False
     score: str = CLASSES.score
-    first: FirstRound | None = None
+    first: StatisticsRound | None = None
     stopping: Stopping | None = None
     personalise: PersonaliseConfig | None = None
     min_silos: int = 1
     clock: Stopwatch = STOPPED
+    save: Callable[[Progress], None] = lambda progress: None
+    record: Callable[[dict[str, Any]], None] = lambda line: None
+    tick: Callable[[Progress], None] = lambda progress: None
+    stop: Callable[[], bool] = lambda: False
+    note: Callable[[str], None] = lambda text: None
 
     @property
     def survivors(self) -> Survivors:
         """How this run goes on when silos are lost."""
-        return Survivors(self.planner, self.runtime, self.account, self.min_silos)
+        return Survivors(self.planner, self.runtime, self.account, self.min_silos, self.save, self.note)
 
-    def run(
-        self,
-        progress: Progress,
-        *,
-        save: Callable[[Progress], None],
-        record: Callable[[dict[str, Any]], None],
-        tick: Callable[[Progress], None],
-        stop: Callable[[], bool],
-        note: Callable[[str], None] = lambda text: None,
-    ) -> Outcome:
+    def run(self, progress: Progress) -> RunOutcome:
         """Go on from ``progress`` to the last round, or to what ends the run before it.
 
         A round in which silos are lost is run again by the others, and counts as released twice. One whose uploads had
         all come counts.
-
-        Args:
-            save: writes a checkpoint; record: gets each evaluation as plain values; tick: called after every round;
-            stop: asked before every round, and before silos make models of their own; true ends the run there.
-            note: told which silos were lost.
         """
-        keep = lambda: self.survivors.retry(progress, lambda: save(progress), save=save, note=note)  # noqa: E731
         try:
-            return self._run(progress, save=save, keep=keep, record=record, tick=tick, stop=stop, note=note)
+            return self._run(progress)
         except TooFewSilosError as error:
-            return Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+            return RunOutcome("failed", Cause.TOO_FEW_SILOS, str(error))
 
-    def _run(
-        self,
-        progress: Progress,
-        *,
-        save: Callable[[Progress], None],
-        keep: Callable[[], None],
-        record: Callable[[dict[str, Any]], None],
-        tick: Callable[[Progress], None],
-        stop: Callable[[], bool],
-        note: Callable[[str], None],
-    ) -> Outcome:
+    def checkpoint(self, progress: Progress) -> None:
+        """Write a checkpoint, whatever silos are lost meanwhile.
+
+        Raises:
+            TooFewSilosError: see `Survivors.lose`.
+        """
+        self.survivors.retry(progress, lambda: self.save(progress))
+
+    def _run(self, progress: Progress) -> RunOutcome:
         def measured(phase: str) -> dict[str, Any]:
-            return self.survivors.retry(progress, lambda: self.evaluation(progress, phase), save=save, note=note)
+            return self.survivors.retry(progress, lambda: self.evaluation(progress, phase))
 
         began = time.monotonic() - progress.seconds
-        checkpoints = _Checkpoints(self.checkpoint_every, self.checkpoint_seconds, keep, progress.rounds)
+        checkpoints = _Checkpoints(self.checkpoint_every, self.checkpoint_seconds, progress.rounds)
         evaluated = last_finite = self.evaluated
         while True:
             try:
-                made = self._round(progress, stop, keep, last_finite)
+                made = self._round(progress, last_finite)
             except SilosLost as lost:
-                self.survivors.lose(progress, lost, save=save, note=note)
+                self.survivors.lose(progress, lost)
                 continue
-            if isinstance(made, Outcome):
+            if isinstance(made, RunOutcome):
                 outcome = made
                 break
             plan, server = made
@@ -136,37 +128,36 @@ class Experiment:
             progress.seconds = time.monotonic() - began
             if self.evaluations.due(progress.rounds):
                 line = measured(plan.phase)
-                record(line)
+                self.record(line)
                 self.clock.lap("I/O")
                 evaluated = progress.rounds
                 if line["train_loss"] is None or math.isfinite(line["train_loss"]):
                     last_finite = progress.rounds
                 elif self.evaluations.may_end:
                     return _not_finite(line, last_finite)
-            tick(progress)
+            self.tick(progress)
             self.clock.lap("I/O")
             if checkpoints.due(progress.rounds):
-                checkpoints.write(progress.rounds)
+                with checkpoints.timed(progress.rounds):
+                    self.checkpoint(progress)
                 self.clock.lap("I/O")
-        if self.personalise is not None and outcome.status in ("done", "budget_exhausted") and stop():
+        if self.personalise is not None and outcome.status in ("done", "budget_exhausted") and self.stop():
             outcome = _stopped_after(progress)  # silos' own models may take as long as a round
         stopping = self.stopping if outcome.status == "done" and self._stopped(progress) else None
         ended = bool(stopping) or outcome.status == "budget_exhausted"
         if ended and self.evaluations.made and progress.rounds > evaluated:
-            record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
-        keep()
+            self.record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
+        self.checkpoint(progress)
         self.clock.lap("I/O")
         if stopping:
             # Saved before: the charges of rounds that will not run must not count where a resume runs some again.
             self._charge_what_was_planned(progress)
-            keep()
+            self.checkpoint(progress)
             why = stopping.why(progress.scores, progress.rounds, self.rounds)
-            return Outcome("done", Cause.EARLY_STOPPING, why)
+            return RunOutcome("done", Cause.EARLY_STOPPING, why)
         return outcome
 
-    def _round(
-        self, progress: Progress, stop: Callable[[], bool], keep: Callable[[], None], last_finite: int
-    ) -> tuple[RoundPlan, Vectors] | Outcome:
+    def _round(self, progress: Progress, last_finite: int) -> tuple[RoundPlan, Vectors] | RunOutcome:
         """(its plan, the server's next state) of the next round, with what is before it; or why there is none.
 
         Args:
@@ -175,32 +166,32 @@ class Experiment:
         Raises:
             SilosLost: the round does not count.
         """
-        if self.first and not self.first.run(progress, draw=self.draw, send=self._sent, save=keep):
-            return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
-        self._score(progress, keep)
+        if self.first and not self.first.run(progress, draw=self.draw, send=self._sent, save=self.checkpoint):
+            return RunOutcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
+        self._score(progress)
         if self._stopped(progress) or progress.rounds >= self.rounds:
-            return Outcome("done", Cause.ROUNDS)
+            return RunOutcome("done", Cause.ROUNDS)
         if self.until is not None and progress.rounds >= self.until:
-            return Outcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
+            return RunOutcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         down = self.planner.algorithm.download(progress.server)
         plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
         if plan is None:
-            return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
+            return RunOutcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
         if not self.account.affords(progress.rounds, plan):
-            return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
-        if stop():
+            return RunOutcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
+        if self.stop():
             return _stopped_after(progress)
         try:
             server = self.advance(progress, plan, down)
         except TrainingError as error:
-            return Outcome("failed", Cause.ERROR, f"round {progress.rounds + 1}: {error}")
+            return RunOutcome("failed", Cause.ERROR, f"round {progress.rounds + 1}: {error}")
         if not all_finite(server):
             reason = f"the global model is not finite after round {progress.rounds + 1}"
             reason += f"; its loss was last finite after round {last_finite}"
-            return Outcome("failed", Cause.NOT_FINITE, reason)
+            return RunOutcome("failed", Cause.NOT_FINITE, reason)
         return plan, server
 
-    def _score(self, progress: Progress, keep: Callable[[], None]) -> None:
+    def _score(self, progress: Progress) -> None:
         """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
@@ -213,7 +204,7 @@ class Experiment:
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
             progress.best = progress.server["model"]
         if self.checkpoint_every == 1:
-            keep()
+            self.checkpoint(progress)
 
     def _sent(self, progress: Progress, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         mean_up = self.runtime.run_round(down, plan, draw)
@@ -250,23 +241,17 @@ class Experiment:
         self.account.charge_scores_not_made(range(progress.rounds + every, self.rounds + 1, every), name)
         self.account.sync()
 
-    def kept(self, progress: Progress) -> Tensor:
-        """The model (d,) that is the result."""
+    def final_model(self, progress: Progress) -> Tensor:
+        """The model (d,) that is the result: the best by its scores, where that is kept, or the last."""
         return progress.server["model"] if progress.best is None else progress.best
 
-    def finish(
-        self,
-        progress: Progress,
-        *,
-        save: Callable[[Progress], None],
-        note: Callable[[str], None] = lambda text: None,
-    ) -> tuple[dict[int, SiloMetrics], list[str]]:
+    def finish(self, progress: Progress) -> tuple[dict[int, SiloMetrics], list[str]]:
         """(metrics of the final model at each silo, notes); before that, silos' own models, if the budget allows them.
 
         Raises:
             TooFewSilosError: see `Survivors.lose`.
         """
-        model, notes = self.kept(progress), []
+        model, notes = self.final_model(progress), []
         left_out = 0 if self.stopping is None else self.stopping.planned(progress.rounds) - len(progress.scores)
         if left_out:
             notes.append(f"validation scores: {left_out} {WERE_LOST}")
@@ -275,14 +260,14 @@ class Experiment:
             draw = self.draw(progress, self.rounds, "personalise")
             if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
                 made = self._own_models(progress, own)
-                self.survivors.retry(progress, lambda: made(draw), save=save, note=note)
+                self.survivors.retry(progress, lambda: made(draw))
             else:
                 notes.append(f"personalise: no silo made a model of its own: {self.account.why_not()}.")
         if self.personalise is None and progress.best is None and progress.measured is not None:
             rounds, by_silo = progress.measured
             if rounds == progress.rounds:
                 return by_silo, notes
-        by_silo = self.survivors.retry(progress, lambda: self.runtime.evaluate(model, False), save=save, note=note)
+        by_silo = self.survivors.retry(progress, lambda: self.runtime.evaluate(model, False))
         return by_silo, notes
 
     def _own_models(self, progress: Progress, own: PersonaliseConfig) -> Callable[[Draw], None]:
@@ -290,7 +275,7 @@ class Experiment:
 
         A silo's own model stays with it and depends on no other silo: those that were made and charged stay.
         """
-        model = self.kept(progress)
+        model = self.final_model(progress)
 
         def make(draw: Draw) -> None:
             released = self.account.was_released
@@ -346,11 +331,11 @@ class _Checkpoints:
 
     Args:
         every: rounds; None for any number of them. seconds: 0 for after every round.
-        write: writes one; rounds: that a run which goes on has made already.
+        rounds: that a run which goes on has made already.
     """
 
-    def __init__(self, every: int | None, seconds: float, write: Callable[[], None], rounds: int) -> None:
-        self._every, self._seconds, self._write = every, seconds, write
+    def __init__(self, every: int | None, seconds: float, rounds: int) -> None:
+        self._every, self._seconds = every, seconds
         self._at, self._rounds, self._took = time.monotonic(), rounds, 0.0
 
     def due(self, rounds: int) -> bool:
@@ -361,21 +346,23 @@ class _Checkpoints:
         pause = max(self._seconds, 20 * self._took) if self._seconds else 0.0
         return time.monotonic() - self._at >= pause
 
-    def write(self, rounds: int) -> None:
+    @contextlib.contextmanager
+    def timed(self, rounds: int) -> Iterator[None]:
+        """Take the time of writing one."""
         began = time.monotonic()
-        self._write()
+        yield
         self._at, self._rounds = time.monotonic(), rounds
         self._took = self._at - began
 
 
-def _not_finite(line: dict[str, Any], last_finite: int) -> Outcome:
+def _not_finite(line: dict[str, Any], last_finite: int) -> RunOutcome:
     """How a run ends whose training loss is not finite in ``line``; it was last after round ``last_finite``."""
     reason = f"the training loss is {line['train_loss']} after round {line['round']}"
-    return Outcome("failed", Cause.NOT_FINITE, f"{reason}; it was last finite after round {last_finite}")
+    return RunOutcome("failed", Cause.NOT_FINITE, f"{reason}; it was last finite after round {last_finite}")
 
 
-def _stopped_after(progress: Progress) -> Outcome:
-    return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop; ended after round {progress.rounds}")
+def _stopped_after(progress: Progress) -> RunOutcome:
+    return RunOutcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop; ended after round {progress.rounds}")
 
 
 def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:

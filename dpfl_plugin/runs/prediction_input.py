@@ -1,11 +1,11 @@
-"""Records that a finished run's model is asked about, from files, frames and arrays, labels included."""
+"""New records for a finished run's model, from files, data frames and arrays, with their labels and ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,17 @@ from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
 from dpfl_plugin.data.labels import KnownLabels, numbers_of, plain_names, shape_of, unlabelled
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
-from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.runs.carried import carried
+from dpfl_plugin.errors import ConfigError, DataError, nearest
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.trained import FILES, Trained
 
+RESERVED: Final = ("line", "record", "predicted", "probabilities", "survival")
+"""Columns that predictions have by themselves."""
+
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Records that a model is asked about.
+class PredictionInput:
+    """New records to predict.
 
     Attributes:
         features: [n, *shape], before preprocessing.
@@ -44,7 +46,7 @@ class Asked:
     unused: tuple[str, ...] = ()
 
 
-def read(trained: Trained, data: str) -> Asked:
+def read(trained: Trained, data: str) -> PredictionInput:
     """The records in a CSV or NPZ file, or the test part of the run's own data set by its name.
 
     Raises:
@@ -64,7 +66,7 @@ def read(trained: Trained, data: str) -> Asked:
     return _table(trained, path) if named else _arrays(trained, path)
 
 
-def read_frame(trained: Trained, frame: Any) -> Asked:
+def read_frame(trained: Trained, frame: Any) -> PredictionInput:
     """The records in a data frame, by the names of its columns.
 
     Raises:
@@ -81,7 +83,7 @@ def read_frame(trained: Trained, frame: Any) -> Asked:
     return replace(found, lines=None)  # a row is counted as a record is, from 0
 
 
-def read_array(trained: Trained, given: Any) -> Asked:
+def read_array(trained: Trained, given: Any) -> PredictionInput:
     """The records in an array or a tensor, [n, *shape] as before preprocessing.
 
     Raises:
@@ -92,11 +94,11 @@ def read_array(trained: Trained, given: Any) -> Asked:
         raise DataError("the run was trained on tables with a schema: give a data frame or a file, not an array.")
     if x.shape[1:] != trained.inputs.shape or not len(x):
         raise DataError(f"{where} has shape {x.shape}; the model was trained on [n, {_sizes(trained.inputs.shape)}].")
-    return Asked(numeric_features(x, where))
+    return PredictionInput(numeric_features(x, where))
 
 
 def ids_of(trained: Trained, data: Any, name: str) -> list[str]:
-    """A column [n] of the records that `read` or `read_frame` read, as text; see `carried`.
+    """The id column [n] of the records that `read` or `read_frame` read, as text.
 
     Raises:
         ConfigError: it is not there, or the records are no table.
@@ -105,31 +107,31 @@ def ids_of(trained: Trained, data: Any, name: str) -> list[str]:
     named = bool(options or trained.inputs.columns)
     if not named or not (is_frame(data) or (isinstance(data, str | Path) and Path(data).is_file())):
         raise ConfigError(f"a column to carry, {name!r}, is of a table: these records are none.")
-    return carried(data, name, _columns(trained), options)
+    return _column_cells(data, name, _columns(trained), options)
 
 
-def written_otherwise(trained: Trained, asked: Asked) -> list[str]:
+def written_otherwise(trained: Trained, records: PredictionInput) -> list[str]:
     """What to say of columns that would be labels, but for capitals, where no label was found."""
-    if asked.labels is not None and asked.labels.known.any():
+    if records.labels is not None and records.labels.known.any():
         return []
     by_schema, options = has_schema(trained.config), trained.config.data.dataset.options
     labels = TableSchema.parse(options["schema"]).label.named if by_schema else [_columns(trained).label]
     return [
         f"column {unused!r} is not read as a label: rename it to {label!r}, as in training, to measure the model on it."
         for label in labels
-        for unused in asked.unused
+        for unused in records.unused
         if unused.lower() == label.lower()
     ]
 
 
-def _by_schema(trained: Trained, found: tables.Asked) -> Asked:
+def _by_schema(trained: Trained, found: tables.Asked) -> PredictionInput:
     """Records of a table that a schema describes: what it refuses in training is refused here, too."""
     if found.columns != trained.inputs.columns:
         raise DataError(f"{trained.folder.config}: data.schema makes other features than the run was trained on.")
-    return Asked(found.features, found.labels, found.lines, found.notes, found.unused)
+    return PredictionInput(found.features, found.labels, found.lines, found.notes, found.unused)
 
 
-def _table(trained: Trained, path: Path) -> Asked:
+def _table(trained: Trained, path: Path) -> PredictionInput:
     return _of_table(trained, *_columns(trained).read_new(path, trained.inputs.columns))
 
 
@@ -144,8 +146,8 @@ def _columns(trained: Trained) -> Columns:
     )
 
 
-def _of_table(trained: Trained, table: Table, unused: tuple[str, ...]) -> Asked:
-    return Asked(table.features, _labels(trained, table), table.lines, unused=unused)
+def _of_table(trained: Trained, table: Table, unused: tuple[str, ...]) -> PredictionInput:
+    return PredictionInput(table.features, _labels(trained, table), table.lines, unused=unused)
 
 
 def _labels(trained: Trained, table: Table) -> KnownLabels | None:
@@ -177,7 +179,7 @@ def _of_outcome(trained: Trained, table: Table, known: NDArray[np.bool_]) -> Kno
     return KnownLabels(found.values, known)
 
 
-def _arrays(trained: Trained, path: Path) -> Asked:
+def _arrays(trained: Trained, path: Path) -> PredictionInput:
     if path.suffix != ".npz":
         raise DataError(f"{path}: the run was trained on arrays, not on a table. Give an .npz file with an array x.")
     arrays, shape = read_npz(path), trained.inputs.shape
@@ -187,7 +189,7 @@ def _arrays(trained: Trained, path: Path) -> Asked:
         raise DataError(f"{path} {found}; the model was trained on an array x (or features) [n, {_sizes(shape)}].")
     if not len(x):
         raise DataError(f"{path} holds no records: x has shape {x.shape}.")
-    return Asked(numeric_features(x, path), _array_labels(trained, arrays, len(x), path))
+    return PredictionInput(numeric_features(x, path), _array_labels(trained, arrays, len(x), path))
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
@@ -215,7 +217,7 @@ def _without_nan(trained: Trained, y: NDArray[Any], count: int, path: Path) -> N
     return np.array([not np.isnan(label).any() for label in y.astype(np.float64)], dtype=bool)
 
 
-def _test_part(trained: Trained, name: str) -> Asked:
+def _test_part(trained: Trained, name: str) -> PredictionInput:
     data = trained.config.data
     source = DataSource(
         Path(data.folder) if data.folder else None, trained.config.public_seed, data.num_silos, trained.base
@@ -230,4 +232,47 @@ def _test_part(trained: Trained, name: str) -> Asked:
     validate(loaded, name)
     usable = slice(None) if loaded.test.usable is None else loaded.test.usable
     features, labels = loaded.test.features[usable], loaded.test.labels[usable]
-    return Asked(features, KnownLabels(labels, np.ones(len(labels), bool)))
+    return PredictionInput(features, KnownLabels(labels, np.ones(len(labels), bool)))
+
+
+def _column_cells(data: Any, name: str, columns: Columns, options: Mapping[str, Any]) -> list[str]:
+    """The cells [n] of the column ``name``, as text; "" where one is empty.
+
+    Args:
+        data: the path of a table, or a data frame. columns: how tables without a schema are read. options: of the data
+            set, for those with one.
+
+    Raises:
+        ConfigError: there is no such column, or predictions have one of this name themselves.
+    """
+    if name in RESERVED:
+        raise ConfigError(f"predictions have a column {name!r} of their own: rename that of the records, to have both.")
+    if is_frame(data):
+        rows = FrameRows(data, (name,))
+        header = [cell.strip() for cell in next(rows)]
+        return [row[_column_index(name, header, str(FRAME))].strip() for row in rows]
+    if "schema" in options:
+        header, cells = tables.words(Path(data), name, options)
+    else:
+        header, cells = columns.words(Path(data), name)
+    _column_index(name, header, str(data))
+    return cells
+
+
+def _column_index(name: str, header: Sequence[str], where: str) -> int:
+    if name not in header:
+        raise ConfigError(
+            f"{where} has no column {name!r}{nearest(name, header)}, which predictions are to carry. Columns: "
+            f"{', '.join(header[:30])}."
+        )
+    return header.index(name)
+
+
+def id_notes(name: str, cells: Sequence[str]) -> list[str]:
+    """Notes where an id column does not tell the records apart."""
+    filled = [cell for cell in cells if cell]
+    empty = len(cells) - len(filled)
+    notes = [f"column {name!r}: {empty} of {len(cells)} cells are empty."] if empty else []
+    if len(set(filled)) < len(filled):
+        notes.append(f"column {name!r} has the same value in several records: tell them apart by the line.")
+    return notes

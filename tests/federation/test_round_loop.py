@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,9 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import TrainingError
-from dpfl_plugin.federation.experiment import Experiment
-from dpfl_plugin.federation.outcome import Cause, Outcome
+from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import SilosLost
 from dpfl_plugin.oracle import Draw
 from tests.quadratics import Lab, rules, silo
@@ -90,7 +90,7 @@ class Run:
         self.attempts: list[tuple[int, str, tuple[int, ...]]] = []
         self.account, self.lines, self.saved = Account(limits.get("budget", 99)), [], []
         self.progress = Progress(server=self.lab.server)
-        self.experiment = Experiment(
+        self.experiment = RoundLoop(
             planner=Plans(self.lab, limits.get("participations", 99)),  # type: ignore[arg-type]
             runtime=self.lab.runtime,
             account=self.account,  # type: ignore[arg-type]
@@ -103,11 +103,12 @@ class Run:
             checkpoint_every=None,
             checkpoint_seconds=0.0,
             min_silos=limits.get("min_silos", 1),
+            save=lambda progress: self.saved.append(progress.rounds),
+            record=self.lines.append,
         )
 
-    def __call__(self, stop: Callable[[], bool] = lambda: False) -> Outcome:
-        told = {"record": self.lines.append, "tick": lambda progress: None, "stop": stop}
-        return self.experiment.run(self.progress, save=lambda p: self.saved.append(p.rounds), **told)
+    def __call__(self, stop: Callable[[], bool] = lambda: False) -> RunOutcome:
+        return replace(self.experiment, stop=stop).run(self.progress)
 
 
 def in_round(number: int, what: Any) -> Callable[[int], Any]:
@@ -123,19 +124,19 @@ def in_round(number: int, what: Any) -> Callable[[int], Any]:
     return fault
 
 
-ENDS: dict[str, tuple[Callable[[], Run], int, Outcome]] = {
-    "all rounds": (Run, 4, Outcome("done", Cause.ROUNDS)),
-    "budget": (lambda: Run(budget=2), 2, Outcome("budget_exhausted", Cause.BUDGET, "spent")),
-    "cap": (lambda: Run(participations=3), 3, Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, "nobody")),
+ENDS: dict[str, tuple[Callable[[], Run], int, RunOutcome]] = {
+    "all rounds": (Run, 4, RunOutcome("done", Cause.ROUNDS)),
+    "budget": (lambda: Run(budget=2), 2, RunOutcome("budget_exhausted", Cause.BUDGET, "spent")),
+    "cap": (lambda: Run(participations=3), 3, RunOutcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, "nobody")),
     "fault": (
         lambda: Run(in_round(1, TrainingError("broken"))),
         1,
-        Outcome("failed", Cause.ERROR, "round 2: broken"),
+        RunOutcome("failed", Cause.ERROR, "round 2: broken"),
     ),
     "not finite": (
         lambda: Run(in_round(2, float("nan"))),
         2,
-        Outcome(
+        RunOutcome(
             "failed",
             Cause.NOT_FINITE,
             "the global model is not finite after round 3; its loss was last finite after round 2",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfl_plugin.runs.reach import FAR, far_features
+from dpfl_plugin.runs.start_notes import FAR, feature_scale_check
 from tests.cli.command import dpfl, write
 
 COLUMNS = ("income", "age")
@@ -21,15 +21,15 @@ def features(*rows: tuple[float, float]) -> torch.Tensor:
 @pytest.mark.parametrize("value", [2 * FAR, -2 * FAR])
 def test_the_feature_that_reaches_furthest_is_named(value: float) -> None:
     held = [features((1, 90), (2, -FAR)), features(), features((value, 3))]
-    note = far_features(held, COLUMNS, nn.Linear(2, 2))
+    note = feature_scale_check(held, COLUMNS, nn.Linear(2, 2))
     assert note is not None and note.startswith("features reach 200 (column 'income'): ")
-    assert "column" not in (far_features(held, (), nn.Linear(2, 2)) or "column")
-    assert far_features(held[:2], COLUMNS, nn.Linear(2, 2)) is None  # ages are of a usual size
-    assert far_features([], (), nn.Linear(2, 2)) is None
+    assert "column" not in (feature_scale_check(held, (), nn.Linear(2, 2)) or "column")
+    assert feature_scale_check(held[:2], COLUMNS, nn.Linear(2, 2)) is None  # ages are of a usual size
+    assert feature_scale_check([], (), nn.Linear(2, 2)) is None
 
 
 def test_numbers_of_words_are_no_sizes() -> None:
-    assert far_features([features((5000, 3))], (), nn.Sequential(nn.Embedding(6000, 4), nn.Flatten())) is None
+    assert feature_scale_check([features((5000, 3))], (), nn.Sequential(nn.Embedding(6000, 4), nn.Flatten())) is None
 
 
 def test_a_run_says_it_before_its_rounds(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 
 
 @dataclass(slots=True)
-class FirstRound:
+class StatisticsRound:
     """Statistics of columns, and the scaling by them.
 
     Attributes:
@@ -39,12 +39,12 @@ class FirstRound:
         *,
         draw: Callable[[Progress, int, str], Draw],
         send: Callable[[Progress, Vectors, RoundPlan, Draw], Vectors],
-        save: Callable[[], None],
+        save: Callable[[Progress], None],
     ) -> bool:
         """Whether records are scaled now; False where the budget has no room for statistics: after a crash.
 
         Args:
-            draw, send: see `Experiment`; save: writes a checkpoint.
+            draw, send: see `RoundLoop`; save: writes a checkpoint.
         """
         if self.done:
             return True
@@ -58,7 +58,7 @@ class FirstRound:
             sums = send(progress, down, plan, named)["sums"]
             of = sum(self.num_records[silo] for silo in plan.participants), len(plan.participants)
             progress.statistics = torch.cat([torch.tensor(of, dtype=sums.dtype, device=sums.device), sums])
-            save()
+            save(progress)
         plan, down = self.planner.of_all("scale", lost=progress.lost), {"sums": progress.statistics}
         send(progress, down, plan, draw(progress, 0, "statistics"))
         self.done = True
