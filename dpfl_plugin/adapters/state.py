@@ -17,7 +17,7 @@ from safetensors.torch import save as serialise
 
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import DataError, LedgerError, MessageError
+from dpfl_plugin.errors import DataError, MessageError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.folder import RunFolder
 
@@ -123,11 +123,7 @@ def load(path: Path, ledger: Ledger, initial: Vectors) -> State:
             f"{path} cannot be read: {error}. Restore it from a copy; or start over in another folder, and keep the "
             "ledger of this one: what it holds stays spent."
         ) from error
-    if not ledger.holds(head):
-        raise LedgerError(
-            f"{ledger.path} does not hold the line {head} that {path.name} knows of: its end is missing, and without "
-            "it no epsilon can be stated. Restore it from a copy."
-        )
+    ledger.check_holds(head, path.name)
     device = next(iter(initial.values())).device if initial else torch.device("cpu")
     for vectors in (kept.states, kept.staged):
         for name, value in (vectors or {}).items():

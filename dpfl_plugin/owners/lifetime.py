@@ -417,11 +417,8 @@ def _check_there(path: Path, marker: Path, head: str | None, begun: bool) -> Non
 
 def _check_whole(ledger: Ledger, marker: Path, head: str | None, limits: Limits) -> None:
     """Raise LedgerError where a ledger was set back, and LimitError where it is not of these data and this unit."""
-    if head and not ledger.holds(head):
-        raise LedgerError(
-            f"{ledger.path} does not hold the line {head} that {marker.name} knows of: its end is missing, and with it "
-            "what was released. Restore it from a copy."
-        )
+    if head:
+        ledger.check_holds(head, marker.name)
     unit = ledger.facts.get("unit")
     if ledger.facts.get("lifetime") != limits.data or unit != limits.unit:
         limits.refuse(

@@ -181,6 +181,18 @@ class Ledger:
         """Whether some line has this checksum: whether the ledger is one that once had this `head`, and grew since."""
         return self._lines.holds(head)
 
+    def check_holds(self, head: str, knower: str) -> None:
+        """Check that some line has the checksum that ``knower``, a file, noted as the last one.
+
+        Raises:
+            LedgerError: none has: lines are missing at the end.
+        """
+        if not self.holds(head):
+            raise LedgerError(
+                f"{self.path} does not hold the line {head} that {knower} knows of: its end is missing, and with it "
+                "what was released. Restore the file from a copy."
+            )
+
     def __iter__(self) -> Iterator[Charge]:
         return iter(self.tally)
 
