@@ -1,5 +1,5 @@
-"""`python docs/generate.py`: writes the reference part of configuration.md from the schema and the plugins, and what
-the examples of platforms add to a project.
+"""`python docs/generate.py`: writes the reference part of configuration.md from the schema, the table of what does
+not go together and the plugins, and what the examples of platforms add to a project.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from dpfl_plugin import registry
 from dpfl_plugin.config.blocks import Block
+from dpfl_plugin.config.incompatible import INCOMPATIBLE, USES
 from dpfl_plugin.config.schema import Config, SweepConfig
 from dpfl_plugin.config.tune_keys import TuneConfig
 
@@ -109,6 +110,17 @@ def reference() -> str:
         *keys(Config),
         *keys(SweepConfig, "sweep."),
         *keys(TuneConfig, "tune."),
+        "",
+        "### What does not go together",
+        "",
+        "A run with both is refused before anything is loaded. `key!=value` stands for any other value, and `key` for",
+        "any that is not the default. Some rows are about what you do with a configuration:",
+        "",
+        *(f"* `{use}`: {what}" for use, what in USES.items()),
+        "",
+        "| setting | does not go with | why, and what to do instead |",
+        "| --- | --- | --- |",
+        *(f"| `{first}` | `{second}` | {why} |" for (first, second), why in INCOMPATIBLE.items()),
     ]
     for group, (key,) in TITLES.items():
         lines += [

@@ -17,6 +17,7 @@ from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import Layout as MessageLayout
 from dpfl_plugin.adapters.settings import check_first_round, check_parts, check_settings
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.load import NOT_IN_ID, configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
@@ -131,11 +132,7 @@ def agree(
     if values.get("seed") is None:
         values["seed"] = 0  # not drawn, so that a server that is started again goes on with the same draws
     config = configure(values, source=source)
-    if config.privacy.ledger_epsilon is not None:
-        raise UnsupportedError(
-            f"{source}: privacy.ledger_epsilon limits runs of one ledger, and here owners' limits bound agreements. "
-            "Leave it out."
-        )
+    check_compatible(config, "platform", source)
     if permit is not None:
         permit(config, least)
     check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it

@@ -20,7 +20,6 @@ from dpfl_plugin.gradients.base import layers
 from dpfl_plugin.privacy.released import check_released
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.rules import privacy_rules
-from dpfl_plugin.runs.silo_settings import refuse_cycles
 
 PLATFORM: Final = "the platform does that: see the settings of your project"
 ELSEWHERE: Final = {
@@ -29,13 +28,6 @@ ELSEWHERE: Final = {
     "evaluation": PLATFORM,
     "checkpoint": "a server with a folder saves every round",
     "out": "give the folder to Server and to Silo",
-    "early_stopping": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
-    "private_evaluation": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
-    "personalise": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
-    "private_statistics": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
-    "augmentation": "views of images are made by dpfl run, also on MPI ranks",
-    "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",
-    "silos": "one budget and one noise are agreed on by all silos; give each owner limits of its own instead",
 }
 EQUAL_HERE: Final = (
     "a silo is not asked for its number of records, and what it says must not weigh its upload. Remove the line "
@@ -71,16 +63,6 @@ def _check_privacy(privacy: Mapping[str, Any], source: str) -> None:
             f"{source}: privacy.randomness: seeded has no meaning in a deployment: noise always comes from each silo's "
             "operating system. Leave it out."
         )
-    if privacy.get("budget_view") == "third_party":
-        raise UnsupportedError(
-            f"{source}: privacy.budget_view='third_party': who takes part is the platform's public choice, for "
-            "which no amplification is claimed. Leave it out: what holds towards the server holds towards all."
-        )
-    if privacy.get("unit") == "person":
-        raise UnsupportedError(
-            f"{source}: privacy.unit='person': a platform's data sets do not say whose records they are. Use unit: "
-            "record, with one record of each person, or unit: silo; dpfl run protects persons, also on MPI ranks."
-        )
 
 
 def check_parts(config: Config, layout: Layout, source: str) -> Algorithm:
@@ -96,7 +78,6 @@ def check_parts(config: Config, layout: Layout, source: str) -> Algorithm:
             "own, and a platform carries, evaluates and gives back the server's alone, which here is a mean that no "
             "silo was trained for. Use dpfl run, also on MPI ranks; or fedavg, fedprox or scaffold here."
         )
-    refuse_cycles(config, "a silo of a platform may be asked for the same round twice, or for none")
     _check_loss(config.loss, source)
     privacy_rules(config).bounds(layers(layout))
     make_accountant(config)

@@ -61,11 +61,6 @@ class ScaffNew(AveragedModels):
         return self.p if self.p is not None else 1 / (self.local_steps or 1)
 
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
-        if setting.num_participants != setting.num_silos:
-            raise ConfigError(
-                f"silo_rate={setting.silo_rate} must be 1 for scaffnew: every silo needs every mean. Leave it out, or "
-                "use scaffold."
-            )
         return {"model": model, "mean_update": torch.zeros_like(model), **self.begin_average(model, setting)}
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:

@@ -20,8 +20,9 @@ from dpfl_plugin.api.plots import png, shown
 from dpfl_plugin.api.progress import python_reporter
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.attacks import demonstration, roc
-from dpfl_plugin.attacks.demonstration import BOUND_OF_ONE_NOISE, FPR, Inversion, Membership, Note
+from dpfl_plugin.attacks.demonstration import FPR, Inversion, Membership, Note
 from dpfl_plugin.attacks.roc import Measured
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.load import Variant, in_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
@@ -30,10 +31,8 @@ from dpfl_plugin.core.threads import threads
 from dpfl_plugin.data.names import called, listed, number_of
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.file_permissions import private_folder
-from dpfl_plugin.runs.extra_releases import refuse_extra_releases
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.setting import federate
-from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 from dpfl_plugin.terminal import printed, show_table
 
 if TYPE_CHECKING:
@@ -216,11 +215,7 @@ def attack(
 
 def _attacked(chosen: Experiment, one: Variant, options: Options, note: Note, out: Path | None) -> AttackReport:
     config = one.config
-    if config.privacy.unit != "record":
-        raise UnsupportedError(f"privacy.unit={config.privacy.unit!r}: these attacks are on records. Use unit: record.")
-    refuse_extra_releases(config, "these attacks are on what rounds release")
-    refuse_silos(config, BOUND_OF_ONE_NOISE)
-    refuse_cycles(config, "attacks know releases that stand each for itself")
+    check_compatible(config, "attack")
     known = federate(config, chosen.base)
     silo = number_of(options.silo, known.names, known.num_silos)
     if isinstance(silo, str):

@@ -17,17 +17,15 @@ from dpfl_plugin.attacks.membership import Attack
 from dpfl_plugin.attacks.transcript import listen
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
-from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.privacy.clipping import Flat
 from dpfl_plugin.privacy.composition import silo_compositions
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.build import Parts, build, refuse_outcome
-from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 FPR = 0.01
-BOUND_OF_ONE_NOISE = "the attack's bound is that of silos that have the same noise"
 MESSAGES = 8  # of one record; and one message of so many records
 
 Note = Callable[[str], None]
@@ -65,8 +63,6 @@ def noise_multiplier(rules: PrivacyRules) -> float:
 def check_silo(silo: int, parts: Parts) -> None:
     """Raise ConfigError unless the run has such a silo, UnsupportedError unless its labels are classes."""
     refuse_outcome(parts, "an attack")
-    if parts.rules.augmentation is not None:
-        raise UnsupportedError("augmentation: attacks know gradients of records as they are. Leave it out.")
     count = len(parts.num_records)
     require(0 <= silo < count, "silo", silo, f"be one of the run's {count} silos", f"They are 0 to {count - 1}.")
 
@@ -80,8 +76,6 @@ def membership(config: Config, base: Path, silo: int, repeats: int, note: Note) 
     runs, facts = [], None
     for repeat in range(repeats):
         seeded = config.model_copy(update={"seed": config.public_seed + repeat})
-        refuse_silos(config, BOUND_OF_ONE_NOISE)
-        refuse_cycles(config, "attacks know releases that stand each for itself")
         parts = build(seeded, base)
         check_silo(silo, parts)
         attack, ledger = Attack(parts, silo), Ledger()
@@ -164,8 +158,6 @@ def inversion(config: Config, base: Path, silo: int) -> tuple[Inversion, Inversi
     Raises:
         UnsupportedError: the model is not known to the attack.
     """
-    refuse_silos(config, BOUND_OF_ONE_NOISE)
-    refuse_cycles(config, "attacks know releases that stand each for itself")
     parts = build(config, base)
     check_silo(silo, parts)
     first_layer(parts.module)  # refused before any work

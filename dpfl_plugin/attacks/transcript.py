@@ -133,10 +133,8 @@ def listen(config: Config, parts: Parts, silo: int, ledger: Ledger, run: str) ->
     configuration's rounds, or where its budget ends.
 
     Raises:
-        UnsupportedError: the run is private at silo level, or `Listener.hear`.
+        UnsupportedError: as `Listener.hear`.
     """
-    if parts.rules.unit != "record":
-        raise UnsupportedError(f"privacy.unit={parts.rules.unit!r}: these attacks are on records. Use unit: record.")
     algorithm = parts.algorithm
     planner = Planner(algorithm, parts.setting, parts.setting.weights, config.public_seed)
     account = make_account(

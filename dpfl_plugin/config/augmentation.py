@@ -1,15 +1,10 @@
-"""Views of images (`augmentation`), and what they do not go together with."""
+"""Views of images (`augmentation`)."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
 from dpfl_plugin.config.blocks import Strict
-
-if TYPE_CHECKING:
-    from dpfl_plugin.config.schema import Config
 
 
 class AugmentationConfig(Strict):
@@ -24,17 +19,3 @@ class AugmentationConfig(Strict):
         if not self.flip and not self.crop:
             raise ValueError(f"{self.views} views that differ in nothing: set crop or flip, or leave augmentation out")
         return self
-
-
-def check_augmentation(config: Config) -> None:
-    """Raise ValueError for what nothing is proven of, or what has no views."""
-    if config.augmentation is None:
-        return
-    for wrong, key, why in (
-        (config.privacy.unit == "person", "privacy.unit: person", "views of a person's records are not proven"),
-        (config.privacy.sampler == "cyclic", "privacy.sampler: cyclic", "cycles are proven for records as they are"),
-        (config.runtime.lockstep is True, "runtime.lockstep", "views are made and answered silo by silo"),
-        (config.runtime.graphs, "runtime.graphs", "views are made and answered silo by silo"),
-    ):
-        if wrong:
-            raise ValueError(f"augmentation with {key}: {why}; leave out augmentation, or {key}")

@@ -335,7 +335,7 @@ def _describe(problem: Any) -> str:
         return f"{'.'.join(map(str, problem['loc']))} is not a known key{near or '. Known: ' + ', '.join(known)}"
     if problem["type"] == "value_error":
         where = ".".join(map(str, problem["loc"]))
-        return (f"{where}: " if where else "") + str(problem["ctx"]["error"])
+        return (f"{where}: " if where else "") + str(problem["ctx"]["error"]).removesuffix(".")
     return describe(problem)
 
 

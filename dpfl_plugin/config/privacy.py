@@ -114,21 +114,12 @@ class PrivacyConfig(Strict):
         return {**{key: value for key, value in values.items() if key != "secure"}, "randomness": randomness}
 
     @model_validator(mode="after")
-    def _cycles(self) -> PrivacyConfig:
-        if self.bands is not None and self.sampler != "cyclic":
-            raise ValueError(f"bands is for sampler: cyclic, and this is sampler: {self.sampler}; leave it out")
-        return self
-
-    @model_validator(mode="after")
     def _persons(self) -> PrivacyConfig:
         if self.unit == "person" and self.max_records_per_person is None:
             raise ValueError(
                 "max_records_per_person is missing: unit: person needs it. A person's gradient is the mean of so many "
                 "records at most; of a person who has more, the same ones are used all the time"
             )
-        if self.unit != "person" and (self.max_records_per_person is not None or self.shared_persons != "refuse"):
-            key = "shared_persons" if self.max_records_per_person is None else "max_records_per_person"
-            raise ValueError(f"{key} is for unit: person, and this is unit: {self.unit}; leave it out")
         return self
 
     @model_validator(mode="before")

@@ -24,9 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from dpfl_plugin.config.augmentation import AugmentationConfig, check_augmentation
+from dpfl_plugin.config.augmentation import AugmentationConfig
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
-from dpfl_plugin.config.cycles import check_cycles
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.privacy import PrivacyConfig, SiloConfig
 from dpfl_plugin.config.scores import EarlyStoppingConfig, PrivateEvaluationConfig, ScoresConfig, Scoring
 from dpfl_plugin.errors import EarlierNameWarning
@@ -230,31 +230,6 @@ class RuntimeConfig(Strict):
         """Whether silos are answered together where the engine can do that."""
         return self.device.startswith("cuda") if self.lockstep is None else self.lockstep
 
-    @model_validator(mode="after")
-    def _stacks(self) -> RuntimeConfig:
-        if self.lockstep and self.stack == 1:
-            raise ValueError("lockstep: true with stack: 1: there is nothing to stack; raise stack, or leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _graphs(self) -> RuntimeConfig:
-        if self.graphs and not self.device.startswith("cuda"):
-            raise ValueError(f"graphs: true with device: {self.device}: graphs are CUDA's; leave graphs out")
-        if self.graphs and not self.in_lockstep:
-            raise ValueError(
-                "graphs: true with lockstep: false: a graph is of the sums of a whole stack; leave out one"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _single(self) -> RuntimeConfig:
-        if self.on_silo_failure == "continue" and self.aggregation == "reduce":
-            raise ValueError(
-                "on_silo_failure: continue with aggregation: reduce: a sum computed by MPI fails with the first rank "
-                "that dies; use aggregation: gather"
-            )
-        return self
-
 
 class Config(Strict):
     """A run: data, model, algorithm, privacy, and how it is computed."""
@@ -423,6 +398,7 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _ends(self) -> Config:
+        check_compatible(self)
         if self.privacy.randomness == "seeded" and self.seed is None:
             raise ValueError(
                 "privacy.randomness: seeded needs a seed: give seed, or leave randomness out for noise from the "
@@ -440,11 +416,6 @@ class Config(Strict):
             )
         if self.rounds is None and self.privacy.epsilon is None:
             raise ValueError("rounds is missing: give rounds, or privacy.epsilon to run for as long as it lasts")
-        if self.privacy.epsilon is not None and self.privacy.noise_multiplier == 0:
-            raise ValueError(
-                "privacy.epsilon with privacy.noise_multiplier: 0: without noise no epsilon holds; leave epsilon out, "
-                "or give a noise_multiplier above 0"
-            )
         self._check_scores()
         statistics = self.private_statistics
         if statistics is not None and statistics.noise_multiplier is None and self.privacy.epsilon is None:
@@ -452,64 +423,15 @@ class Config(Strict):
                 "private_statistics.noise_multiplier is missing: give it, or privacy.epsilon, of which "
                 "private_statistics.epsilon_share is a share"
             )
-        if self.silo_weights in ("records", "noise") and self.privacy.sampler == "poisson":
-            raise ValueError(
-                f"silo_weights: {self.silo_weights} publishes each silo's number of records, which is what "
-                "add-or-remove neighbours (sampler: poisson) differ in; use silo_weights: equal, or sampler: fixed"
-            )
-        if self.silos:
-            self._check_silos()
-        check_cycles(self)
-        check_augmentation(self)
-        return self
-
-    def _check_silos(self) -> None:
-        """What silos with settings of their own do not go together with: nothing is proven, or planned, for it."""
-        privacy = self.privacy
         own_epsilon = any(silo.epsilon is not None for silo in self.silos.values())
-        if own_epsilon and privacy.epsilon is None:
+        if own_epsilon and self.privacy.epsilon is None:
             raise ValueError("privacy.epsilon is missing: give the budget of the silos that have none of their own")
-        for wrong, key, why in (
-            (privacy.unit == "silo", "privacy.unit: silo", "at silo level every update has the same noise"),
-            (privacy.unit == "person", "privacy.unit: person", "single silos' settings are proven for records"),
-            (
-                privacy.budget_view != "server",
-                "privacy.budget_view: third_party",
-                "silos' own budgets bound the server",
-            ),
-            (privacy.schedule.name != "constant", "privacy.schedule", "one schedule cannot fit several budgets"),
-            (
-                privacy.clip.name not in ("flat", "per_layer"),
-                "privacy.clip",
-                "it sets the clipping norm of all silos",
-            ),
-            (
-                privacy.mechanism.name != "gaussian",
-                "privacy.mechanism",
-                "only gaussian has noise silo by silo",
-            ),
-            (privacy.sampler == "full" and self._own_batches, "privacy.sampler: full", "a batch is all records"),
-            (self.silo_rate < 1, "silo_rate below 1", "the amplification by drawn silos is claimed for equal noise"),
-            (self.early_stopping is not None, "early_stopping", "scores have one noise for all silos"),
-            (self.private_evaluation is not None, "private_evaluation", "scores have one noise for all silos"),
-            (self.personalise is not None, "personalise", "it is planned with one noise for all silos"),
-            (self.private_statistics is not None, "private_statistics", "they have one noise for all silos"),
-            (self.runtime.lockstep is True, "runtime.lockstep", "silos of a stack have one clipping norm"),
-            (self.runtime.graphs, "runtime.graphs", "silos of a stack have one clipping norm"),
-        ):
-            if wrong:
-                raise ValueError(f"silos with {key}: {why}; leave silos out, or {key}")
-
-    @property
-    def _own_batches(self) -> bool:
-        return any(silo.record_rate is not None or silo.batch_size is not None for silo in self.silos.values())
+        return self
 
     def _check_scores(self) -> None:
         if self.scoring is None:
             return
         key, every = self.scoring.key, self.scoring.every
-        if self.early_stopping is not None and self.private_evaluation is not None:
-            raise ValueError("private_evaluation with early_stopping: its scores are private already; leave one out")
         if self.rounds is None or every is None:
             raise ValueError(f"{key} needs rounds: how many scores there may be is charged in advance")
         if every > self.rounds:

@@ -64,16 +64,12 @@ class PrivateEvaluationConfig(ScoresConfig):
     def _ascending(self) -> PrivateEvaluationConfig:
         if self.at is None:
             return self
-        if self.every is not None:
-            raise ValueError(f"at={self.at} takes the place of every={self.every}: leave one of them out")
         if self.at != sorted(set(self.at)):
             raise ValueError(f"at={self.at} must name each round once, ascending")
         return self
 
     @model_validator(mode="after")
     def _bins_of_auc(self) -> PrivateEvaluationConfig:
-        if self.bins is not None and self.measure != "auc":
-            raise ValueError(f"bins={self.bins} is for measure: auc; leave it out, or ask for auc")
         if self.histogram_bins % 2:
             raise ValueError(f"bins={self.bins} must be even, so that an edge is where the prediction changes")
         return self

@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 import pydantic
 
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.load import configure, joined, merged, parse_setting, read_yaml, unknown_beside_grid
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune_keys import MOST_CANDIDATES, TuneConfig
-from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.registry import describe
 
 TUNED: Final = ("algorithm", "model", "loss", "l2", "privacy.clip_norm")  # what candidates may differ in
@@ -71,7 +72,6 @@ def tune_of(values: Mapping[str, Any], source: str) -> TuneFile:
 
     Raises:
         ConfigError: anything in it is wrong; names the file and the key.
-        UnsupportedError: no tuning of it is charged; says why.
     """
     base = dict(values)
     for key in ("sweep", "variants"):
@@ -108,40 +108,13 @@ def _problem(problem: Any) -> str:
 
 def _check_supported(config: Config, source: str) -> None:
     """Raise where a tuning of such runs could not be charged, or has nothing to charge."""
-    privacy = config.privacy
-    for wrong, key, why in (
-        (config.rounds is None, "rounds is missing", "a plan of all that is released needs it; give rounds"),
-        (privacy.epsilon is None, "privacy.epsilon is missing", "it is what tuning and final training cost together"),
-        (
-            privacy.noise_multiplier is not None,
-            f"privacy.noise_multiplier={privacy.noise_multiplier}",
-            "it is solved for, such that all candidates together fit privacy.epsilon; leave it out. Without noise "
-            "nothing is charged: use dpfl sweep",
-        ),
-        (
-            config.private_evaluation is not None,
-            "private_evaluation",
-            "a tuning has scores of its own, by tune.share; leave it out",
-        ),
+    for value, key, why in (
+        (config.rounds, "rounds", "a plan of all that is released needs it"),
+        (config.privacy.epsilon, "privacy.epsilon", "it is what tuning and final training cost together"),
     ):
-        if wrong:
-            raise ConfigError(f"{source}: {key}: {why}.")
-    for wrong, key, mend in (
-        (privacy.budget_view != "server", "privacy.budget_view: third_party", "the server sees every candidate"),
-        (privacy.unit == "silo", "privacy.unit: silo", "scores of a silo are no part of it; use record or person"),
-        (bool(config.silos), "silos", "noise is solved for one kind of silo at a time; leave silos out"),
-        (config.max_participations is not None, "max_participations", "leave it out: a silo counts as in every round"),
-        (privacy.schedule.name != "constant", "privacy.schedule", "use one noise for all rounds"),
-        (config.early_stopping is not None, "early_stopping", "rungs end candidates; leave it out"),
-        (config.personalise is not None, "personalise", "leave it out, and train the winner's values with it"),
-        (config.private_statistics is not None, "private_statistics", "every candidate would release them"),
-        (config.evaluation.reveal != "experimenter", "evaluation.reveal: server", "no epsilon covers it"),
-        (config.runtime.kind not in ("auto", "in_process"), "runtime.kind", "candidates run in one process; use auto"),
-        (privacy.ledger_epsilon is not None, "privacy.ledger_epsilon", "its ledger is bounded by privacy.epsilon"),
-        (bool(config.trackers), "trackers", "they would be told of every candidate; leave them out"),
-    ):
-        if wrong:
-            raise UnsupportedError(f"{source}: tune with {key} is not supported: {mend}.")
+        if value is None:
+            raise ConfigError(f"{source}: {key} is missing: {why}. Give {key}.")
+    check_compatible(config, "tune", source)
 
 
 def _check_spec(spec: TuneConfig, config: Config, source: str) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
@@ -43,8 +44,6 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.build import Parts, build, refuse_outcome
-from dpfl_plugin.runs.extra_releases import refuse_extra_releases
-from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 Array = NDArray[np.float64]
 MakeRuntime = Callable[[SiloGroup, int, ChargeSink, Observer], Runtime]
@@ -85,12 +84,11 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         UnsupportedError: the algorithm's uploads cannot be read, or rounds read parts of the records only.
     """
     began = time.monotonic()
-    refuse_extra_releases(config, "an audit looks at rounds only")
-    refuse_silos(config, "an audit compares silos that have the same noise")
+    check_compatible(config, "audit")
     parts = build(config, base)  # as for all rounds, however many are tried
     rules = parts.rules
     refuse_outcome(parts, "an audit")
-    _refuse_unreadable(config, parts)
+    _refuse_unreadable(parts)
     torch.set_num_threads(config.runtime.threads)
     silos = _canary_silos(config, parts, options)
     planting, train = plant(parts.host.train, silos, options.canaries, QUIET, options.seed, rules.unit)
@@ -130,9 +128,8 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
     return judged(report, missing, adapts=rules.clipping.adapts)
 
 
-def _refuse_unreadable(config: Config, parts: Parts) -> None:
-    """Raise UnsupportedError where no canary is all of an update, or releases do not weigh alike."""
-    refuse_cycles(config, "an audit knows releases that stand each for itself")
+def _refuse_unreadable(parts: Parts) -> None:
+    """Raise UnsupportedError where no canary is all of an update."""
     rules = parts.rules
     if rules.unit == "silo" and rules.l2 > 0:
         raise UnsupportedError(
@@ -143,12 +140,6 @@ def _refuse_unreadable(config: Config, parts: Parts) -> None:
         raise UnsupportedError(
             "privacy.clip: per_layer with privacy.unit='silo': a canary's update has a layer of its own, which has no "
             "bound. Use privacy.clip=flat, which costs and hides the same."
-        )
-    if rules.varies:
-        raise UnsupportedError(
-            f"privacy.schedule={config.privacy.schedule.name or config.privacy.schedule.module!r}: an audit weighs all "
-            "releases alike, which is right for noise that does not change. Use privacy.schedule=constant: the "
-            "sampler, clipping, mechanism and algorithm that are tried are the same."
         )
 
 

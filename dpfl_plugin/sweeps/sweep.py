@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from dpfl_plugin import own_folders
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.core.text import Printed
@@ -21,7 +22,7 @@ from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.errors import require
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
-from dpfl_plugin.runs.rules import privacy_rules, refuse_seeded
+from dpfl_plugin.runs.rules import privacy_rules
 from dpfl_plugin.runs.setting import steps_of
 from dpfl_plugin.sweeps import manifest, resources, state, submission
 from dpfl_plugin.sweeps.manifest import Sweep
@@ -228,7 +229,7 @@ class Preflight:
         """
         privacy = config.privacy
         if self._shared:
-            refuse_seeded(config)
+            check_compatible(config, "ledger")
         if config.algorithm.name is not None:
             self._once("algorithm", config.algorithm.model_dump(mode="json"), lambda: make_algorithm(config))
         if privacy.accountant.name is not None:

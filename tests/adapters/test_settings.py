@@ -16,17 +16,9 @@ VALUES = {
     "evaluation": {"every": 1},
     "checkpoint": {"every": 1},
     "out": "runs",
-    "early_stopping": {"every": 1},
-    "private_evaluation": {"share": 0.1},
-    "private_statistics": {"epsilon_share": 0.25},
-    "personalise": STEPS,
-    "augmentation": {"views": 2, "flip": True},
-    "trackers": ["csv"],
-    "silos": {"0": {"epsilon": 0.5}},
 }
 REFUSED = {
     **{key: ({key: VALUES[key]}, f"{key} has no meaning here: ") for key in ELSEWHERE},
-    "persons": ({"privacy": {**NOISY, "unit": "person"}}, "data sets do not say whose records they are"),
     "weights of records": ({"silo_weights": "records"}, "must not weigh its upload"),
     "weights of noise": ({"silo_weights": "noise"}, "must not weigh its upload"),
     "mr_mtl": ({"algorithm": {**STEPS, "name": "mr_mtl", "mean_weight": 0.5}}, "'mr_mtl': each silo keeps a model of"),

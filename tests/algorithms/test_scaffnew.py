@@ -1,7 +1,6 @@
 """ScaffNew: identities of its paper ([S] Alg. 2, Theorem 1) and of Mishchenko et al. 2022."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -214,12 +213,6 @@ def test_what_one_silo_sends_in_the_second_round_depends_on_the_others_through_t
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         ScaffNew(**{"local_lr": 0.1, **options})
-
-
-def test_a_share_of_the_silos_is_refused():
-    lab = Lab(ScaffNew(local_lr=0.1, p=0.3), THREE, rules(), START)
-    with pytest.raises(ConfigError, match=r"silo_rate=0\.67 must be 1"):
-        lab.algorithm.init_server(torch.zeros(2), replace(lab.setting, silo_rate=0.67, num_participants=2))
 
 
 def test_notes_say_which_theorem_does_not_apply():

@@ -98,7 +98,6 @@ def test_records_and_models_of_a_program_are_tuned_and_their_tuning_goes_on(
         (SPEC, {"privacy": None}, ConfigError, "be dpfl.Privacy"),
         (SPEC, {"data": {}}, ConfigError, "data comes from the federation"),
         (SPEC, {"out": ""}, ConfigError, "out='' must be a path"),
-        (SPEC, {"early_stopping": {"every": 1}}, UnsupportedError, "tune with early_stopping is not supported"),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_is_begun(

@@ -76,12 +76,6 @@ def test_it_ends_where_the_budget_ends() -> None:
     assert len(mine) == len(heard)
 
 
-def test_silo_level_is_refused() -> None:
-    wanted = config({"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}})
-    with pytest.raises(UnsupportedError, match="unit: record"):
-        next(listen(wanted, build(wanted, HERE), 0, Ledger(), "test"))
-
-
 @dataclass(frozen=True, kw_only=True)
 class SignSGD(FedAvg):
     """Sends signs, from which no gradient can be solved for."""

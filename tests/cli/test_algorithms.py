@@ -108,7 +108,6 @@ def test_the_notes_reach_the_result_and_the_statement(tmp_path: Path) -> None:
         ({"algorithm": {**SCAFFNEW, "p": 0}}, ("p=0", "(0, 1]")),
         ({"algorithm": {**SCAFFNEW, "p": 1.01}}, ("p=1.01", "(0, 1]")),
         ({"algorithm": {**SCAFFNEW, "local_steps": 3}}, ("exactly one",)),
-        ({"algorithm": SCAFFNEW, "silo_rate": 0.5}, ("silo_rate=0.5", "must be 1")),
         ({"algorithm": {"name": "fedprox", "mu": -1}}, ("mu=-1", "at least 0")),
         ({"algorithm": {"name": "fedprox"}}, ("algorithm.mu is missing",)),
         ({"algorithm": {**SYNC, "gradient_clip": 0}}, ("gradient_clip=0", "positive")),

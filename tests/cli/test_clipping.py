@@ -121,7 +121,6 @@ def test_median_with_a_budget_is_refused(tmp_path: Path, command: str) -> None:
         ({"clip": {"name": "adaptive", "bit_noise_multiplier": 4}}, ["privacy.clip.bit_noise_multiplier=4", "Use 28"]),
         ({"clip": {"name": "per_layer", "shares": [1, 1]}}, ["privacy.clip.shares=[1.0, 1.0]", "1 layers: 1 (15)"]),
         ({"clip": {"module": "string:Formatter"}}, ["Formatter must derive from Clipping"]),
-        ({"clip": "adaptive", "unit": "silo", "sampler": "full", "record_rate": None}, ["unit: record"]),
     ],
     ids=lambda value: "",
 )

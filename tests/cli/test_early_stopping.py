@@ -387,21 +387,11 @@ def test_a_plan_counts_the_noise_of_scores_that_is_solved_for(tmp_path, epsilon,
         ({"early_stopping": {**STOPS["early_stopping"], "share": 0.001}}, "leaves none"),
         ({"personalise": {"local_steps": 0, "local_lr": 1.0}}, "local_steps"),
         ({"personalise": {"local_steps": 1}}, "local_lr"),
-        *(
-            ({**what, "algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}}, "unit='silo'")
-            for what in (OWN, {"early_stopping": STOPS["early_stopping"]})
-        ),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, changes, says):
     one_message(dpfl("run", write(tmp_path, changes), "--out", tmp_path / "runs"), says)
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("command", ["audit", "attack"])
-@pytest.mark.parametrize("changes", [STOPS, OWN])
-def test_audits_and_attacks_refuse_what_they_do_not_know(tmp_path, command, changes):
-    one_message(dpfl(command, write(tmp_path, changes)), "null")
 
 
 @pytest.mark.parametrize("changes", [STOPS, OWN])
@@ -419,13 +409,6 @@ def test_what_is_released_beside_the_rounds_is_registered_in_a_shared_ledger(tmp
     one, two = runs_in(held)
     assert not registered.planned_total(held, DELTA) and not any(run.more for run in (one, two))
     assert set(held.tally_of_run(two.name)) == charges(again["folder"])  # what was not run is each run's own
-
-
-@pytest.mark.parametrize("changes", [STOPS, OWN])
-def test_a_noise_schedule_is_refused(tmp_path, changes):
-    schedule = {"name": "geometric", "by": "round", "beta": 0.9}
-    config = write(tmp_path, merged(changes, {"privacy": {"schedule": schedule}}))
-    one_message(dpfl("run", config, "--out", tmp_path / "runs"), "privacy.schedule")
 
 
 def evaluated(**changes):
@@ -471,17 +454,14 @@ def test_other_noise_of_scores_is_drawn_anew(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"early_stopping": STOPS["early_stopping"]}, "private_evaluation with early_stopping"),
         ({"rounds": None, "privacy": {"epsilon": 3.0}}, "private_evaluation needs rounds"),
         ({"rounds": 1}, "private_evaluation.every=2 is more than rounds=1"),
         ({"private_evaluation": {"noise_multiplier": None}}, "private_evaluation.noise_multiplier is missing"),
         ({"private_evaluation": {"share": 0.01}}, "private_evaluation.share=0.01"),
-        ({"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}}, "private_evaluation with privacy.unit='silo'"),
         (
             {"private_evaluation": {"noise_multiplier": 0.1}, "privacy": {"epsilon": 1.0}},
             "scores alone come to epsilon",
         ),
-        ({"silos": {"1": {"noise_multiplier": 8.0}}, "silo_rate": 1.0}, "silos with private_evaluation"),
     ],
 )
 def test_what_a_private_evaluation_does_not_go_with(tmp_path, changes, says):

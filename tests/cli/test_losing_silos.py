@@ -242,9 +242,7 @@ def test_algorithms_that_do_not_say_what_becomes_of_their_states_are_refused(tmp
     assert run(write(tmp_path, {"algorithm": {"name": None, "module": "silent:Silent"}}))["rounds"] == 6
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
-    reduce = {"runtime": {"on_silo_failure": "continue", "aggregation": "reduce"}}
-    one_message(dpfl("run", write(tmp_path, reduce)), "use aggregation: gather")
+def test_fewer_silos_than_are_needed_to_go_on_are_refused(tmp_path: Path) -> None:
     many = {"runtime": {"on_silo_failure": "continue", "min_silos": 5}}
     one_message(dpfl("run", write(tmp_path, many)), "runtime.min_silos=5 is more than the 4 silos")
 

@@ -298,9 +298,6 @@ def test_scores_are_of_other_records_than_statistics(tmp_path: Path) -> None:
             },
             ("private_statistics: no column asks for any",),
         ),
-        ({"data": {"preprocess": ["unit_norm"]}}, ("data.preprocess", "Leave data.preprocess out")),
-        ({"privacy": {"unit": "silo", "clip_norm": 1.0}}, ("private_statistics", "privacy.unit='silo'")),
-        ({"silos": {"a": {"noise_multiplier": 3.0}}}, ("silos with private_statistics",)),
         (
             {"private_statistics": {"noise_multiplier": None}},
             ("private_statistics.noise_multiplier is missing", "epsilon_share"),
@@ -320,8 +317,3 @@ def test_what_cannot_be_done_is_refused_by_name(
 ) -> None:
     one_message(dpfl("run", config(tmp_path, changes)), *parts)
     assert not (tmp_path / "runs").exists()
-
-
-def test_an_audit_and_platforms_refuse_them(tmp_path: Path) -> None:
-    path = config(tmp_path)
-    one_message(dpfl("audit", path), "private_statistics", "an audit looks at rounds only")

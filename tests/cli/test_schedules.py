@@ -159,10 +159,6 @@ def test_the_statement_says_how_noise_changed_and_which_theorem_speaks_of_it(tmp
         ({"schedule": "geometrical"}, ("there is no schedule 'geometrical'", "did you mean 'geometric'")),
         ({"schedule": {**BY_ROUND, "gamma": 1}}, ("privacy.schedule.gamma is not a known option",)),
         ({"schedule": {"name": "geometric", "beta": 1e-50}}, ("round 12 by a number beyond", "nearer 1")),
-        (
-            {"schedule": BY_ROUND, "clip": {"name": "adaptive", "bit_noise_multiplier": 9.0}},
-            ("privacy.clip.bit_noise_multiplier=9.0 with privacy.schedule",),
-        ),
     ],
 )
 def test_bad_input(tmp_path: Path, changed: dict[str, Any], parts: tuple[str, ...]) -> None:
@@ -217,10 +213,6 @@ def test_a_schedule_that_answers_anew_each_time_is_stopped_before_anything_leave
     one_message(dpfl("run", config, "--out", tmp_path / "runs"), "silo 0 made 2 releases", "must be the same")
     (folder,) = (tmp_path / "runs").glob("*/*")
     assert not charges(folder)
-
-
-def test_an_audit_is_refused(tmp_path: Path) -> None:
-    one_message(dpfl("audit", write(tmp_path, changes(BY_ROUND))), "privacy.schedule='geometric'", "constant")
 
 
 def test_a_third_party_is_promised_the_worst_case_where_draws_decide_how_long_rounds_are(tmp_path: Path) -> None:

@@ -68,24 +68,11 @@ def test_a_crashed_run_goes_on_with_each_silos_noise(tmp_path: Path) -> None:
             "silos.1: privacy.epsilon=1e-09 is out of reach",
         ),
         ({"silo_weights": {"0": 1, "1": 1}}, "no weight for silo 2, silo 3"),
-        ({"silo_weights": "noise", "silos": {}, "privacy": {"noise_multiplier": 0}}, "without noise"),
     ],
 )
 def test_what_does_not_fit_the_federation_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     done = dpfl("run", write(tmp_path, {**SOLVED, **changes}))
     assert done.code == 2 and message in done.err and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    "command", [["account"], ["attack"], ["audit"], ["plan"], ["run", "--ledger", "shared.jsonl"]], ids=str
-)
-def test_what_goes_by_one_noise_for_all_refuses_silos(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = dpfl(command[0], write(tmp_path, SOLVED), *command[1:])
-    assert done.code == 2 and "silos: " in done.err and "Leave silos out" in done.err
-    assert len(done.err.splitlines()) == 1 and not (tmp_path / "attack").exists()
 
 
 @pytest.mark.usefixtures("measured")

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dpfl_plugin.adapters.settings import check_settings
 from dpfl_plugin.config.load import configure, run_id
-from dpfl_plugin.errors import UnsupportedError
 from tests.cli.command import BASE, charges, dpfl, merged, metrics, run
 from tests.cli.test_resume import crash, same
 
@@ -90,9 +88,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "columns": ({"data": {"preprocess": [{"name": "pca", "dims": 3}]}}, "are no images"),
     "nothing": ({"augmentation": {"flip": False, "crop": 0}}, "3 views that differ in nothing"),
     "too far": ({"augmentation": {"crop": 4}}, "augmentation.crop=4 moves images of 5 x 4"),
-    "persons": ({"privacy": {"unit": "person", "max_records_per_person": 2}}, "augmentation with privacy.unit: person"),
-    "cyclic": ({"privacy": {"sampler": "cyclic"}}, "augmentation with privacy.sampler: cyclic"),
-    "lockstep": ({"runtime": {"lockstep": True}}, "augmentation with runtime.lockstep"),
     "smoothed": ({"algorithm": SMOOTHED}, "gradients of smoothed losses"),
     "engine": ({"engine": "dense"}, "or of views of records (augmentation)"),
 }
@@ -103,10 +98,3 @@ def test_refused_before_anything_is_released(changes: dict[str, Any], says: str,
     done = dpfl("run", config(tmp_path, **changes))
     assert done.code == 2 and says in done.err, done.err
     assert not list(tmp_path.rglob("ledger.jsonl"))
-
-
-def test_attacks_and_platforms_know_no_views(tmp_path: Path) -> None:
-    done = dpfl("attack", config(tmp_path))
-    assert done.code == 2 and "augmentation: attacks know gradients of records as they are" in done.err
-    with pytest.raises(UnsupportedError, match="views of images are made by dpfl run"):
-        check_settings({"augmentation": VIEWS}, "settings")

@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
-import dpfl_plugin
-from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.privacy.correlation import Correlation
 from dpfl_plugin.privacy.cycles import Cycles
 from dpfl_plugin.privacy.samplers import Cyclic
@@ -103,21 +100,7 @@ def test_what_is_said(undisturbed: dict[str, Any]) -> None:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "silo_rate below 1": {"silo_rate": 0.5},
-    "max_participations": {"max_participations": 3},
-    "early_stopping": {"early_stopping": {"share": 0.25, "every": 2, "noise_multiplier": 2.0}},
-    "private_evaluation": {"private_evaluation": {"share": 0.25, "every": 2, "noise_multiplier": 2.0}},
-    "personalise": {"personalise": {"local_steps": 2, "local_lr": 0.1}},
-    "on_silo_failure": {"runtime": {"on_silo_failure": "continue"}},
-    "unit: silo": {"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}},
-    "schedule": {"privacy": {"schedule": {"name": "geometric", "beta": 0.9}}},
-    "fedexp": {"algorithm": {"name": "fedavg", "server_optimizer": "fedexp"}},
-    "AutoS": {"privacy": {"clip": "auto_s"}},
-    "Adaptive": {"privacy": {"clip": "adaptive"}},
-    "secure": {"privacy": {"randomness": "fresh"}},
-    "silos": {"silos": {0: {"noise_multiplier": 9.0}}},
     "bands": {"privacy": {"bands": 5}},
-    "batch_size": {"privacy": {"record_rate": None, "batch_size": 6}},
     "whole number of batches": {"privacy": {"record_rate": 0.3}},
     "a part of the records": {
         "rounds": 5,
@@ -130,7 +113,6 @@ REFUSED: dict[str, dict[str, Any]] = {
             "local_lr": None,
         },
     },
-    "for sampler: cyclic": {"privacy": {"sampler": "fixed", "bands": 2}},
 }
 
 
@@ -140,21 +122,3 @@ def test_refusals(tmp_path: Path, what: str) -> None:
     config.write_text(yaml.safe_dump(merged(merged(BASE, CYCLES), REFUSED[what])))
     one_message(dpfl("run", config, "--out", tmp_path / "runs"), what)
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("command", ["audit", "attack"])
-def test_commands_that_know_nothing_of_cycles(tmp_path: Path, command: str) -> None:
-    one_message(dpfl(command, write(tmp_path, CYCLES)), "cyclic", "sampler: fixed")
-
-
-def test_a_shared_ledger_is_refused(tmp_path: Path) -> None:
-    config = write(tmp_path, CYCLES)
-    one_message(dpfl("run", config, "--ledger", tmp_path / "ledger.jsonl"), "cyclic", "shared ledger")
-
-
-def test_an_oracle_of_ones_own_loop_knows_nothing_of_cycles(tmp_path: Path) -> None:
-    data, privacy = (torch.ones(8, 4), torch.zeros(8, dtype=torch.int64)), {"noise_multiplier": 4.0, "epsilon": 8.0}
-    cyclic = {**privacy, "sampler": "cyclic", "record_rate": 0.25}
-    with pytest.raises(UnsupportedError, match="releases of an oracle"):
-        dpfl_plugin.PrivateOracle.of(torch.nn.Linear(4, 3), data, privacy=cyclic, ledger=tmp_path / "ledger.jsonl")
-    assert not (tmp_path / "ledger.jsonl").exists()

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpfl_plugin import Federation, Privacy, PrivateOracle
-from dpfl_plugin.adapters.agreement import agree
+from dpfl_plugin import Federation
 from dpfl_plugin.config.load import configure, run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES
-from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.federation.validation import counted
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.privacy.scores import STEP
@@ -91,19 +90,12 @@ def test_a_person_at_two_silos_is_refused_or_stated(tmp_path: Path) -> None:
     path = config(tmp_path, privacy={"shared_persons": "per_silo"})
     page = (Path(run(path)["folder"]) / "privacy.md").read_text()
     assert "**A person with records at several silos is protected at each of them separately**" in page
-    ledger = dpfl("run", path, "--ledger", tmp_path / "all.jsonl", "--set", "privacy.randomness=fresh")
-    assert ledger.code == 2 and "per_silo" in ledger.err
 
 
 SMOOTHED = {"name": "convolution_mb_sgd", "diameter": 1.0, "smoothing_radius": 0.1, "lipschitz": 1.0, "v": 1.0}
 SMOOTHED |= {"local_steps": None, "local_lr": None}  # of the file's algorithm
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no most": ({"privacy": {"max_records_per_person": None}}, "max_records_per_person is missing"),
-    "of records": ({"privacy": {"unit": "record"}}, "max_records_per_person is for unit: person"),
-    "per silo, of records": (
-        {"privacy": {"unit": "record", "max_records_per_person": None, "shared_persons": "per_silo"}},
-        "shared_persons is for unit: person",
-    ),
     "nobody": ({"data": {"dataset": {"person_column": None, "ignore_columns": ["patient"]}}}, "person_column"),
     "no column": ({"data": {"dataset": {"person_column": "patients"}}}, "did you mean 'patient'"),
     "smoothed": ({"algorithm": SMOOTHED}, "gradients of smoothed losses"),
@@ -119,23 +111,6 @@ def test_refused_before_anything_is_released(changes: dict[str, Any], says: str,
     done = dpfl("run", config(tmp_path, **changes))
     assert done.code == 2 and says in done.err
     assert not list(tmp_path.rglob("ledger.jsonl"))
-
-
-def test_attacks_on_records_are_refused(tmp_path: Path) -> None:
-    tables(tmp_path)
-    done = dpfl("attack", config(tmp_path))
-    assert done.code == 2 and "these attacks are on records" in done.err
-
-
-def test_platforms_and_oracles_of_data_sets_are_refused(tmp_path: Path) -> None:
-    """Their records come without persons."""
-    block = {"algorithm": {"name": "fedavg", "local_steps": 1, "local_lr": 0.1}, "rounds": 1}
-    with pytest.raises(UnsupportedError, match=r"privacy\.unit='person': a platform's data sets do not say whose"):
-        agree({**block, "privacy": {"noise_multiplier": 1.0, **PERSON}}, num_silos=2, model=torch.nn.Linear(2, 2))
-    records = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
-    privacy = Privacy(noise_multiplier=1.0, **PERSON)
-    with pytest.raises(UnsupportedError, match=r"privacy\.unit='person'"):
-        PrivateOracle.of(torch.nn.Linear(2, 2), records, privacy=privacy, ledger=tmp_path / "ledger.jsonl")
 
 
 def test_runs_that_protect_records_keep_their_names() -> None:

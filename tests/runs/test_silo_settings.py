@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.config.load import _digest, _excluded, run_id
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, LedgerError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.budget import Budget
@@ -101,20 +101,10 @@ def test_what_names_no_one_silo_is_refused(names: list[str], known: dict[int, st
         ({"silos": {"va": {"epsilon": 0}}}, "greater than 0"),
         ({"silos": {"va": {"noise_multiplier": 0}}}, "greater than 0"),
         ({"silos": {"va": {"delta": 1e-6}}}, "[Ee]xtra|not permitted"),
-        ({"silo_rate": 0.5}, "silo_rate below 1"),
-        ({"early_stopping": {"every": 2}}, "early_stopping"),
-        ({"personalise": {"local_steps": 1, "local_lr": 0.1}}, "personalise"),
-        ({"runtime": {"lockstep": True}}, "runtime.lockstep"),
-        ({"privacy": {"epsilon": 2.0, "unit": "silo"}}, "privacy.unit: silo"),
-        ({"privacy": {"epsilon": 2.0, "budget_view": "third_party"}}, "privacy.budget_view"),
-        ({"privacy": {"epsilon": 2.0, "schedule": {"name": "geometric", "beta": 0.9}}}, "privacy.schedule"),
-        ({"privacy": {"epsilon": 2.0, "clip": "adaptive"}}, "privacy.clip"),
-        ({"privacy": {"epsilon": 2.0, "mechanism": {"module": "mine:Noise"}}}, "privacy.mechanism"),
         ({"privacy": {"noise_multiplier": 3.0}}, "privacy.epsilon is missing"),
-        ({"silo_weights": "noise", "privacy": {"epsilon": 2.0, "sampler": "poisson"}}, "publishes each silo's number"),
     ],
 )
-def test_what_is_not_proven_for_silos_that_differ_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_settings_that_say_nothing_or_too_much_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configured(**{"silos": {"va": {"epsilon": 0.5}}, **changes})
 
@@ -163,16 +153,8 @@ def test_weights_by_noise_leave_the_least_noise_in_the_mean(silos: list[tuple[in
     assert slopes == pytest.approx([slopes[0]] * len(slopes))
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [(ruled(0.0), "without noise"), (ruled(schedule=Geometric(beta=0.9)), None)],
-)
-def test_weights_by_noise_need_noise(rules: PrivacyRules, message: str | None) -> None:
-    if message is None:
-        assert weights_by_noise(rules, (10, 10)) == (0.5, 0.5)  # a schedule changes all alike
-        return
-    with pytest.raises(UnsupportedError, match=message):
-        weights_by_noise(rules, (10, 10))
+def test_a_schedule_changes_the_noise_of_all_silos_alike() -> None:
+    assert weights_by_noise(ruled(schedule=Geometric(beta=0.9)), (10, 10)) == (0.5, 0.5)
 
 
 # How releases are made
@@ -193,12 +175,6 @@ def test_each_silo_releases_what_it_would_where_all_had_its_settings(stack: int)
         assert [c for c in mixed.ledger if c.silo == k] == [c for c in alone.ledger if c.silo == k]
     found = {(c.silo, c.release.noise_multiplier, c.release.rate) for c in mixed.ledger}
     assert found == {(0, 1.5, 0.25), (1, 6.0, 0.25), (2, 3.0, 0.5)}
-
-
-@pytest.mark.parametrize("others", [{"unit": "silo"}, {"schedule": Geometric(beta=0.9)}])
-def test_rules_of_single_silos_need_noise_that_stays(others: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match="settings of single silos need unit: record"):
-        ruled(silos={0: ruled()}, **others)
 
 
 def test_settings_of_a_silo_replace_those_of_all() -> None:
