@@ -24,7 +24,6 @@ from pydantic import (
     model_validator,
 )
 
-from dpfl_plugin.config.augmentation import AugmentationConfig
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.privacy import PrivacyConfig, SiloConfig
@@ -124,6 +123,20 @@ class StatisticsConfig(Strict):
         lt=math.inf,
         description="noise std / sensitivity of a silo's sum, in place of epsilon_share",
     )
+
+
+class AugmentationConfig(Strict):
+    """Random views of each image, whose mean gradient is clipped as the record's."""
+
+    views: int = Field(ge=1, le=1024, description="k views of each record at every step; k times the work")
+    flip: bool = Field(default=False, description="views may be mirrored, left to right: not for digits or letters")
+    crop: int = Field(default=0, ge=0, description="pixels by which views are moved at most, with borders reflected")
+
+    @model_validator(mode="after")
+    def _something(self) -> AugmentationConfig:
+        if not self.flip and not self.crop:
+            raise ValueError(f"{self.views} views that differ in nothing: set crop or flip, or leave augmentation out")
+        return self
 
 
 CHECKPOINT_SECONDS: Final = 30.0
