@@ -68,7 +68,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 SETTINGS = {
     "rounds=1e23": ["rounds=1e+23"],
-    "rounds=100000000": ["rounds=100000000", "10000000"],
     # unknown keys
     "seeed=1": ["seeed", "did you mean 'seed'"],
     "privacy.record_rte=1": ["privacy.record_rte", "did you mean 'record_rate'"],
@@ -93,40 +92,18 @@ SETTINGS = {
     "algorithm.local_lr=0": ["algorithm.local_lr=0"],
     "algorithm.server_lr=-1": ["algorithm.server_lr=-1"],
     "algorithm.eta_0=1": ["algorithm", "local_lr", "eta_0", "exactly one"],
-    "privacy.clip_norm=0": ["privacy.clip_norm=0"],
-    "privacy.clip_norm=-1": ["privacy.clip_norm=-1"],
     "privacy.clip_norm=nan": ["privacy.clip_norm='nan'"],
     "privacy.clip_norm=inf": ["privacy.clip_norm=inf", "finite clip_norm"],
-    "privacy.noise_multiplier=-1": ["privacy.noise_multiplier=-1"],
-    "privacy.noise_multiplier=inf": ["privacy.noise_multiplier='inf'"],
-    "privacy.delta=0": ["privacy.delta=0"],
-    "privacy.delta=1": ["privacy.delta=1"],
-    "privacy.delta=2": ["privacy.delta=2"],
-    "privacy.epsilon=0": ["privacy.epsilon=0"],
     "privacy.epsilon=nan": ["privacy.epsilon"],
-    "privacy.record_rate=0": ["privacy.record_rate=0"],
-    "privacy.record_rate=1.5": ["privacy.record_rate=1.5"],
     "privacy.record_rate=0.01": ["silo 0", "privacy.record_rate=0.01", "is 0", "Use at least 0.04167"],
     "privacy={noise_multiplier: null}": ["privacy.epsilon is missing", "noise_multiplier"],
     "privacy={noise_multiplier: null, epsilon: 1e-9}": ["privacy.epsilon=1e-09", "out of reach", "fewer rounds"],
     "privacy={noise_multiplier: null, epsilon: 1, clip_norm: .inf}": ["privacy.clip_norm=inf", "finite clip_norm"],
-    "max_participations=0": ["max_participations=0"],
     "max_participations=1.5": ["max_participations=1.5"],
     "privacy={batch_size: 25, record_rate: null}": ["silo 0", "privacy.batch_size=25", "24"],
-    "silo_rate=0": ["silo_rate=0"],
-    "silo_rate=2": ["silo_rate=2"],
     "silo_rate=0.2": ["silo_rate=0.2", "Use at least 0.25"],
-    "data.test_fraction=1": ["data.test_fraction=1"],
     "data.test_fraction=0.99": ["silo 0", "test_fraction=0.99"],
-    "data.max_records_per_silo=1": ["data.max_records_per_silo=1"],
-    "data.num_silos=0": ["data.num_silos=0"],
-    "seed=-1": ["seed=-1"],
-    "rounds=0": ["rounds=0"],
     "rounds=null": ["rounds is missing", "privacy.epsilon"],
-    "l2=-1": ["l2=-1"],
-    "evaluation.every=0": ["evaluation.every=0"],
-    "checkpoint.seconds=-1": ["checkpoint.seconds=-1"],
-    "runtime.stack=0": ["runtime.stack=0"],
     "name=a/b": ["name='a/b'"],
     # plugins
     "algorithm.name=scafold": ["'scafold'", "did you mean 'scaffold'"],
@@ -217,7 +194,7 @@ def test_settings(tmp_path: Path, own_code: None, setting: str, parts: list[str]
     done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs", "--set", setting)
     one_message(done, *parts)
     assert not (tmp_path / "runs").exists()
-    if not setting.startswith(("rounds", "=3", "a..b", "seed=[")) or setting == "rounds=0":
+    if not setting.startswith(("rounds", "=3", "a..b", "seed=[")):
         assert "config.yaml" in done.err
 
 

@@ -79,6 +79,28 @@ def test_any_value_of_any_key_is_read_or_refused_in_one_message(
             read(path, [f"{key}={value}"])
 
 
+def bounds_of(model: type[BaseModel], *path: str) -> Iterator[tuple[str, float]]:
+    """(key, a number just outside) of each bound of each key."""
+    for name, field in model.model_fields.items():
+        here, kind = (*path, field.alias or name), field.annotation
+        step = 1 if int in (kind, *typing.get_args(kind)) else 1e-9
+        for bound in field.metadata:
+            for side, outside in (("ge", -step), ("gt", 0), ("le", step), ("lt", 0)):
+                if hasattr(bound, side):
+                    yield ".".join(here), getattr(bound, side) + outside
+        for inner in models_in(kind) if typing.get_origin(kind) is not dict else ():
+            yield from bounds_of(inner, *here)
+
+
+@pytest.mark.parametrize(("key", "outside"), list(bounds_of(Config)))
+def test_a_number_beyond_a_bound_is_named(key: str, outside: float) -> None:
+    change: Any = outside
+    for part in reversed(key.split(".")):
+        change = {part: change}
+    with pytest.raises(ConfigError, match=rf"\b{key}=.* must be "):
+        loading.configure(BASE, change, source="test")
+
+
 @pytest.mark.parametrize("parent", ["", *KEYS])
 def test_a_key_that_does_not_exist_is_named(tmp_path: Path, parent: str) -> None:
     """Below a mapping, a value or nothing. Options of plugins are looked at when these are made."""
