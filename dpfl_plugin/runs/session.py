@@ -12,6 +12,7 @@ import torch
 
 from dpfl_plugin import given
 from dpfl_plugin.callbacks.base import Callback
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
@@ -61,8 +62,8 @@ from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.reach import far_features
 from dpfl_plugin.runs.result import Ended, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
-from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded, weak_claims
-from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, describe_silos, in_facts, refuse_cycles, refuse_silos, unequal
+from dpfl_plugin.runs.rules import cycle_facts, weak_claims
+from dpfl_plugin.runs.silo_settings import describe_silos, in_facts, unequal
 from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.runs.statement import holders_of, published, void_statement
 
@@ -120,8 +121,8 @@ def run_session(
             "privacy.ledger_epsilon limits the runs of a shared ledger: give ledger, or leave it out. A tuning "
             "has a ledger of its own, which privacy.epsilon bounds."
         )
-    if ledger is not None:
-        refuse_shared(config, alone=stage is None)
+    if ledger is not None and stage is None:
+        check_compatible(config, "ledger")
     with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
@@ -153,18 +154,6 @@ def _with_seed_of(config: Config, folder: RunFolder) -> Config:
     """With the public seed that the run in the folder drew when it began, where the configuration names none."""
     begun = checkpoints.load_facts(folder.checkpoint)
     return config if begun is None else config.with_public_seed(int(begun["seed"]))
-
-
-def refuse_shared(config: Config, *, alone: bool = True) -> None:
-    """Refuse what runs of one ledger cannot have.
-
-    Args:
-        alone: whether it is a run by itself, and not a candidate of a tuning, whose ledger is the tuning's own.
-    """
-    refuse_silos(config, SHARED_LEDGER)
-    refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
-    if alone:
-        refuse_seeded(config)
 
 
 def _say_untold(config: Config, callbacks: Sequence[Callback], reporter: Reporter) -> None:
