@@ -340,10 +340,6 @@ def test_combinations_that_are_not_proven_are_refused():
         rules(1.0, 0.5, Poisson(0.1), neighbouring="replace_one")
     with pytest.raises(UnsupportedError, match="not proven"):
         rules(1.0, 0.5, FixedSize(0.1), neighbouring="add_or_remove")
-    with pytest.raises(ConfigError, match="clip_norm"):
-        rules(1.0, 0.0)
-    with pytest.raises(ConfigError, match="l2"):
-        rules(1.0, 0.5, l2=-1.0)
 
 
 def test_a_batch_of_no_records_or_of_too_many_is_refused():

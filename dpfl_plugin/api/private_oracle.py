@@ -36,6 +36,7 @@ from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.api.objects import loss_name, plain
 from dpfl_plugin.api.privacy import Privacy
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.keys import PrivacyKeys
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.privacy import PrivacyConfig
@@ -77,8 +78,7 @@ from dpfl_plugin.runs.ledgers import locked_shared, now, open_shared
 from dpfl_plugin.runs.models import check_fields, flat_model
 from dpfl_plugin.runs.prepare import check_limit, check_noise, new_account
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
-from dpfl_plugin.runs.rules import refuse_seeded, weak_claims
-from dpfl_plugin.runs.silo_settings import refuse_cycles
+from dpfl_plugin.runs.rules import weak_claims
 from dpfl_plugin.runs.statement import published, statement
 
 WHERE: Final = "PrivateOracle.of"
@@ -171,7 +171,7 @@ class PrivateOracle:
         config, of_loss = _config(net, privacy, steps, seed, loss, l2, engine, name)
         path = _file(ledger)
         if path is not None:
-            refuse_seeded(config)
+            check_compatible(config, "ledger")
         _refuse_limits()
         if path is not None and (other := _opened.get(path.resolve())) is not None:
             raise BusyError(
@@ -407,13 +407,6 @@ def _config(
     if not isinstance(privacy, PrivacyConfig | Mapping):
         raise ConfigError(f"{WHERE}: privacy is a {type(privacy).__name__}: give dpfl.Privacy(epsilon=..., delta=...).")
     given = privacy if isinstance(privacy, PrivacyConfig) else Privacy(**cast(PrivacyKeys, dict(privacy)))
-    if given.unit != "record":
-        raise UnsupportedError(f"privacy.unit={given.unit!r}: an oracle protects records. Use unit='record'.")
-    if given.budget_view != "server":
-        raise UnsupportedError(
-            f"privacy.budget_view={given.budget_view!r}: whoever is given an oracle's releases sees all of them, as a "
-            "server does. Leave it out."
-        )
     if steps is not None:
         whole = isinstance(steps, int) and not isinstance(steps, bool)
         require(whole and 1 <= steps <= 10**7, "steps", steps, "be a whole number from 1 to 10,000,000: of releases")
@@ -437,7 +430,9 @@ def _config(
     }
     if steps is not None or given.epsilon is None:
         values["rounds"] = MOST_ROUNDS if steps is None else steps
-    return configure(values, source=WHERE), of_loss
+    config = configure(values, source=WHERE)
+    check_compatible(config, "PrivateOracle", WHERE)
+    return config, of_loss
 
 
 def _file(ledger: Any) -> Path | None:
@@ -532,7 +527,6 @@ def _slots(config: Config, steps: int | None, account: PrivacyAccount) -> dict[i
 
 
 def _parts(config: Config, module: nn.Module, records: Federation, loss: Any, key: MarkKey | None) -> Parts:
-    refuse_cycles(config, "releases of an oracle are composed with those of earlier ones in the ledger")
     found = hold(records)
     holding = found if key is None else replace(found, survey=key.marked(found.survey))
 

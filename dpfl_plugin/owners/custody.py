@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.named_code import named_code
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, LimitError
@@ -34,7 +35,6 @@ from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
-from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 NOT_AGREED: Final[dict[str, Any]] = {"out": True, "description": True, "checkpoint": True, "runtime": True}
 
@@ -64,9 +64,10 @@ class Custody:
         """Check what a run is to do, before records are read.
 
         Raises:
-            LimitError: it is more than the owner allows.
+            LimitError: it is more than the owner allows. ConfigError: it does not go together with limits.
         """
         if self.limits is not None:
+            check_compatible(config, "limits")
             self.limits.check(config)
             self.limits.check_noise(seeded=not config.fresh)
 
@@ -150,8 +151,6 @@ class Custody:
         mine = sorted(silos)
         if self.limits is None or not mine:
             return None
-        refuse_silos(config, "the owner's limits are checked for silos that have the same settings")
-        refuse_cycles(config, "an owner's limits are agreed on release by release")
         forecast = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
         sizes = {parts.num_records[silo] for silo in mine}
         of_size = {size: agreed_plan(forecast, parts.rules, size) for size in sizes}

@@ -19,7 +19,7 @@ from dpfl_plugin.core.balls import (
     inner,
     longest,
 )
-from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.late import torch
 from dpfl_plugin.privacy.events import Unit
 
@@ -117,11 +117,6 @@ class AutoS(Clipping):
         )
 
     def check(self, unit: Unit, clip_norm: float, noise_multiplier: float) -> None:
-        if unit == "silo":
-            raise UnsupportedError(
-                "privacy.clip: auto_s needs unit: record or person: an update that is stretched to clip_norm is as "
-                "long at the optimum as anywhere. Use clip: flat or per_layer."
-            )
         require(clip_norm < math.inf, "privacy.clip_norm", clip_norm, "be finite with clip: auto_s, which scales to it")
         least, most = LEAST_STABILITY * clip_norm, MOST_STABILITY * clip_norm
         must = f"be in [{least:g}, {most:g}], {LEAST_STABILITY:g} to {MOST_STABILITY:g} times privacy.clip_norm"
@@ -232,11 +227,6 @@ class Adaptive(Clipping):
         )
 
     def check(self, unit: Unit, clip_norm: float, noise_multiplier: float) -> None:
-        if unit == "silo":
-            raise UnsupportedError(
-                "privacy.clip: adaptive needs unit: record: a silo's update is one vector a round, and tells no "
-                "quantile of norms. Use clip: flat or per_layer."
-            )
         require(
             clip_norm < math.inf, "privacy.clip_norm", clip_norm, "be finite with clip: adaptive, which starts there"
         )
@@ -277,13 +267,6 @@ class Median(Clipping):
     @property
     def statement(self) -> str:
         return "clip: median takes its clipping norm (instead of clip_norm) from private gradients without noise"
-
-    def check(self, unit: Unit, clip_norm: float, noise_multiplier: float) -> None:
-        if unit == "silo":
-            raise UnsupportedError(
-                "privacy.clip: median needs unit: record: a silo's update is one vector, and its median is its norm. "
-                "Use clip: flat or per_layer."
-            )
 
     def measured(self, norms: Tensor) -> float:
         """The median of those that are finite; where there are none, or it is 0, next to nothing, but positive."""

@@ -11,10 +11,10 @@ from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.views import Augmentation
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
-from dpfl_plugin.privacy.clipping import Clipping, Flat, PerLayer
+from dpfl_plugin.privacy.clipping import Clipping, Flat
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Unit
-from dpfl_plugin.privacy.mechanisms import Gaussian, Mechanism
-from dpfl_plugin.privacy.samplers import Cyclic, Sampler
+from dpfl_plugin.privacy.mechanisms import Mechanism
+from dpfl_plugin.privacy.samplers import Sampler
 from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
 
 
@@ -49,57 +49,20 @@ class PrivacyRules:
     silos: Mapping[int, PrivacyRules] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
-        if not math.isinf(self.clip_norm):
-            bounds = f"be in [{LEAST_CLIP_NORM:.0e}, {MOST_CLIP_NORM:.0e}], or inf"
-            inside = LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM
-            require(inside, "privacy.clip_norm", self.clip_norm, bounds)
-        require(0 <= self.l2 < math.inf, "l2", self.l2, "be finite and at least 0")
+        bounds = f"be in [{LEAST_CLIP_NORM:.0e}, {MOST_CLIP_NORM:.0e}], or inf"
+        inside = LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM or math.isinf(self.clip_norm)
+        require(inside, "privacy.clip_norm", self.clip_norm, bounds)
         if math.isinf(self.clip_norm) and self.noise_multiplier > 0:
             raise ConfigError(
                 "privacy.clip_norm=inf with privacy.noise_multiplier > 0: without a clipping norm no noise is enough. "
                 "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
             )
         self.clipping.check(self.unit, self.clip_norm, self.noise_multiplier)
-        if self.silos and (self.unit != "record" or self.varies or self.clipping.adapts or self.clipping.measures):
-            raise UnsupportedError("silos: settings of single silos need unit: record, and noise that does not change.")
-        if self.augmentation is not None and self.unit == "person":
-            raise UnsupportedError(
-                "augmentation with privacy.unit='person': views of a person's records are not proven. Leave one out."
-            )
-        if isinstance(self.sampler, Cyclic):
-            self._check_cyclic(self.sampler)
         if self.unit != "silo" and self.neighbouring != self.sampler.neighbouring:
             raise UnsupportedError(
                 f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at "
                 f"{self.unit} level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
             )
-
-    def _check_cyclic(self, sampler: Cyclic) -> None:
-        """Raise UnsupportedError for all that nothing is proven of in cycles of batches."""
-        name = type(self.mechanism).__name__
-        for wrong, key, why in (
-            (self.unit != "record", f"unit: {self.unit}", "what a record does to the sums of a cycle is proven only"),
-            (type(self.mechanism) is not Gaussian, f"mechanism {name}", "Gaussian noise is proven only"),
-            (self.varies, "schedule", "the noise of a cycle is that of all of its steps"),
-            (
-                type(self.clipping) not in (Flat, PerLayer),
-                f"clip {type(self.clipping).__name__}",
-                "every step of a cycle has to have the same clipping norm",
-            ),
-            (self.augmentation is not None, "augmentation", "views of a record are proven for single steps only"),
-            (bool(self.silos), "silos", "silos with settings of their own are planned in another way"),
-            (
-                self.fresh,
-                "randomness: fresh",
-                "a round that a crash cuts off would be released once more, with other noise, and what came before "
-                "it would be in both",
-            ),
-        ):
-            if wrong:
-                raise UnsupportedError(
-                    f"privacy.sampler='cyclic' with {key}: {why}. Use sampler: fixed, or leave {key.split(':')[0]} out."
-                )
 
     def of(self, silo: int) -> PrivacyRules:
         """How the releases of one silo are made."""
@@ -128,17 +91,10 @@ class PrivacyRules:
 
         Args:
             factor: by the schedule, of the noise that is added.
-
-        Raises:
-            UnsupportedError: for these batches nothing is proven.
         """
         if self.unit == "silo":
             return _scaled(self.mechanism.event("full", 1.0, self.neighbouring, "silo"), factor)
-        if self.sampler.name == "with_replacement":
-            raise UnsupportedError(
-                f"privacy.sampler='with_replacement' is not proven at {self.unit} level: a {self.unit} that is drawn "
-                "twice moves a sum twice as far. Use sampler: fixed, or unit: silo, where batches do not count."
-            )
+        assert self.sampler.name != "with_replacement", "of which nothing is proven, but at silo level"
         # Sampling all records is no sampling, and has an exact accountant.
         sampler = self.sampler.name if rate < 1 else "full"
         event = _scaled(self.mechanism.event(sampler, rate, self.neighbouring, self.unit), factor)

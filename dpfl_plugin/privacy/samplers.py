@@ -285,9 +285,8 @@ def make(
         bands: of a cyclic one; of no use to others. least_records: see `FixedSize`.
 
     Raises:
-        ConfigError: its rate or batch size is missing, given twice, or of no use to it.
+        ConfigError: its rate is missing.
     """
-    given = {"record_rate": record_rate, "batch_size": batch_size}
     makers: dict[str, Callable[[], Sampler]] = {
         "fixed": lambda: FixedSize(record_rate, batch_size, least_records=least_records),
         "poisson": lambda: Poisson(_given("poisson", record_rate)),
@@ -296,16 +295,6 @@ def make(
         "cyclic": lambda: Cyclic(_given("cyclic", record_rate), bands),
     }
     require(name in makers, "privacy.sampler", name, f"be one of {', '.join(SAMPLERS)}")
-    useful = {"poisson": {"record_rate"}, "cyclic": {"record_rate"}, "full": set()}.get(name, set(given))
-    for key, value in given.items():
-        require(value is None or key in useful, f"privacy.{key}", value, f"be left out with sampler: {name}")
-    if record_rate is not None and batch_size is not None:
-        raise ConfigError(
-            f"privacy.record_rate={record_rate} and privacy.batch_size={batch_size}: give record_rate or batch_size, "
-            "not both. A key set to null counts as left out."
-        )
-    if useful == set(given) and record_rate is None and batch_size is None:
-        raise ConfigError(f"privacy: sampler: {name} needs one of record_rate (a share) and batch_size (a count).")
     return makers[name]()
 
 

@@ -16,7 +16,6 @@ from dpfl_plugin.privacy.participation import Plan
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.runs.extra_releases import beside
-from dpfl_plugin.runs.silo_settings import refuse_silos
 
 
 def make_account(
@@ -45,10 +44,8 @@ def make_account(
 
     Raises:
         ConfigError: the noise of scores that is given is too little for the budget.
-        UnsupportedError: silos have settings of their own, and ``rules`` know nothing of them.
     """
-    if len(rules.silos) != len(config.silos):
-        refuse_silos(config, "not every silo's own noise is known here, and without it no account is right")
+    assert len(rules.silos) == len(config.silos), "every silo's own noise counts"
 
     def draw(round: int, plan: Plan, eligible: Sequence[int] | None) -> Sequence[int]:
         return drawn_silos(config.public_seed, round, plan, setting, eligible, coins)
@@ -70,8 +67,7 @@ def make_account(
 
 
 def _epsilons(config: Config, epsilons: Mapping[int, float] | None) -> Mapping[int, float]:
-    if len(epsilons or {}) != sum(own.epsilon is not None for own in config.silos.values()):
-        refuse_silos(config, "not every silo's own budget is known here")
+    assert len(epsilons or {}) == sum(own.epsilon is not None for own in config.silos.values())
     return epsilons or {}
 
 

@@ -310,7 +310,7 @@ def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...]) -> Fo
 
 
 def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Beside, *, lockstep: bool) -> SiloGroup:
-    graphs = bool(draft.train) and graphs_of(config, draft.engine, rules, device=draft.model.device)
+    graphs = bool(draft.train) and graphs_of(config, draft.engine, rules)
     return SiloGroup(
         model=draft.module,
         loss=draft.loss,

@@ -147,13 +147,7 @@ def lockstep_of(config: Config, engine: engines.Engine, rules: PrivacyRules) -> 
     return together(engine, rules)
 
 
-def graphs_of(
-    config: Config,
-    engine: engines.Engine,
-    rules: PrivacyRules,
-    *,
-    device: torch.device,
-) -> bool:
+def graphs_of(config: Config, engine: engines.Engine, rules: PrivacyRules) -> bool:
     """Whether sums are recorded as CUDA graphs.
 
     Raises:
@@ -170,10 +164,6 @@ def graphs_of(
         raise UnsupportedError(
             f"runtime.graphs=true: with privacy.unit={rules.unit!r}, this privacy.clip and this clip_norm, sums of "
             f"engine {engine.name} are no function that a graph could repeat. Leave graphs out."
-        )
-    if device.type != "cuda":
-        raise UnsupportedError(
-            f"runtime.graphs=true: this process computes on {device.type}, and graphs are CUDA's. Leave graphs out."
         )
     return True
 

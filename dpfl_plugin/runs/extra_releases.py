@@ -11,12 +11,11 @@ from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.scaling import Measured
 from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.names import called
-from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import least_noise
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.extra_releases import Beside
-from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.statistics import Statistics
 
@@ -105,7 +104,6 @@ def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]
 
     Raises:
         ConfigError: the schema asks for statistics and the configuration does not, or the other way round.
-        UnsupportedError: records are preprocessed before, or lie in files.
     """
     measured = () if inputs is None else inputs.measured
     if config.private_statistics is None:
@@ -121,12 +119,6 @@ def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]
             "private_statistics: no column asks for any. Give columns of data.schema scale: mean, scale: quantiles or "
             "missing: most_frequent, or leave private_statistics out."
         )
-    for given, key, why in (
-        (config.data.preprocess, "data.preprocess", "statistics are of columns as the schema makes them"),
-        (config.data.memory_map, "data.memory_map", "scaled records are in memory"),
-    ):
-        if given:
-            raise UnsupportedError(f"private_statistics with {key}: {why}. Leave {key} out.")
     return measured
 
 
@@ -136,47 +128,15 @@ def statistics_planned(config: Config, inputs: Inputs | None, planned: Beside) -
     return Statistics(measured, planned.statistics) if measured and planned.statistics is not None else None
 
 
-def check_extra_releases(
-    config: Config, rules: PrivacyRules, num_records: Sequence[int], names: Mapping[int, str]
-) -> None:
-    """Check that a run can do what it plans beside its rounds.
+def check_extra_releases(config: Config, num_records: Sequence[int], names: Mapping[int, str]) -> None:
+    """Check that every silo has records to set apart for what a run plans beside its rounds.
 
     Args:
         num_records: of each silo; names: of silos, where they have any.
 
     Raises:
         ConfigError: a silo has too few records to set some apart.
-        UnsupportedError: it protects whole silos, or its noise changes.
     """
-    if rules.varies:
-        refuse_extra_releases(config, "with privacy.schedule, what is released beside the rounds is not planned for")
-    if config.privacy.unit == "silo":
-        for key, given, why in (
-            (
-                "early_stopping",
-                config.early_stopping,
-                "a silo's score depends on all of its validation records at once, and a share of a silo is no part of "
-                "it that would compose in parallel",
-            ),
-            (
-                "private_evaluation",
-                config.private_evaluation,
-                "a silo's score depends on all of its validation records at once, and a share of a silo is no part of "
-                "it that would compose in parallel",
-            ),
-            (
-                "personalise",
-                config.personalise,
-                "a silo's own model is trained on gradients, which are not private by themselves at this unit",
-            ),
-            (
-                "private_statistics",
-                config.private_statistics,
-                "what all records of a silo together may add is bounded by nothing but their number",
-            ),
-        ):
-            if given is not None:
-                raise UnsupportedError(f"{key} with privacy.unit='silo': {why}. Leave {key} out, or use unit: record.")
     for silo, count in enumerate(num_records):
         num_train = training_records(config, count)
         if not 0 < num_train <= count - (config.scoring is not None):
@@ -192,10 +152,3 @@ def training_records(config: Config, num_records: int) -> int:
     if config.scoring is None:
         return num_records
     return round((1.0 - config.scoring.share) * num_records)
-
-
-def refuse_extra_releases(config: Config, what: str) -> None:
-    """Raise UnsupportedError if a run releases anything beside its rounds; ``what`` says why."""
-    for key in ("early_stopping", "private_evaluation", "personalise", "private_statistics"):
-        if getattr(config, key) is not None:
-            raise UnsupportedError(f"{key}: {what}. Use {key}=null.")

@@ -14,7 +14,6 @@ from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
 from dpfl_plugin.privacy.released import check_released
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
-from dpfl_plugin.runs.silo_settings import refuse_silos
 
 
 def check_first_round(
@@ -30,8 +29,8 @@ def check_first_round(
     """
     server = algorithm.init_server(model, setting)
     first = algorithm.round_plan(server, 0, setting, stream(config.public_seed, "plan"))
-    if first.participation == WITH_REPLACEMENT:
-        refuse_silos(config, "drawing with replacement is accounted for silos that have one noise")
+    if first.participation == WITH_REPLACEMENT and config.silos:
+        raise UnsupportedError("silos: drawing with replacement is accounted for silos of one noise. Leave silos out.")
     if isinstance(rules.sampler, Cyclic):
         check_round(first.share, first.smoothing)
     if first.smoothing is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ConfigError
@@ -28,7 +29,6 @@ from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.records import check_records, federate
 from dpfl_plugin.runs.rules import privacy_rules
-from dpfl_plugin.runs.silo_settings import refuse_silos
 
 MOST_PLANNED = 10**5  # rounds, local steps
 MANY_ROUNDS = 10**4  # planning them takes more than a second
@@ -161,7 +161,6 @@ class Forecast:
             UnsupportedError: the accountant does not know what will be released.
         """
         config = self.config
-        refuse_silos(config, "noise is solved for one kind of silo at a time")
         assert config.rounds is not None
         assert config.privacy.epsilon is not None
         open_ended = self.changed(noise_multiplier=None)
@@ -255,7 +254,7 @@ def forecast(
     Raises:
         ConfigError, DataError: as `build`.
     """
-    refuse_silos(config, "a forecast is of silos that all have the same settings")
+    check_compatible(config, "forecast")
     algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
     federation = federate(config, base) if federation is None else federation
     num_records = tuple(len(silo.train_y) for silo in federation.silos)

@@ -143,12 +143,6 @@ def prepare(
             f"ledger {ledger}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that "
             "the ledger holds without an epsilon."
         )
-    if shared is not None and config.privacy.shared_persons == "per_silo":
-        raise UnsupportedError(
-            f"ledger {ledger}: privacy.shared_persons='per_silo': a person may be at several silos, and what is "
-            "said of several runs together counts one silo of each. Leave the ledger out, or bring each person to "
-            "one silo."
-        )
     _check_lasting(config, parts)
     _check_states(config, parts)
     coins = _coins(began, parts.rules)

@@ -83,6 +83,6 @@ def spec_of(config: Config, base: Path, ownership: Ownership | None = None) -> F
 
 def check_records(config: Config, rules: PrivacyRules, num_records: Sequence[int], names: Mapping[int, str]) -> None:
     """Raise unless every silo has what a batch needs, and what is set apart."""
-    check_extra_releases(config, rules, num_records, names)
+    check_extra_releases(config, num_records, names)
     for silo, count in enumerate(num_records):
         check_batch(rules.of(silo), called(silo, names), training_records(config, count))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
@@ -22,7 +23,6 @@ from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
 from dpfl_plugin.runs.prepare import PreparedRun, check_limit, prepare, registered_run, shared_facts, with_slots
 from dpfl_plugin.runs.record_marks import key_file
-from dpfl_plugin.runs.run import refuse_shared
 
 
 def register_ahead(
@@ -40,7 +40,7 @@ def register_ahead(
         if not new:
             return
         for config in new:
-            refuse_shared(config)
+            check_compatible(config, "ledger")
         if len({(config.privacy.ledger_epsilon, config.privacy.delta) for config in new}) > 1:
             raise ConfigError(
                 f"ledger {path}: privacy.ledger_epsilon and privacy.delta differ among runs that share it: a "

@@ -13,23 +13,10 @@ from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
-from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
+from dpfl_plugin.privacy.schedules import Geometric, Schedule
 from dpfl_plugin.runs.plugins import build_plugin
 
 VAST_EPSILON = 20.0
-
-
-def refuse_seeded(config: Config) -> None:
-    """Refuse a seeded run with a shared ledger.
-
-    Raises:
-        ConfigError: it is seeded.
-    """
-    if not config.fresh:
-        raise ConfigError(
-            "privacy.randomness: seeded: a shared ledger counts what really was released, and noise that follows from "
-            "a seed protects nothing. Leave out ledger, or set privacy.randomness: fresh."
-        )
 
 
 def weak_claims(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
@@ -119,12 +106,6 @@ def _schedule(config: Config) -> Schedule:
         raise ConfigError(
             f"rounds is missing: with privacy.schedule.beta={schedule.beta!r} noise grows, and a budget may last for "
             "ever. Give rounds."
-        )
-    clip = config.privacy.clip
-    if type(schedule) is not Constant and clip.options.get("bit_noise_multiplier") is not None:
-        raise ConfigError(
-            f"privacy.clip.bit_noise_multiplier={clip.options['bit_noise_multiplier']!r} with privacy.schedule: it has "
-            "to exceed the noise of every release, which the schedule changes. Leave bit_noise_multiplier out."
         )
     return schedule
 

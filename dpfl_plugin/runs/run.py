@@ -17,6 +17,7 @@ import torch
 from dpfl_plugin import given
 from dpfl_plugin.algorithms.base import Regrouping
 from dpfl_plugin.callbacks.base import Callback
+from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
@@ -85,8 +86,7 @@ from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.record_marks import key_file, shared_key_file
 from dpfl_plugin.runs.result import Ended, write_result
 from dpfl_plugin.runs.round_costs import in_runs, read_costs
-from dpfl_plugin.runs.rules import cycle_facts, refuse_seeded
-from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, refuse_cycles, refuse_silos
+from dpfl_plugin.runs.rules import cycle_facts
 from dpfl_plugin.runs.start_notes import note_start
 from dpfl_plugin.runs.statement import holders_of, published, void_statement
 
@@ -142,8 +142,8 @@ def run_config(
             "privacy.ledger_epsilon limits the runs of a shared ledger: give ledger, or leave it out. A tuning "
             "has a ledger of its own, which privacy.epsilon bounds."
         )
-    if ledger is not None:
-        refuse_shared(config, alone=stage is None)
+    if ledger is not None and stage is None:
+        check_compatible(config, "ledger")
     with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
@@ -172,18 +172,6 @@ def run_config(
                 return _run_in_memory(run, backend, hooks, stop)
             finally:
                 hooks.close()
-
-
-def refuse_shared(config: Config, *, alone: bool = True) -> None:
-    """Refuse what runs of one ledger cannot have.
-
-    Args:
-        alone: whether it is a run by itself, and not a candidate of a tuning, whose ledger is the tuning's own.
-    """
-    refuse_silos(config, SHARED_LEDGER)
-    refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
-    if alone:
-        refuse_seeded(config)
 
 
 def _run_in_memory(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bool]) -> Result:

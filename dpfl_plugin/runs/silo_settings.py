@@ -19,7 +19,6 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError, nearest
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.rules import PrivacyRules
 
-SHARED_LEDGER: Final = "a shared ledger composes runs whose silos have one noise"
 UNEQUAL: Final = 2  # times as many records as another silo
 
 
@@ -195,18 +194,6 @@ def others(own: OwnSettings, num_records: Sequence[int]) -> tuple[int, ...]:
     return tuple(count for silo, count in enumerate(num_records) if silo not in own.of) or tuple(num_records)
 
 
-def refuse_silos(config: Config, what: str) -> None:
-    """Raise UnsupportedError if silos have privacy settings of their own, of which ``what`` knows nothing."""
-    if config.silos:
-        raise UnsupportedError(f"silos: {what}. Leave silos out (silos={{}}).")
-
-
-def refuse_cycles(config: Config, what: str) -> None:
-    """Raise UnsupportedError if batches are in a cycle, of which ``what`` knows nothing."""
-    if config.privacy.sampler == "cyclic":
-        raise UnsupportedError(f"privacy.sampler='cyclic': {what}. Use sampler: fixed.")
-
-
 def weights_of(config: Config, num_records: Sequence[int], names: Mapping[int, str]) -> tuple[float, ...]:
     """Of each silo in the mean, adding up to 1; those ``by noise`` are equal before `weights_by_noise`.
 
@@ -237,7 +224,7 @@ def weights_by_noise(rules: PrivacyRules, num_records: Sequence[int]) -> tuple[f
     (Delta C_k sigma_k / b_k)^2 is that variance in each coordinate, with b_k records in a batch.
 
     Raises:
-        UnsupportedError: nothing is known of the noise before the run, or there is none.
+        UnsupportedError: nothing is known of the noise before the run.
     """
     if rules.clipping.adapts or rules.clipping.measures:
         raise UnsupportedError(
@@ -250,10 +237,6 @@ def weights_by_noise(rules: PrivacyRules, num_records: Sequence[int]) -> tuple[f
         std = own.clip_norm * own.noise_multiplier
         if own.unit != "silo":
             std *= own.sampler.sensitivity / own.sampler.divisor(count)
-        if not std > 0:
-            raise UnsupportedError(
-                "silo_weights='noise': without noise there is no variance to weigh by. Use silo_weights: records."
-            )
         precisions.append(std**-2)
     total = math.fsum(precisions)
     return tuple(one / total for one in precisions)

@@ -24,6 +24,7 @@ from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, NO_ROUND, Stop, Supervisor
 
 IMPORTED_BY_RUNS: Final = (  # as they need it
+    "dpfl_plugin.runs.run",
     "dpfl_plugin.runtimes.choice",
     "jinja2",
     "scipy.fft",

@@ -222,9 +222,8 @@ def _batch_norm():
         ({"data": (X, Y[:9])}, DataError, "50 rows of features, but 9 labels"),
         ({"data": (X * float("nan"), Y)}, DataError, "not finite"),
         ({"data": (X[:0], Y[:0])}, DataError, "no training records"),
-        ({"privacy": {**GIVEN, "unit": "silo"}}, UnsupportedError, "an oracle protects records"),
         ({"privacy": {**GIVEN, "randomness": "seeded"}}, ConfigError, "seeded needs a seed"),
-        ({"seed": 1}, ConfigError, "noise that follows from a seed protects nothing. Leave out ledger"),
+        ({"seed": 1}, ConfigError, "noise that follows from a seed protects nothing. Leave ledger out"),
         (
             {"privacy": {**GIVEN, "noise_multiplier": 0}},
             ConfigError,
@@ -237,7 +236,6 @@ def _batch_norm():
             DataError,
             "labels are from 2 to 3, .* the classes 0..2",
         ),
-        ({"privacy": {**GIVEN, "budget_view": "third_party"}}, UnsupportedError, "sees all of them"),
         ({"privacy": {**GIVEN, "clip": "median"}}, UnsupportedError, "no epsilon holds"),
         ({"privacy": {**GIVEN, "epsilom": 1}}, ConfigError, "epsilom"),
         ({"privacy": {"epsilon": -1}}, ConfigError, "epsilon"),

@@ -173,14 +173,3 @@ def test_relations_that_are_not_proven_are_refused(sampler: str, neighbouring: s
             mechanism=Gaussian(1.0),
             sampler=SAMPLERS[sampler],
         )
-
-
-def test_drawing_with_replacement_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="a person that is drawn twice"):
-        PrivacyRules(
-            unit="person",
-            neighbouring="replace_one",
-            clip_norm=C,
-            mechanism=Gaussian(1.0),
-            sampler=SAMPLERS["with_replacement"],
-        )

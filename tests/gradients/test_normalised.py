@@ -153,8 +153,6 @@ def test_a_release_is_charged_as_that_of_flat_clipping():
 
 
 def test_what_is_not_sound_or_has_no_meaning_is_refused():
-    with pytest.raises(UnsupportedError, match="auto_s needs unit: record or person"):
-        replace(RULES, unit="silo")
     with pytest.raises(ConfigError, match=r"gamma=0 must be positive"):
         AutoS(gamma=0)
     with pytest.raises(ConfigError, match=r"privacy.clip.gamma=1e-11 must be in"):

@@ -69,7 +69,7 @@ from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.samplers import Cyclic, FixedSize, FullBatch, Poisson, WithReplacement
+from dpfl_plugin.privacy.samplers import Cyclic, FixedSize, FullBatch, Poisson
 from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.slots import Slots, released
@@ -388,14 +388,12 @@ def batches_are_in_a_uniform_order() -> None:
 
 
 def what_is_not_proven_is_refused() -> None:
-    """Samplers under other neighbouring relations, draws with replacement, noise that is correlated beyond a pass."""
+    """Samplers under other neighbouring relations, and noise that is correlated beyond a pass."""
     for sampler, neighbouring in (("fixed", "add_or_remove"), ("poisson", "replace_one"), ("shuffled", "replace_one")):
         release = SampledGaussian(noise_multiplier=1.0, sampler=sampler, rate=0.1, neighbouring=neighbouring)
         for accountant in (PLD(), RDP()):
             with pytest.raises(UnsupportedError):
                 accountant.epsilon([Term(release=release, count=1, rounds=1)], DELTA)
-    with pytest.raises(UnsupportedError):
-        rules(1.0, 1.0, WithReplacement(batch_size=2)).release(0.5)
     with pytest.raises(ConfigError):
         Cyclic(0.5, bands=3)
 

@@ -14,7 +14,7 @@ from torch import nn
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.federation.silo_group import CLIP_NORM
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, clipped_sum_and_norms, layers
@@ -495,12 +495,6 @@ def test_a_batch_without_a_median_releases_next_to_nothing():
 
 
 # Refusals
-
-
-@pytest.mark.parametrize("clipping", [Adaptive(), Median()])
-def test_a_silos_update_has_no_quantile(clipping):
-    with pytest.raises(UnsupportedError, match="unit: record"):
-        rules(1.0, 0.5, unit="silo", neighbouring="replace_one", clipping=clipping)
 
 
 def test_bits_must_be_noised_more_than_the_whole():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.core.streams import stream
-from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import LEAST_RATE, FixedSize, Poisson, WithReplacement, make
@@ -34,16 +34,12 @@ def test_with_replacement_every_record_is_as_likely_in_every_place():
 def test_with_replacement_takes_the_options_of_fixed_batches():
     assert make("with_replacement", 0.2, None) == WithReplacement(record_rate=0.2)
     assert make("with_replacement", 0.2, None).divisor(22) == FixedSize(record_rate=0.2).divisor(22) == 4
-    with pytest.raises(ConfigError, match="with_replacement needs one of record_rate"):
-        make("with_replacement", None, None)
 
 
-def test_with_replacement_is_refused_at_record_level():
+def test_at_silo_level_batches_do_not_count():
     given = {"neighbouring": "replace_one", "clip_norm": 1.0, "mechanism": Gaussian(1.0)}
-    with pytest.raises(UnsupportedError, match="not proven at record level"):
-        PrivacyRules(unit="record", sampler=WithReplacement(batch_size=4), **given)
     rules = PrivacyRules(unit="silo", sampler=WithReplacement(batch_size=4), **given)
-    assert rules.release(math.nan).sampler == "full"  # batches do not count
+    assert rules.release(math.nan).sampler == "full"
 
 
 class Uniform:
