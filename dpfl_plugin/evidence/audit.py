@@ -28,9 +28,9 @@ from dpfl_plugin.evidence.canaries import CanaryEngine, Planting, plant
 from dpfl_plugin.evidence.linear_response import SeenRound, responses
 from dpfl_plugin.evidence.probes import influence, worst_pair
 from dpfl_plugin.federation.evaluations import Evaluations
-from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.planning import Planner, drawn_silos
 from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import ChargeSink, Observer, Runtime
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records, layers
@@ -213,11 +213,11 @@ def _transcript(
         rows = tuple(silos.index(ids[row]) for row in mine)
         uploads.append((rows, {name: value[mine, d:].cpu().double() for name, value in up.items()}))
 
-    experiment = _experiment(parts, config, make_runtime(host, parts.stack, account, observe), account, options.seed)
+    loop = _round_loop(parts, config, make_runtime(host, parts.stack, account, observe), account, options.seed)
     progress = Progress(server=parts.algorithm.init_server(model, parts.setting))
     rounds: list[SeenRound] = []
     while progress.rounds < _most_rounds(config, options):
-        plan = experiment.planner.plan(progress.server, progress.rounds, account.eligible())
+        plan = loop.planner.plan(progress.server, progress.rounds, account.eligible())
         if plan is None or not account.affords(progress.rounds, plan):
             break
         if plan.share != (0.0, 1.0):
@@ -225,8 +225,8 @@ def _transcript(
         down = parts.algorithm.download(progress.server)
         _check_wide(down, model.numel())
         engine.bounds.clear()
-        server = experiment.advance(progress, plan, down)
-        experiment.runtime.commit()
+        server = loop.advance(progress, plan, down)
+        loop.runtime.commit()
         rows, up = uploads.pop()
         seen_down = {name: value[d:].cpu().double() for name, value in down.items()}
         scales = None
@@ -247,10 +247,10 @@ def _by_silo(values: Sequence[float], num_silos: int, stack: int) -> Array:
     return np.concatenate(found)
 
 
-def _experiment(parts: Parts, config: Config, runtime: Runtime, account: PrivacyAccount, seed: int) -> Experiment:
+def _round_loop(parts: Parts, config: Config, runtime: Runtime, account: PrivacyAccount, seed: int) -> RoundLoop:
     """As a session makes it, with an audit's own seed."""
     rounds = config.rounds or MOST_ROUNDS
-    return Experiment(
+    return RoundLoop(
         planner=Planner(parts.algorithm, parts.setting, parts.setting.weights, seed),
         runtime=runtime,
         account=account,

@@ -44,7 +44,7 @@ class FirstRound:
         """Whether records are scaled now; False where the budget has no room for statistics: after a crash.
 
         Args:
-            draw, send: see `Experiment`; save: writes a checkpoint.
+            draw, send: see `RoundLoop`; save: writes a checkpoint.
         """
         if self.done:
             return True

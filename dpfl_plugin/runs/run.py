@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +22,13 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ChangedError, ConfigError, DeviceError, MemoryShortError, SiloError
-from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice, is_device_failure
 from dpfl_plugin.federation.memory import text as memory_text
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.round_loop import RoundLoop
+from dpfl_plugin.federation.runtime import Runtime
 from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import SiloMetrics, begun
 from dpfl_plugin.federation.survivors import TooFewSilosError
@@ -233,7 +234,7 @@ class ActiveRun:
     """A run at work: its folder is locked, and its ledgers are open.
 
     `begin` it, or resume it from ``checkpoint``; run its `rounds`; `finish` what follows the last of them; and `write`
-    the result. `save` and `record` are called meanwhile, by the experiment.
+    the result.
     """
 
     def __init__(
@@ -256,9 +257,10 @@ class ActiveRun:
         self.runtime = backend.runtime(run.parts, self.account, run.config)
         self.facts = _lasting_facts(run) | _disclosed(run, hooks, checkpoint)
         self.progress, silos = self._state()
+        self.recorder = Recorder(run, self.runtime, self.account, self.facts, self.progress, hooks)
         self.rounds_before = self.progress.rounds
-        self.experiment = self._experiment(self.folder.keep_metrics(-1 if checkpoint is None else checkpoint.rounds))
-        self._retry = functools.partial(self.experiment.survivors.retry, self.progress)
+        self.loop = self._round_loop(self.folder.keep_metrics(-1 if checkpoint is None else checkpoint.rounds))
+        self._retry = functools.partial(self.loop.survivors.retry, self.progress)
         if silos is not None:
             self._retry(lambda: self.runtime.load_states(silos))
 
@@ -302,7 +304,7 @@ class ActiveRun:
         )
         return f"{text}, the last checkpoint. The ledger holds what was released after it: {later}. {again}."
 
-    def _experiment(self, lines: Sequence[Mapping[str, Any]]) -> Experiment:
+    def _round_loop(self, lines: Sequence[Mapping[str, Any]]) -> RoundLoop:
         """The rounds, after those that ``lines`` evaluated."""
         run, config, parts = self.run, self.run.config, self.parts
         every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
@@ -310,7 +312,7 @@ class ActiveRun:
         if parts.beside.statistics is not None:
             num_records = tuple(training_records(config, count) for count in parts.num_records)
             first = FirstRound(planner, self.account, num_records)
-        return Experiment(
+        return RoundLoop(
             planner=planner,
             runtime=self.runtime,
             account=self.account,
@@ -330,47 +332,20 @@ class ActiveRun:
             personalise=config.personalise,
             min_silos=config.runtime.min_silos,
             clock=run.clock,
-            save=self.save,
-            record=self.record,
+            save=self.recorder.save,
+            record=self.recorder.record,
             tick=self.hooks.ticked,
             stop=self.stop,
             note=self.hooks.note,
         )
 
-    def save(self, progress: Progress) -> None:
-        """Write a checkpoint."""
-        silos = self._silo_states(progress)
-        checkpoints.save(self.folder.checkpoint, _checkpoint(progress, silos, self.account, self.facts))
-
-    def _silo_states(self, progress: Progress) -> Vectors:
-        """Silos' states; of those that were lost the last that is known, from the checkpoint before."""
-        states, lost, num_silos = self.runtime.states(), sorted(progress.lost), self.parts.setting.num_silos
-        if not lost:
-            return states
-        last = checkpoints.load(self.folder.checkpoint)
-        if last is None:
-            first = self.parts.algorithm.init_silos(self.parts.model, num_silos)
-            known = begun(first, self.parts.rules, num_silos, self.parts.layout.dimension)
-        else:
-            known = last.silos
-        if len(lost) == num_silos:
-            return known
-        for name, value in states.items():
-            value[lost] = known[name][lost].to(value.device)
-        return states
-
-    def record(self, line: dict[str, Any]) -> None:
-        """Keep an evaluation."""
-        self.folder.add_metrics(line)
-        self.hooks.evaluated(line, self.progress)
-
     def begin(self) -> None:
         """Write the first checkpoint of this session, and say what a user may want to know before its rounds."""
         # So that resume always has one to go on from, and knows on what machine the rounds to come were released.
-        self.experiment.checkpoint(self.progress)
+        self.loop.checkpoint(self.progress)
         config, clock = self.run.config, self.run.clock
         note_start(config, self.parts, self.hooks)
-        expected, done = self.experiment.expected_rounds, self.progress.rounds
+        expected, done = self.loop.expected_rounds, self.progress.rounds
         self.hooks.begin(config, self.parts.rules, self.account, expected, done, self.run.label)
         clock.lap("start")
         clock.start(self.parts.model.device)
@@ -379,9 +354,9 @@ class ActiveRun:
         """Run the rounds; a fault of a silo, or of a plugin's code, ends them with a checkpoint."""
         progress, folder = self.progress, self.folder
         try:
-            return self.experiment.run(progress)
+            return self.loop.run(progress)
         except MemoryShortError:
-            self.save(progress)
+            self.recorder.save(progress)
             raise
         except Exception as error:
             if isinstance(error, DeviceError) or is_device_failure(error):  # what is on the device cannot be saved
@@ -399,7 +374,7 @@ class ActiveRun:
             folder.append(folder.log, plugin_errors.trace(error))
             elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
             reason = f"round {progress.rounds + 1}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
-            self.experiment.checkpoint(progress)
+            self.loop.checkpoint(progress)
             return Outcome("failed", Cause.ERROR, reason)
         finally:
             self.hooks.end()
@@ -409,14 +384,14 @@ class ActiveRun:
 
         Nothing is measured of a candidate that the budget stops before the choice is made.
         """
-        experiment, progress, clock = self.experiment, self.progress, self.run.clock
+        loop, progress, clock = self.loop, self.progress, self.run.clock
         by_silo: dict[int, SiloMetrics] = {}
         notes: list[str] = []
         measured: dict[str, Any] | None = None
-        if outcome.status in ("done", "budget_exhausted") and experiment.evaluations.made:
+        if outcome.status in ("done", "budget_exhausted") and loop.evaluations.made:
             try:
-                by_silo, notes = experiment.finish(progress)
-                measured = self._retry(lambda: self.runtime.measures(experiment.kept(progress)))
+                by_silo, notes = loop.finish(progress)
+                measured = self._retry(lambda: self.runtime.measures(loop.kept(progress)))
             except TooFewSilosError as error:
                 outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
             except ChangedError as error:
@@ -424,7 +399,7 @@ class ActiveRun:
         if clock.on:
             clock.lap("I/O")  # the last checkpoint
             self.folder.write(self.folder.profile, to_json(self._profile()))
-        return Ended(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
+        return Ended(loop.kept(progress), by_silo, tuple(notes), measured), outcome
 
     def _profile(self) -> dict[str, Any]:
         """Seconds by part, of this process and of silo ranks."""
@@ -443,6 +418,46 @@ class ActiveRun:
         named = self.parts.outcome.kind != "classes" or names_its_classes(config)  # levels and labels are public
         self.hooks.over(result, published(stated), named=named)
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Writes checkpoints and evaluations of a run at work."""
+
+    run: PreparedRun
+    runtime: Runtime
+    account: PrivacyAccount
+    facts: Mapping[str, Any]
+    progress: Progress
+    hooks: Hooks
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint."""
+        silos = self._silo_states(progress)
+        checkpoints.save(self.run.folder.checkpoint, _checkpoint(progress, silos, self.account, self.facts))
+
+    def _silo_states(self, progress: Progress) -> Vectors:
+        """Silos' states; of those that were lost the last that is known, from the checkpoint before."""
+        parts = self.run.parts
+        states, lost, num_silos = self.runtime.states(), sorted(progress.lost), parts.setting.num_silos
+        if not lost:
+            return states
+        last = checkpoints.load(self.run.folder.checkpoint)
+        if last is None:
+            first = parts.algorithm.init_silos(parts.model, num_silos)
+            known = begun(first, parts.rules, num_silos, parts.layout.dimension)
+        else:
+            known = last.silos
+        if len(lost) == num_silos:
+            return known
+        for name, value in states.items():
+            value[lost] = known[name][lost].to(value.device)
+        return states
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Keep an evaluation."""
+        self.run.folder.add_metrics(line)
+        self.hooks.evaluated(line, self.progress)
 
 
 def _account(run: PreparedRun, ledgers: Ledgers, checkpoint: Checkpoint | None) -> PrivacyAccount:

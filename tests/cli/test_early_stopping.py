@@ -19,8 +19,8 @@ from dpfl_plugin.config.load import load
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.rounded_normals import by_numpy
 from dpfl_plugin.core.streams import Stream
-from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.shares import part_of
@@ -318,7 +318,7 @@ def test_a_score_is_saved_as_soon_as_it_is_released(tmp_path, view):
     early = {**STOPS["early_stopping"], "patience": 5, "noise_multiplier": None}
     privacy = {"randomness": "fresh", "noise_multiplier": 9.0, "epsilon": 2.0, "delta": DELTA, "budget_view": view}
     config = write(tmp_path, {**STOPS, "rounds": 4, "early_stopping": early, "privacy": privacy})
-    with mock.patch.object(Experiment, "advance", _lost_when(Experiment.advance, 3)), pytest.raises(Lost):
+    with mock.patch.object(RoundLoop, "advance", _lost_when(RoundLoop.advance, 3)), pytest.raises(Lost):
         run(config)
     result = run(config, "--resume")
     held = charges(result["folder"])
@@ -344,7 +344,7 @@ def test_own_models_that_would_be_made_again_with_fresh_noise_are_within_the_bud
 def test_a_run_that_stopped_and_was_lost_can_be_resumed_where_nothing_repeats(tmp_path):
     """The plan that was charged has a noise_id of no attempt."""
     config = write(tmp_path, {**STOPS, "privacy": {"delta": DELTA, "randomness": "fresh"}})
-    with mock.patch.object(Experiment, "finish", _lost_when(Experiment.finish, 1)), pytest.raises(Lost):
+    with mock.patch.object(RoundLoop, "finish", _lost_when(RoundLoop.finish, 1)), pytest.raises(Lost):
         run(config)
     result = run(config, "--resume")
     assert result["early_stopping"]["stopped"]

@@ -100,7 +100,7 @@ def test_an_exception_in_our_own_code_is_not_blamed_on_a_plugin(
     def wrong(*args: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr("dpfl_plugin.federation.experiment.Experiment.advance", wrong)
+    monkeypatch.setattr("dpfl_plugin.federation.round_loop.RoundLoop.advance", wrong)
     with pytest.raises(KeyError, match="ours"):
         dpfl("run", write(tmp_path, {"loss": "failing:broken"}), "--out", tmp_path / "runs")
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.runs import prepare
 from dpfl_plugin.runs.folder import RunFolder
@@ -428,12 +429,12 @@ def test_a_run_that_is_stopped_before_it_repeats_a_score_states_it(tmp_path: Pat
     config = write(tmp_path, {"rounds": 4, "checkpoint": {"every": 1}, "private_evaluation": evaluation})
     crash(config, 3)  # the third of what is run by silos: the score after two rounds
     assert {charge.kind for charge in charges(folder_of(config))} == {"round", "score"}
-    real = Experiment.run
+    real = RoundLoop.run
 
-    def stopped(self: Experiment, progress: Any, **given: Any) -> Any:
-        return real(self, progress, **{**given, "stop": lambda: True})
+    def stopped(self: RoundLoop, progress: Any) -> Any:
+        return real(replace(self, stop=lambda: True), progress)
 
-    with mock.patch.object(Experiment, "run", stopped):
+    with mock.patch.object(RoundLoop, "run", stopped):
         server = run(config, "--resume", code=7)["epsilon"]["server"]
     assert server["worst_case_epsilon"] >= server["epsilon"] > 4.0, "the score alone costs 4.377"
 

@@ -30,7 +30,7 @@ from dpfl_plugin.data import persons, record_order
 from dpfl_plugin.data.federation import FederationSpec
 from dpfl_plugin.data.record_order import Order
 from dpfl_plugin.federation import silo_group
-from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import blocks, closed_form, vmap
 from dpfl_plugin.gradients.base import Records
@@ -683,7 +683,7 @@ FAULTS = [
     fault(
         "of a run that stopped early the rounds that ran are charged",
         holds.a_run_that_stops_early_is_charged_for_all_its_rounds,
-        (Experiment, "_charge_what_was_planned", to(lambda self, progress: None)),
+        (RoundLoop, "_charge_what_was_planned", to(lambda self, progress: None)),
     ),
     fault(
         "what a run released beyond its slots is not charged",

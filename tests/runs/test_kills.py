@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import run as running
@@ -83,7 +83,7 @@ PLACES: dict[str, tuple[tuple[object, str], bool]] = {
     "before a round": ((InProcess, "run_round"), False),
     "charged": ((InProcess, "run_round"), True),
     "committed": ((InProcess, "commit"), True),
-    "evaluated": ((Experiment, "evaluation"), True),
+    "evaluated": ((RoundLoop, "evaluation"), True),
     "saving": ((running.checkpoints, "save"), False),
     "saved": ((running.checkpoints, "save"), True),
 }

@@ -40,7 +40,7 @@ WERE_LOST: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
+class RoundLoop:
     """A run, ready to go.
 
     Attributes:

@@ -14,9 +14,9 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import TrainingError
-from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import SilosLost
 from dpfl_plugin.oracle import Draw
 from tests.quadratics import Lab, rules, silo
@@ -90,7 +90,7 @@ class Run:
         self.attempts: list[tuple[int, str, tuple[int, ...]]] = []
         self.account, self.lines, self.saved = Account(limits.get("budget", 99)), [], []
         self.progress = Progress(server=self.lab.server)
-        self.experiment = Experiment(
+        self.experiment = RoundLoop(
             planner=Plans(self.lab, limits.get("participations", 99)),  # type: ignore[arg-type]
             runtime=self.lab.runtime,
             account=self.account,  # type: ignore[arg-type]
