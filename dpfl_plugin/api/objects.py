@@ -105,8 +105,8 @@ def backbone_factory(module: Any) -> tuple[str, object]:
         raise ConfigError(
             f"module={module!r} is a {type(module).__name__}: give an nn.Module, or package.module:name of a factory."
         )
-    held = _Backbone(module)
-    return given.hold("backbone", _digest_of(module), held), held
+    plugin = _Backbone(module)
+    return given.hold("backbone", _digest_of(module), plugin), plugin
 
 
 def loss_name(loss: Any) -> tuple[str, object]:
@@ -192,11 +192,11 @@ def plain(value: Any) -> Any:
 
 def digest(*parts: bytes) -> str:
     """sha256 in hex, of parts whose borders count."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.hexdigest()
+        hashed.update(len(part).to_bytes(8, "little"))
+        hashed.update(part)
+    return hashed.hexdigest()
 
 
 def _held(kind: str, value: object, plugin: Any) -> tuple[Any, object]:
@@ -218,9 +218,8 @@ def _takes_nothing(factory: Callable[..., Any]) -> bool:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model={factory!r} cannot be called as a factory: {error}.") from error
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [one for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
-    several = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
-    return not needed and not several
+    needed = any(item.kind in kinds and item.default is inspect.Parameter.empty for item in parameters)
+    return not needed and all(item.kind is not inspect.Parameter.VAR_POSITIONAL for item in parameters)
 
 
 def _importable(value: Any) -> str | None:
@@ -228,9 +227,9 @@ def _importable(value: Any) -> str | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == MAIN or "<" in name:
         return None
-    found: Any = sys.modules.get(module)
-    if getattr(found, "__file__", None) is None:
+    importable: Any = sys.modules.get(module)
+    if getattr(importable, "__file__", None) is None:
         return None
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is value else None
+        importable = getattr(importable, part, None)
+    return f"{module}:{name}" if importable is value else None

@@ -98,8 +98,8 @@ class Run:
         """
         if "tuning" in self.result:
             return float(self.result["tuning"]["epsilon"])
-        found = self.result["epsilon"]["server"]["epsilon"]
-        return math.inf if found is None else float(found)
+        epsilon = self.result["epsilon"]["server"]["epsilon"]
+        return math.inf if epsilon is None else float(epsilon)
 
     @property
     def delta(self) -> float:
@@ -109,15 +109,15 @@ class Run:
     @property
     def accuracy(self) -> float | None:
         """Mean over silos of the final model's test accuracy; None where nothing was measured."""
-        found = self.result["test_accuracy"]["last"]
-        return None if found is None else float(found)
+        accuracy = self.result["test_accuracy"]["last"]
+        return None if accuracy is None else float(accuracy)
 
     @property
     def score(self) -> float | None:
         """Mean over silos of what the outcome is ranked by, of the final model on test records: the accuracy of
         classes, the error of a regression (`score_name`), ...; None where nothing was measured."""
-        found = self.result[score_key(self.result)]["last"]
-        return None if found is None else float(found)
+        score = self.result[score_key(self.result)]["last"]
+        return None if score is None else float(score)
 
     @property
     def score_name(self) -> str:
@@ -129,15 +129,15 @@ class Run:
         """All measures of the final model on test records, pooled and by silo, with a baseline that knows no feature
         beside each, and those of silos' own models where they have some (docs/outcomes.md); None where they were not
         made. They are computed without noise: no epsilon covers them."""
-        found: dict[str, Any] | None = self.result.get("measures")
-        return found
+        measures: dict[str, Any] | None = self.result.get("measures")
+        return measures
 
     @property
     def positive_class(self) -> str | None:
         """Of two classes the one that sensitivity, precision, F1, AUC and PR-AUC are of: the second; None of other
         outcomes, and of runs of earlier versions."""
-        found: str | None = self.result.get("positive_class")
-        return found
+        name: str | None = self.result.get("positive_class")
+        return name
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -245,10 +245,10 @@ class Run:
         return f"{self.status} after {done}, {self.score_name} {score}{_of_two_classes(self.result)}, epsilon {epsilon}"
 
     def __str__(self) -> str:
-        said = [_more(self.result), *lines_of_run(self), *lines_of_any(self)]
-        said += [*lines_of_shared_ledger(self.result), *files_of(self)]
+        lines = [_more(self.result), *lines_of_run(self), *lines_of_any(self)]
+        lines += [*lines_of_shared_ledger(self.result), *files_of(self)]
         warnings = [f"warning: {text}" for text in self.result.get("warnings", ())]
-        return "\n".join([*warnings, f"{self.result['name']}: {self._summary()}", *said])
+        return "\n".join([*warnings, f"{self.result['name']}: {self._summary()}", *lines])
 
     def _repr_html_(self) -> str:
         text, picture = html.escape(str(self)), embedded(self.plot()) if self.lines else ""
@@ -337,11 +337,11 @@ def doubts(run: Run) -> list[tuple[str, str]]:
     """("warning" or "note", text) of a model whose probabilities, or expected values, are worse than a baseline's,
     which accuracy hides, and of one that was hardly trained."""
     scores, options = [line[score_key(line)] for line in run.lines], run.config.algorithm.options
-    found = (
+    texts = (
         ("warning", worse_than_baseline(run.result, options, scores)),
         ("note", too_small_a_step(run.result, scores, options)),
     )
-    return [(kind, text) for kind, text in found if text is not None]
+    return [(kind, text) for kind, text in texts if text is not None]
 
 
 def worst_score(result: Mapping[str, Any]) -> float | None:
@@ -366,11 +366,11 @@ def _more(result: Mapping[str, Any]) -> str:
 def _of_two_classes(result: Mapping[str, Any]) -> str:
     """AUC, that of the baseline and the positive class; "" of other outcomes, or without measures."""
     measures, positive = result.get("measures"), result.get("positive_class")
-    found = (measures or {}).get("pooled") or (measures or {}).get("mean_of_silos") or {}
-    auc = found.get("own_models", found.get("model", {})).get("auc")
+    measured = (measures or {}).get("pooled") or (measures or {}).get("mean_of_silos") or {}
+    auc = measured.get("own_models", measured.get("model", {})).get("auc")
     if positive is None or auc is None:
         return ""
-    baseline = found["baseline"].get("auc")
+    baseline = measured["baseline"].get("auc")
     beside = "" if baseline is None else f"baseline {baseline:.4f}, "
     return f", AUC {auc:.4f} ({beside}positive class {positive})"
 

@@ -390,11 +390,10 @@ def rounds_saved(plan: Plan) -> list[int]:
 
 def of_one_seed(plan: Plan) -> Plan:
     """A file's runs with one public seed where they name none, so that they differ in what the variants differ in."""
-    begun = begun_seed(one.config for one in plan.variants)
+    begun = begun_seed(variant.config for variant in plan.variants)
     seed = plan.variants[0].config.public_seed if begun is None else begun
-    return replace(
-        plan, variants=tuple(replace(one, config=one.config.with_public_seed(seed)) for one in plan.variants)
-    )
+    variants = (replace(variant, config=variant.config.with_public_seed(seed)) for variant in plan.variants)
+    return replace(plan, variants=tuple(variants))
 
 
 def own_folder() -> str:
@@ -416,13 +415,13 @@ def trained_model(
         DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
     """
     block = {key: value for key, value in {"name": config.model.name, "module": config.model.module}.items() if value}
-    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.public_seed, outcome)
+    model = build_model({**block, **config.model.options}, feature_shape, num_classes, config.public_seed, outcome)
     try:
-        found.load_state_dict(load_file(files.model))
+        model.load_state_dict(load_file(files.model))
     except (OSError, SafetensorError, RuntimeError) as error:
         what = str(error).splitlines()[0]
         raise DataError(f"{files.model} cannot be loaded into the run's model: {what}") from error
-    return found.to(getattr(torch, config.runtime.dtype)).eval()
+    return model.to(getattr(torch, config.runtime.dtype)).eval()
 
 
 class _ShapeRecorder:

@@ -332,23 +332,23 @@ class RunFolder:
     def label(self) -> str | None:
         """What the file that the run is from calls it; None where that has one run only, or nobody told."""
         try:
-            found = json.loads(self.environment.read_text())["label"]
+            label = json.loads(self.environment.read_text())["label"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return None if found is None else str(found)
+        return None if label is None else str(label)
 
     def tuning(self) -> Path | None:
         """The folder of the tuning that the run is a candidate of; None of a run by itself."""
-        found = self.path.absolute().parents[2:3]
-        return next((one for one in found if (one / TUNING).is_file()), None)
+        above = self.path.absolute().parents[2:3]
+        return next((folder for folder in above if (folder / TUNING).is_file()), None)
 
     def packages_before(self, now: str) -> list[str]:
         """Digests of the package that earlier sessions of the run had, other than that of ``now``."""
         if not self.environment.exists():
             return []
         try:
-            found = json.loads(self.environment.read_text())
-            known = {str(found["package_sha256"]), *map(str, found.get("packages_before", []))}
+            environment = json.loads(self.environment.read_text())
+            known = {str(environment["package_sha256"]), *map(str, environment.get("packages_before", []))}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             known = {"unknown"}
         return sorted(known - {now})
@@ -357,11 +357,11 @@ class RunFolder:
         """The evaluations so far; a torn last line (a crash while writing) is left out."""
         if not self.metrics.exists():
             return []
-        found = []
+        lines = []
         for line in self.metrics.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-        return found
+                lines.append(json.loads(line))
+        return lines
 
     def keep_metrics(self, last_round: int) -> list[dict[str, Any]]:
         """Keep the evaluations up to a checkpoint's round; the later ones will be made again."""

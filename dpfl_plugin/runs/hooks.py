@@ -127,12 +127,14 @@ def callbacks_of(config: Config, base: Path, given: Sequence[Callback]) -> tuple
 
 def check_callbacks(given: Sequence[object], where: str) -> None:
     """Raise ConfigError unless all are callbacks."""
-    for i, one in enumerate(given):
-        if not isinstance(one, Callback):
-            hint = f"; make one: {one.__name__}()" if isinstance(one, type) else ""
-            if isinstance(one, str):
-                hint = f", such as dpfl.callbacks.TensorBoard(). To name a tracker as in a file: trackers=[{one!r}]"
-            raise ConfigError(f"{where}[{i}]={one!r} must be an instance of dpfl_plugin.callbacks.Callback{hint}.")
+    for i, callback in enumerate(given):
+        if not isinstance(callback, Callback):
+            hint = f"; make one: {callback.__name__}()" if isinstance(callback, type) else ""
+            if isinstance(callback, str):
+                hint = (
+                    f", such as dpfl.callbacks.TensorBoard(). To name a tracker as in a file: trackers=[{callback!r}]"
+                )
+            raise ConfigError(f"{where}[{i}]={callback!r} must be an instance of dpfl_plugin.callbacks.Callback{hint}.")
 
 
 def public_values(config: Config) -> dict[str, Any]:
@@ -172,28 +174,28 @@ class Calls:
 
     def begin(self, run: RunInfo) -> None:
         """A callback that cannot begin is left out from then on."""
-        for one in list(self.callbacks):
-            if not self._call(one, "on_begin", run, then="It is left out from now on"):
-                self.callbacks.remove(one)
-                self._close(one)
+        for callback in list(self.callbacks):
+            if not self._call(callback, "on_begin", run, then="It is left out from now on"):
+                self.callbacks.remove(callback)
+                self._close(callback)
 
     def round(self, info: RoundInfo) -> None:
-        for one in self.callbacks:
-            silos = info.silos if one.per_silo else None
-            epsilon = None if info.metrics is None and not one.epsilon_each_round else info.epsilon
-            self._call(one, "on_round", replace(info, silos=silos, epsilon=epsilon))
+        for callback in self.callbacks:
+            silos = info.silos if callback.per_silo else None
+            epsilon = None if info.metrics is None and not callback.epsilon_each_round else info.epsilon
+            self._call(callback, "on_round", replace(info, silos=silos, epsilon=epsilon))
 
     def end(self, shown: Callable[[bool], Mapping[str, Any]]) -> None:
         """``shown``: the result, with or without what was measured at single silos."""
-        for one in self.callbacks:
-            self._call(one, "on_end", shown(one.per_silo))
-            if (times := self._failed[id(one)]) > 1:
-                self._say(f"callback {_name(one)} failed {times} times in this session")
+        for callback in self.callbacks:
+            self._call(callback, "on_end", shown(callback.per_silo))
+            if (times := self._failed[id(callback)]) > 1:
+                self._say(f"callback {_name(callback)} failed {times} times in this session")
 
     def close(self) -> None:
         """However the session ended, also where `end` was not reached."""
-        for one in self.callbacks:
-            self._close(one)
+        for callback in self.callbacks:
+            self._close(callback)
         self.callbacks = []
 
     def _close(self, callback: Callback) -> None:
@@ -232,8 +234,8 @@ class Hooks:
     def __init__(self, reporter: Reporter, folder: RunFolder, callbacks: Sequence[Callback] = ()) -> None:
         self._reporter, self._folder = reporter, folder
         self._calls = Calls(callbacks, self.note, lambda text: folder.append(folder.log, text))
-        self.given = 0 if not callbacks else 2 if any(one.per_silo for one in callbacks) else 1
-        self._each_round = any(one.epsilon_each_round for one in callbacks)
+        self.given = 0 if not callbacks else 2 if any(callback.per_silo for callback in callbacks) else 1
+        self._each_round = any(callback.epsilon_each_round for callback in callbacks)
         self._has_begun = self._said_hidden = False
         self._account: PrivacyAccount | None = None
         self._whoever = False
@@ -305,11 +307,11 @@ class Hooks:
     def _spent(self, known: Mapping[str, float | None] | None) -> dict[str, float | None]:
         """Epsilon so far; where a statement may be of outsiders who do not know who took part, whoever did."""
         assert self._account is not None
-        found = dict(self._account.so_far() if known is None else known)
+        epsilon = dict(self._account.so_far() if known is None else known)
         if self._whoever:
             worst = self._account.epsilon_ahead("server")
-            found["server"] = worst if math.isfinite(worst) else None
-        return found
+            epsilon["server"] = worst if math.isfinite(worst) else None
+        return epsilon
 
     def end(self) -> None:
         self._reporter.end()

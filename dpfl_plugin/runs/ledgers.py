@@ -85,7 +85,7 @@ def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | 
 
 def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> None:
     """Take the lock of a shared ledger, once the run that has it lets go."""
-    began, said = time.monotonic(), -math.inf
+    began, noted_at = time.monotonic(), -math.inf
     _check_machine(path, lock)
     while True:
         try:
@@ -97,8 +97,8 @@ def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> N
                 how = f" Waited {waited:.0f} s for it." if wait.seconds else ""
                 more = "Wait for that run (longer: dpfl run --ledger-wait SECONDS), or end it."
                 raise LedgerBusyError(f"{error}{how} {more}") from error
-            if waited - said >= SAY_SECONDS:
-                said = waited
+            if waited - noted_at >= SAY_SECONDS:
+                noted_at = waited
                 most = "until it ends" if math.isinf(wait.seconds) else f"up to {wait.seconds:g} s (--ledger-wait)"
                 wait.say(f"{error} Waiting for it {most}; {waited:.0f} s so far.")
         time.sleep(min(LOOK_SECONDS, wait.seconds))
@@ -244,11 +244,11 @@ def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
     # Before the ledger, which may grow meanwhile.
     # An older version has it in the statement itself.
     last = folder.details if folder.details.exists() else folder.statement
-    facts, said = load_facts(folder.checkpoint), _read_statement(last)
+    facts, stated = load_facts(folder.checkpoint), _read_statement(last)
     ledger = Ledger.open(folder.ledger, append=False)
     _check_end(folder.ledger, len(ledger), 0 if facts is None else int(facts["charges"]), "the checkpoint")
-    if said is not None:
-        num_charges, head = said
+    if stated is not None:
+        num_charges, head = stated
         _check_end(folder.ledger, len(ledger), num_charges, last.name)
         if not ledger.holds(head):
             raise LedgerError(
@@ -276,11 +276,11 @@ def _read_statement(path: Path) -> tuple[int, str] | None:
     if not path.exists():
         return None
     try:
-        said = json.loads(path.read_text())
-        if "head" not in said and str(said["guarantee"]).startswith("void"):
+        document = json.loads(path.read_text())
+        if "head" not in document and str(document["guarantee"]).startswith("void"):
             return None
-        in_ledger = said["counted"]["in_ledger"] if "counted" in said else said["num_charges"]
-        return int(in_ledger), str(said["head"])
+        in_ledger = document["counted"]["in_ledger"] if "counted" in document else document["num_charges"]
+        return int(in_ledger), str(document["head"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         path = path.with_name("details.json") if isinstance(error, KeyError) else path  # which alone has the last line
         raise DataError(
@@ -288,10 +288,10 @@ def _read_statement(path: Path) -> tuple[int, str] | None:
         ) from error
 
 
-def _check_end(path: Path, held: int, known: int, knower: str) -> None:
-    if held < known:
+def _check_end(path: Path, num_charges: int, known: int, source: str) -> None:
+    if num_charges < known:
         raise LedgerError(
-            f"{path} holds {held} charges where {knower} knows of {known}: its end is missing, and "
+            f"{path} holds {num_charges} charges where {source} knows of {known}: its end is missing, and "
             "without it no epsilon can be stated. Restore the file from a copy."
         )
 
@@ -307,26 +307,28 @@ def _add_missing(own: Ledger, shared: Ledger, noise: str) -> None:
         )
 
 
-def is_known(found: Checkpoint | None, charge: Charge) -> bool:
+def is_known(checkpoint: Checkpoint | None, charge: Charge) -> bool:
     """Whether what was released beside the rounds is in the checkpoint: then it is not released again."""
-    if found is None:
+    if checkpoint is None:
         return False
     if charge.kind == "score":
-        return any(charge.round == int(at) for at, _ in found.facts.get("scores", ()))
+        return any(charge.round == int(at) for at, _ in checkpoint.facts.get("scores", ()))
     if charge.kind != "statistics":
         return False
     from dpfl_plugin.federation.scaled_records import SUMS  # which imports torch: ledgers are read without it
 
-    return SUMS in found.server
+    return SUMS in checkpoint.server
 
 
-def made_again(own: Iterable[Charge], found: Checkpoint | None) -> str:
+def made_again(own: Iterable[Charge], checkpoint: Checkpoint | None) -> str:
     """What of the ledger was released after the checkpoint, in words; nothing where a run was only paused there."""
-    first = 0 if found is None else found.rounds
+    first = 0 if checkpoint is None else checkpoint.rounds
     later = [
-        one for one in own if one.round >= first and not one.noise_id.startswith(NOT_RUN) and not is_known(found, one)
+        charge
+        for charge in own
+        if charge.round >= first and not charge.noise_id.startswith(NOT_RUN) and not is_known(checkpoint, charge)
     ]
-    rounds = len({one.round for one in later if one.kind not in BESIDE_ROUNDS})
+    rounds = len({charge.round for charge in later if charge.kind not in BESIDE_ROUNDS})
     counted = [f"{rounds} round{'s' * (rounds != 1)}"] if rounds else []
     return ", ".join([*counted, *(name for kind, name in BESIDE_ROUNDS.items() if any(kind == c.kind for c in later))])
 

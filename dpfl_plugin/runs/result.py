@@ -113,7 +113,7 @@ def write_result(
     hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None
     notes += [STAYED] if hidden else []
     in_words = [LEFT_OUT.format("entries")] if left_out else []  # the model's code may choose by records which they are
-    said = _stated(run, account, progress, outcome, [*notes, *in_words], facts)
+    document = _stated(run, account, progress, outcome, [*notes, *in_words], facts)
     notes += [LEFT_OUT.format(", ".join(left_out))] if left_out else []
     notes += [DERIVED.format(", ".join(parts.state.derived))] if parts.state.derived else []
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
@@ -122,13 +122,13 @@ def write_result(
     notes += [_loss_in_words(loss) for loss in progress.losses]
     if final.measures is not None and (final.measures["pooled"] or {"model": {}})["model"].get("c_index", 0) is None:
         notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
-    result = _result(run, progress, outcome, final, lines, notes, said)
+    result = _result(run, progress, outcome, final, lines, notes, document)
     result["code"] = dict(run.code)
     if final.by_silo:
-        folder.write(folder.silos, _table_of_silos(final.by_silo, parts, said["silos"] or ()))
-    write_statement(folder, said)
+        folder.write(folder.silos, _table_of_silos(final.by_silo, parts, document["silos"] or ()))
+    write_statement(folder, document)
     folder.write(folder.result, to_json(result))
-    return result, said
+    return result, document
 
 
 def _stated(
@@ -145,7 +145,7 @@ def _stated(
     ended = [text for cause, text in ENDED_EARLY.items() if cause == outcome.cause]
     if outcome.status == "failed":
         fail(account)
-    said = statement(
+    document = statement(
         config,
         account,
         rules=parts.rules,
@@ -165,9 +165,9 @@ def _stated(
         revealed=facts["revealed"],
         held_by=facts["held_by"],
     )
-    for row in said["silos"] or ():
+    for row in document["silos"] or ():
         row["num_test_records"] = parts.num_test_records[row["silo"]]
-    return said
+    return document
 
 
 def _result(
@@ -177,9 +177,9 @@ def _result(
     final: Ended,
     lines: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
-    said: Mapping[str, Any],
+    document: Mapping[str, Any],
 ) -> Result:
-    """What `result.json` holds: ``lines`` are the run's metrics, ``said`` its statement."""
+    """What `result.json` holds: ``lines`` are the run's metrics, ``document`` its statement."""
     config, parts = run.config, run.parts
     return {
         "schema": RESULT_SCHEMA,
@@ -203,21 +203,21 @@ def _result(
         "measures": final.measures,
         "silos": _of_silos(final.by_silo, parts.outcome),
         "silo_names": {str(silo): name for silo, name in sorted(parts.names.items())},
-        "dearest_silo": _dearest(said["views"], said["silos"]),
+        "dearest_silo": _dearest(document["views"], document["silos"]),
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         **_private_evaluation(config, parts, progress),
         **_statistics(config, parts, progress),
         "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
-        "warnings": [text for text in said["warnings"] if not text.startswith(SIMULATION[:25])],
-        "epsilon": said["views"],
+        "warnings": [text for text in document["warnings"] if not text.startswith(SIMULATION[:25])],
+        "epsilon": document["views"],
         "not_covered": not_covered(config),
-        "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
+        "earlier_runs": None if document["shared"] is None else document["shared"]["num_runs"],
         **(
             {}
-            if said["shared"] is None
-            else {f"{kind}_total": said["shared"][kind] for kind in ("adaptive", "planned")}
+            if document["shared"] is None
+            else {f"{kind}_total": document["shared"][kind] for kind in ("adaptive", "planned")}
         ),
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
@@ -225,7 +225,7 @@ def _result(
         "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(final.model),
-        **({"tuning": said["tuning"]} if "tuning" in said else {}),
+        **({"tuning": document["tuning"]} if "tuning" in document else {}),
         "notes": list(notes),
         "folder": str(run.folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -291,8 +291,8 @@ def _table_of_silos(by_silo: dict[int, SiloMetrics], parts: Parts, spent: Sequen
         spent: by each silo, as the statement says; shown where silos have budgets or noise of their own.
     """
     of = {
-        one["silo"]: {key: one[key] for key in ("epsilon", "budget", "noise_multiplier") if "budget" in one}
-        for one in spent
+        row["silo"]: {key: row[key] for key in ("epsilon", "budget", "noise_multiplier") if "budget" in row}
+        for row in spent
     }
     num_tested = _num_tested(parts)
     return csv_text(
@@ -343,13 +343,17 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
     shares = zip(planner.weights_of(there), counts, strict=True)
     std = scores.noise_multiplier * scores.sensitivity(parts.rules.neighbouring)
     noise = math.sqrt(math.fsum((weight * std / count) ** 2 for weight, count in shares))
-    found: dict[str, Any] = {"scores": progress.scores, "noise_multiplier": scores.noise_multiplier, "noise_std": noise}
+    entry: dict[str, Any] = {
+        "scores": progress.scores,
+        "noise_multiplier": scores.noise_multiplier,
+        "noise_std": noise,
+    }
     if scores.bins:
-        found["noise_std"] = noise * math.sqrt(scores.bins)  # an accuracy is the sum of so many shares
+        entry["noise_std"] = noise * math.sqrt(scores.bins)  # an accuracy is the sum of so many shares
         pairs = list(zip(progress.scores, progress.histograms, strict=True))
-        found["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
-        found["histograms"] = {"noise_std": noise, "shares": progress.histograms}
-    return {"private_evaluation": found}
+        entry["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
+        entry["histograms"] = {"noise_std": noise, "shares": progress.histograms}
+    return {"private_evaluation": entry}
 
 
 def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:

@@ -85,13 +85,13 @@ class Trained:
         config = config.with_public_seed(int(result["seed"]))
         notes = check_shown(folder, config)
         _check_steps(config)
-        found = result.get("inputs")
-        if found is None:
+        inputs = result.get("inputs")
+        if inputs is None:
             raise UnsupportedError(
                 f"{folder.result} does not say what the records were (their columns, in order): the run was made "
                 "by an earlier version. Run its configuration again with another out."
             )
-        return cls(folder, config, base, result, inputs_of(found), tuple(notes))
+        return cls(folder, config, base, result, inputs_of(inputs), tuple(notes))
 
     @property
     def outcome(self) -> Outcome:
@@ -101,8 +101,8 @@ class Trained:
     @property
     def scaling(self) -> Scaling | None:
         """By what released statistics records were scaled; None where they were not."""
-        found = self.result.get("private_statistics")
-        return None if found is None else Scaling.of(found["scaling"])
+        statistics = self.result.get("private_statistics")
+        return None if statistics is None else Scaling.of(statistics["scaling"])
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -115,15 +115,15 @@ class Trained:
         return tuple(map(str, range(self.inputs.num_classes)))
 
 
-def inputs_of(found: Mapping[str, Any]) -> Inputs:
+def inputs_of(inputs: Mapping[str, Any]) -> Inputs:
     """From `result.json`."""
     return Inputs(
-        tuple(found["shape"]),
-        int(found["num_classes"]),
-        tuple(found["columns"]),
-        tuple(found["classes"]),
-        tuple(found.get("backbones", ())),
-        label_type=found.get("label_type", "text"),  # of a run by an earlier version
+        tuple(inputs["shape"]),
+        int(inputs["num_classes"]),
+        tuple(inputs["columns"]),
+        tuple(inputs["classes"]),
+        tuple(inputs.get("backbones", ())),
+        label_type=inputs.get("label_type", "text"),  # of a run by an earlier version
     )
 
 
