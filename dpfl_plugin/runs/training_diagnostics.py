@@ -12,10 +12,10 @@ from typing import Any, Final
 
 # What to say of them, where a model is worse than the baseline; the first that a result has counts.
 MEANS: Final = {
-    "log_loss": "its probabilities mean nothing",
-    "brier": "its probabilities mean nothing",
-    "deviance": "what it expects means nothing",
-    "rmse": "what it expects means nothing",
+    "log_loss": "its probabilities are no better than a constant",
+    "brier": "its probabilities are no better than a constant",
+    "deviance": "its predictions are no better than a constant",
+    "rmse": "its predictions are no better than a constant",
 }
 FEWER: Final = 10  # times smaller is the step that is proposed
 MORE: Final = 3  # times larger
@@ -40,17 +40,17 @@ def too_small_a_step(
     key = _step(algorithm)
     if key is None or _went_too_far(result) or _knows_how_rare(result):
         return None
-    seen = []
-    if _says_one_class(_found(result).get("model", {}).get("confusion_matrix")):
-        seen.append("the model says the same class of every test record")
+    signs = []
+    if _says_one_class(_measured(result).get("model", {}).get("confusion_matrix")):
+        signs.append("the model says the same class of every test record")
     measures = result.get("measures") or {}
     alike = _constant(scores, _of_baseline(result), higher_is_better=measures.get("higher_is_better", True))
     if len(scores) >= FEWEST and 2 * alike >= len(scores):
-        seen.append(f"the score was that of a constant model in {alike} of {len(scores)} evaluations")
-    if not seen:
+        signs.append(f"the score was that of a constant model in {alike} of {len(scores)} evaluations")
+    if not signs:
         return None
     step = algorithm[key]
-    return f"{', and '.join(seen)}: the step may be too small. Try algorithm.{key}={MORE * step:.2g}"
+    return f"{', and '.join(signs)}: the step may be too small. Try algorithm.{key}={MORE * step:.2g}"
 
 
 def _says_one_class(confusion: Sequence[Sequence[int]] | None) -> bool:
@@ -63,7 +63,7 @@ def _says_one_class(confusion: Sequence[Sequence[int]] | None) -> bool:
 def _of_baseline(result: Mapping[str, Any]) -> list[float]:
     """Its scores, of all test records and in the mean over silos, as evaluations have it."""
     measures = result.get("measures") or {}
-    tables = [_found(result), *(measures.get("silos") or {}).values()]
+    tables = [_measured(result), *(measures.get("silos") or {}).values()]
     pooled, *silos = ((one.get("baseline") or {}).get(measures.get("ranked_by")) for one in tables)
     known = [score for score in silos if score is not None]
     return [*([] if pooled is None else [pooled]), *([math.fsum(known) / len(known)] if known else [])]
@@ -76,13 +76,13 @@ def _constant(scores: Sequence[float | None], baseline: Sequence[float], *, high
     Later ones that are alike are none, nor are better ones: training may have converged.
     """
     known = [score for score in scores if score is not None]
-    same = sum(any(math.isclose(score, one) for one in baseline) for score in known)
+    same = sum(any(math.isclose(score, value) for value in baseline) for score in known)
     stayed = sum(1 for _ in itertools.takewhile(lambda score: score == known[0], known))
-    worse = stayed and any(known[0] < one if higher_is_better else known[0] > one for one in baseline)
+    worse = stayed and any(known[0] < value if higher_is_better else known[0] > value for value in baseline)
     return max(same, stayed if worse else 0)
 
 
-def _found(result: Mapping[str, Any]) -> Mapping[str, Any]:
+def _measured(result: Mapping[str, Any]) -> Mapping[str, Any]:
     measures = result.get("measures") or {}
     return measures.get("pooled") or measures.get("mean_of_silos") or {}
 
@@ -109,17 +109,17 @@ def worse_than_baseline(
     if value <= known:
         return None
     ranked = name == (result.get("measures") or {}).get("ranked_by")
-    mend = _by_scores(scores, algorithm) if ranked else _mend(value, _untrained(name, result), algorithm)
+    fix = _by_scores(scores, algorithm) if ranked else _step_advice(value, _untrained(name, result), algorithm)
     return (
         f"the model's {name.replace('_', ' ')} {value:.4g} is worse than that of a baseline without features, "
-        f"{known:.4g}: {MEANS[name]}. {mend}"
+        f"{known:.4g}: {MEANS[name]}. {fix}"
     )
 
 
 def _judged(result: Mapping[str, Any]) -> tuple[str, float, float] | None:
     """(measure, the model's, the baseline's), of the first of `MEANS` that both have."""
-    found = _found(result)
-    model, baseline = found.get("own_models", found.get("model", {})), found.get("baseline", {})
+    measured = _measured(result)
+    model, baseline = measured.get("own_models", measured.get("model", {})), measured.get("baseline", {})
     for name in MEANS:
         if model.get(name) is not None and baseline.get(name) is not None:
             return name, model[name], baseline[name]
@@ -134,7 +134,7 @@ def _went_too_far(result: Mapping[str, Any]) -> bool:
 
 def _knows_how_rare(result: Mapping[str, Any]) -> bool:
     """Whether most test records are of one class, and the model's probabilities better than before its first round."""
-    judged, records = _judged(result), list(map(sum, _found(result).get("model", {}).get("confusion_matrix") or ()))
+    judged, records = _judged(result), list(map(sum, _measured(result).get("model", {}).get("confusion_matrix") or ()))
     if judged is None or not records or max(records) < MOST * sum(records):
         return False
     return judged[1] < (1 - CLOSE) * _untrained(judged[0], result)
@@ -154,14 +154,14 @@ def _by_scores(scores: Sequence[float | None], algorithm: Mapping[str, Any]) -> 
         return "Other step sizes, more rounds or a larger epsilon may help."
     step, best, half = algorithm[key], min(known), known[len(known) // 2]
     if known[-1] <= (1 + CLOSE) * best < known[0] and known[-1] > (1 - CLOSE) * half:
-        return "It hardly fell any more: more rounds, other features or a larger epsilon may help."
+        return "Training had converged: other features or a larger epsilon may help."
     if known[-1] <= (1 + CLOSE) * best < known[0]:
         return f"It was still falling: more rounds or a larger step may help: algorithm.{key}={MORE * step:.2g}"
     fewer = FEWER if known[-1] > known[0] else MORE
     return f"The mean of silos was {best:.3g} before: a smaller step may help: algorithm.{key}={step / fewer:.2g}"
 
 
-def _mend(value: float, untrained: float, algorithm: Mapping[str, Any]) -> str:
+def _step_advice(value: float, untrained: float, algorithm: Mapping[str, Any]) -> str:
     """Training that went away from where it began took steps too large; one that did not may have gone too short."""
     key = _step(algorithm)
     if key is None:
