@@ -29,8 +29,7 @@ from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.plugin_errors import trace
-from dpfl_plugin.runs.plugins import build_plugin
+from dpfl_plugin.runs.plugins import build_plugin, traceback_of
 
 LOGGED: Final = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
 METRICS: Final = (*LOGGED, "gradient_dissimilarity")
@@ -211,7 +210,7 @@ class Calls:
         except Exception as error:  # whatever it does, the run's data come first
             self._failed[id(callback)] += 1
             if self._failed[id(callback)] == 1:
-                self._log(trace(error))
+                self._log(traceback_of(error))
                 what = f"callback {_name(callback)} failed in {event}: {told(error)}"
                 self._say(f"warning: {what}. The run continues. {then}")
             return False

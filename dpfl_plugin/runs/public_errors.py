@@ -23,7 +23,7 @@ from dpfl_plugin.errors import (
     RecordKindError,
     UnplannedError,
 )
-from dpfl_plugin.runs import plugin_errors
+from dpfl_plugin.runs.plugins import plugin_frame
 
 FAILED: Final = "it failed, and its own log says why"
 _Told = LimitError | MemoryShortError | NoFileError | RecordKindError
@@ -80,10 +80,10 @@ def kind_and_place(error: BaseException, plugins: Sequence[object]) -> str:
     """ "ValueError in plugin package.module:name (file.py, line 3)", or in the file where it was raised first.
 
     Args:
-        plugins: see `plugin_errors.through`.
+        plugins: see `plugins.plugin_frame`.
     """
     first = list(_chain(error))[-1]
-    name, found = name_of(error), plugin_errors.through(first, plugins)
+    name, found = name_of(error), plugin_frame(first, plugins)
     if found is not None:
         return f"{name} in plugin {found.name} ({_shown(found.file)}, line {found.line})"
     frame = _last_frame(first, besides=_ERRORS) or _last_frame(error)

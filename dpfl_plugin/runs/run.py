@@ -40,7 +40,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.registered import Joint, Registration
 from dpfl_plugin.runs import checkpoint as checkpoints
-from dpfl_plugin.runs import environment, plugin_errors
+from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import Checkpoint
 from dpfl_plugin.runs.existing_run import (
@@ -64,6 +64,7 @@ from dpfl_plugin.runs.ledgers import (
     made_again,
     open_ledgers,
 )
+from dpfl_plugin.runs.plugins import plugin_fault, traceback_of
 from dpfl_plugin.runs.prepare import (
     PreparedRun,
     Stage,
@@ -368,10 +369,10 @@ class ActiveRun:
                 )
                 raise DeviceError(f"round {progress.rounds + 1}: {where}{text}. {hint} resume.") from error
             known = isinstance(error, SiloError | ChangedError)
-            fault = str(error) if known else plugin_errors.place(error, self.parts.plugins)
+            fault = str(error) if known else plugin_fault(error, self.parts.plugins)
             if fault is None:
                 raise
-            folder.append(folder.log, plugin_errors.trace(error))
+            folder.append(folder.log, traceback_of(error))
             elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
             reason = f"round {progress.rounds + 1}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
             self.loop.checkpoint(progress)
