@@ -13,7 +13,7 @@ from dpfl_plugin.cli.privacy_commands import AsJson, Settings
 from dpfl_plugin.errors import printable
 
 if TYPE_CHECKING:
-    from dpfl_plugin.api.folder import Outcome, Waiting
+    from dpfl_plugin.api.shared_folder import Outcome, Waiting
 
 DEPLOY = "A federation over a shared folder (docs/folder.md)"
 WAITING = 6  # exit code: others have to do something first
@@ -58,7 +58,7 @@ def server(
     6 waiting for silos (--once).
     """
     from dpfl_plugin.api.experiment import Experiment
-    from dpfl_plugin.api.folder import serve
+    from dpfl_plugin.api.shared_folder import serve
 
     _log()
     seconds = None if patience is None else 3600 * patience
@@ -87,7 +87,7 @@ def silo(
     or budgets are spent, 4 interrupted, 6 waiting for the server (--once).
     """
     from dpfl_plugin.api.experiment import Experiment
-    from dpfl_plugin.api.folder import work
+    from dpfl_plugin.api.shared_folder import work
 
     _log()
     experiment = Experiment(config, tuple(settings or ()))
@@ -112,7 +112,7 @@ def new_key(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where NAME.key is put.")] = Path(),
 ) -> None:
     """Make a secret key, which never leaves this machine, and print its line for the list of members."""
-    from dpfl_plugin.api.folder import new_key_file
+    from dpfl_plugin.api.shared_folder import new_key_file
 
     path, line = new_key_file(name, out)
     print(f"dpfl: {path} is secret: whoever has it can speak for {name}. For the list of members:", file=sys.stderr)
@@ -124,7 +124,7 @@ def show_keys(
     file: Annotated[Path, typer.Argument(help="The list of members, or a secret key.")], json: AsJson = False
 ) -> None:
     """Print public keys and their fingerprints, to be compared by telephone."""
-    from dpfl_plugin.api.folder import public_keys
+    from dpfl_plugin.api.shared_folder import public_keys
     from dpfl_plugin.runs.folder import to_json
 
     found = public_keys(file)
@@ -140,7 +140,7 @@ def _say(text: str) -> None:
 
 
 def _end(found: Outcome | Waiting) -> None:
-    from dpfl_plugin.api.folder import Waiting
+    from dpfl_plugin.api.shared_folder import Waiting
 
     if isinstance(found, Waiting):
         _say(f"waiting for {found.what}")
