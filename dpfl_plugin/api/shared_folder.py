@@ -35,7 +35,7 @@ FIRST_SAID, MOST_SAID = 30.0, 3600.0  # seconds between two lines on who is wait
 EXIT: Final = {"done": 0, "budget_exhausted": 3, "refused": 3}
 
 Say = Callable[[str], None]
-Found = TypeVar("Found")
+Event = TypeVar("Event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ def public_keys(path: Path) -> dict[str, tuple[str, str]]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
     if secret:
-        mine = SecretKey.read(path).public
-        return {path.stem: (mine.text, mine.fingerprint)}
+        public = SecretKey.read(path).public
+        return {path.stem: (public.text, public.fingerprint)}
     members = Members.of(mapping_in(path.read_text(encoding="utf-8"), path), str(path))
     return {name: (key.text, key.fingerprint) for name, key in members.keys.items()}
 
@@ -124,24 +124,24 @@ def serve(
         raise ConfigError(f"{key} is the key of {name}, and a server is wanted: name that of the server.")
     for note in project.notes:
         say(note)
-    with FolderServer(folder, listed, secret, project.agreement, project.model, own, patience=patience) as it:
-        if it.server.status != "running":
-            say(over_before(own, it.server.summary()))
-        told = 0
+    with FolderServer(folder, listed, secret, project.agreement, project.model, own, patience=patience) as site:
+        if site.server.status != "running":
+            say(over_before(own, site.server.summary()))
+        rounds_noted = 0
 
         def look() -> Waiting | None:
-            nonlocal told
-            found = it.step()
-            if it.server.rounds > told:
-                told = it.server.rounds
-                say(f"round {told} of {config.rounds or 'as many as the budget allows'} is done")
-            return None if found is None else Waiting(_server_waits(found))
+            nonlocal rounds_noted
+            waits = site.step()
+            if site.server.rounds > rounds_noted:
+                rounds_noted = site.server.rounds
+                say(f"round {rounds_noted} of {config.rounds or 'as many as the budget allows'} is done")
+            return None if waits is None else Waiting(_server_waits(waits))
 
         waiting = _until(look, once, say, sleep)
         if waiting is not None:
             return waiting
-        it.server.write_to(project.model)
-        summary = it.server.summary()
+        site.server.write_to(project.model)
+        summary = site.server.summary()
     state = {name: value.detach().cpu().contiguous() for name, value in project.model.state_dict().items()}
     write_atomic(own / MODEL, save(state))
     return Outcome(summary["status"], f"{is_over(own, summary)}\nthe model is in {own / MODEL}")
@@ -192,15 +192,15 @@ def work(
         if limits is None and not isinstance(error, LimitError):
             raise
         say(f"{name}: {error} The server is told when it asks.")  # that it does not take part, as silence would, too
-        it = at(None, None, None, own, surroundings=where, refused=error)
+        site = at(None, None, None, own, surroundings=where, refused=error)
     else:
         for note in project.notes:
             say(f"records: {note}")
-        it = at(project.agreement, project.model, train, own, surroundings=where)
+        site = at(project.agreement, project.model, train, own, surroundings=where)
 
     def look() -> Waiting | Outcome:
-        found = it.step()
-        return _silo_outcome(name, found) if isinstance(found, Over) else Waiting(_silo_waits(found))
+        event = site.step()
+        return _silo_outcome(name, event) if isinstance(event, Over) else Waiting(_silo_waits(event))
 
     return _until(look, once, say, sleep)
 
@@ -209,42 +209,42 @@ def _surroundings(simulation: bool) -> Surroundings:
     return "simulation" if simulation else "deployment"
 
 
-def _until(look: Callable[[], Found], once: bool, say: Say, sleep: Callable[[float], None]) -> Found | Waiting:
+def _until(look: Callable[[], Event], once: bool, say: Say, sleep: Callable[[float], None]) -> Event | Waiting:
     """Look at the folder until something else than `Waiting` is found, at growing intervals; say what is waited for."""
-    last, poll, said_at, pause = "", LEAST_POLL, 0.0, FIRST_SAID
+    last_wait, poll, said_at, pause = "", LEAST_POLL, 0.0, FIRST_SAID
     began = time.monotonic()
     while True:
-        found: Found | Waiting
+        event: Event | Waiting
         try:
-            found = look()
+            event = look()
         except SharedFolderError as error:
             if once:
                 raise
-            found = Waiting(f"{system_says(error)}; it is tried again")
+            event = Waiting(f"{system_says(error)}; it is tried again")
         except BusyError as error:
             if not once:
                 raise
-            found = Waiting(f"one of this site's own, that began before: {error}")  # as cron starts them
-        if once or not isinstance(found, Waiting):
-            return found
+            event = Waiting(f"one of this site's own, that began before: {error}")  # as cron starts them
+        if once or not isinstance(event, Waiting):
+            return event
         now = time.monotonic()
-        if found.what != last:
-            say(f"waiting for {found.what}")
-            last, poll, said_at, pause, began = found.what, LEAST_POLL, now, FIRST_SAID, now
+        if event.what != last_wait:
+            say(f"waiting for {event.what}")
+            last_wait, poll, said_at, pause, began = event.what, LEAST_POLL, now, FIRST_SAID, now
         elif now - said_at >= pause:
-            say(f"waiting for {found.what}, for {duration(now - began)} so far")
+            say(f"waiting for {event.what}, for {duration(now - began)} so far")
             said_at, pause = now, min(2 * pause, MOST_SAID)
         sleep(poll)
         poll = min(GROWS * poll, MOST_POLL)
 
 
-def _server_waits(found: ServerWaits) -> str:
-    silos = ", ".join(f"{name} ({found.odd[name]})" if name in found.odd else name for name in found.silos)
-    return f"{silos}: round {found.round}, asked at {utc(found.since)}"
+def _server_waits(waits: ServerWaits) -> str:
+    silos = ", ".join(f"{name} ({waits.odd[name]})" if name in waits.odd else name for name in waits.silos)
+    return f"{silos}: round {waits.round}, asked at {utc(waits.since)}"
 
 
-def _silo_waits(found: SiloWaits) -> str:
-    return f"{found.what} (round {found.round} is answered)" if found.round else found.what
+def _silo_waits(waits: SiloWaits) -> str:
+    return f"{waits.what} (round {waits.round} is answered)" if waits.round else waits.what
 
 
 def _silo_outcome(name: str, over: Over) -> Outcome:
