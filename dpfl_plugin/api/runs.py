@@ -195,8 +195,7 @@ class Run:
             DataError: its file is missing or damaged; ConfigError: the code that it is built from is missing, or, of a
                 run by an earlier version, the records.
         """
-        from dpfl_plugin.api.training import trained_model
-        from dpfl_plugin.runs.predictions import shape_of
+        from dpfl_plugin.runs.predictions import shape_of, trained_model
 
         config, base = self.config, base_of(self._files.config)
         known = self.shape is not None or self.result.get("inputs") is not None

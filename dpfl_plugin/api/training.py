@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Final, Unpack
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from dpfl_plugin import own_folders
@@ -27,12 +25,10 @@ from dpfl_plugin.config.keys import RunKeys, shows
 from dpfl_plugin.config.load import Plan, Variant, base_of, configure, in_file, load
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError, DataError, TrainingError, require
 from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.interrupts import Stop, stopping
-from dpfl_plugin.models.build import build_model
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.build import Parts
@@ -404,24 +400,6 @@ def own_folder() -> str:
         number += 1
         folder = f"{name}-{number}"
     return folder
-
-
-def trained_model(
-    files: RunFolder, config: Config, feature_shape: tuple[int, ...], num_classes: int, outcome: Outcome
-) -> nn.Module:
-    """The model of a run's folder, in eval mode.
-
-    Raises:
-        DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
-    """
-    block = {key: value for key, value in {"name": config.model.name, "module": config.model.module}.items() if value}
-    model = build_model({**block, **config.model.options}, feature_shape, num_classes, config.public_seed, outcome)
-    try:
-        model.load_state_dict(load_file(files.model))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        what = str(error).splitlines()[0]
-        raise DataError(f"{files.model} cannot be loaded into the run's model: {what}") from error
-    return model.to(getattr(torch, config.runtime.dtype)).eval()
 
 
 class _ShapeRecorder:

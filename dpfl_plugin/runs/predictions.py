@@ -24,6 +24,7 @@ from dpfl_plugin.measures.tables import Table, table
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.backbone import MORE_STEPS, without_cache
+from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.prediction_input import PredictionInput
 from dpfl_plugin.runs.setting import federate, steps_of
@@ -77,7 +78,7 @@ def predict(trained: Trained, records: PredictionInput, *, made_up: bool = False
     silo = Silo(x[:1].copy(), labels[:1].copy(), x, labels.copy())
     federation = _preprocessed(config, trained.base, trained.inputs, outcome, silo, names)
     check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
-    model = _model(trained, silo.test_x.shape[1:], federation)
+    model = trained_model(trained.folder, config, silo.test_x.shape[1:], federation.num_classes, federation.outcome)
     fed = _fed(trained, silo.test_x)
     if not made_up:
         _check_fields(model, fed, records.lines)
@@ -155,15 +156,22 @@ def _names(federation: Federation) -> tuple[str, ...]:
     return federation.class_names if outcome.has_classes or outcome.kind == "multi_label" else ()
 
 
-def _model(trained: Trained, shape: tuple[int, ...], federation: Federation) -> torch.nn.Module:
-    """As it was trained, in eval mode."""
-    config, folder = trained.config, trained.folder
-    block, seed = model_block(config.model), config.public_seed
-    model = build_model(block, shape, federation.num_classes, seed, federation.outcome).eval()
+def trained_model(
+    folder: RunFolder, config: Config, shape: tuple[int, ...], num_classes: int, outcome: Outcome
+) -> torch.nn.Module:
+    """The model of a run's folder, in eval mode.
+
+    Args:
+        shape: of a record's features, after preprocessing.
+
+    Raises:
+        DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
+    """
+    model = build_model(model_block(config.model), shape, num_classes, config.public_seed, outcome).eval()
     try:
         model.to(getattr(torch, config.runtime.dtype)).load_state_dict(load_file(folder.model))
     except (RuntimeError, SafetensorError, OSError) as error:
-        raise DataError(f"{folder.model} does not fit the model that {folder.config} names: {told(error)}.") from error
+        raise DataError(f"{folder.model} cannot be loaded into the run's model: {told(error)}.") from error
     return model
 
 
