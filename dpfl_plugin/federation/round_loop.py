@@ -19,13 +19,13 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.federation.evaluations import Evaluations
-from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.rehearsal import rehearsal
 from dpfl_plugin.federation.runtime import Runtime, SilosLost
 from dpfl_plugin.federation.silo_group import SiloMetrics
+from dpfl_plugin.federation.statistics_round import StatisticsRound
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.federation.summaries import means
 from dpfl_plugin.federation.survivors import Survivors, TooFewSilosError
@@ -70,7 +70,7 @@ class RoundLoop:
     evaluated: int = 0
     fresh: bool = False
     score: str = CLASSES.score
-    first: FirstRound | None = None
+    first: StatisticsRound | None = None
     stopping: Stopping | None = None
     personalise: PersonaliseConfig | None = None
     min_silos: int = 1

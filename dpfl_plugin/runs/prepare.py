@@ -59,7 +59,7 @@ PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is estimated
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TuningStage:
     """How far a candidate is trained now.
 
     Attributes:
@@ -106,7 +106,7 @@ class PreparedRun:
     coins: str
     label: str | None = None
     clock: Stopwatch = STOPPED
-    stage: Stage | None = None
+    stage: TuningStage | None = None
     slots: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
     reuses: Sequence[tuple[str, Slots, Slots]] = ()
 

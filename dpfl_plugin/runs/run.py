@@ -22,7 +22,6 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ChangedError, ConfigError, DeviceError, MemoryShortError, SiloError
-from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice, is_device_failure
 from dpfl_plugin.federation.memory import text as memory_text
 from dpfl_plugin.federation.outcome import Cause, Outcome
@@ -31,6 +30,7 @@ from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import Runtime
 from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import SiloMetrics, begun
+from dpfl_plugin.federation.statistics_round import StatisticsRound
 from dpfl_plugin.federation.survivors import TooFewSilosError
 from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.privacy.account import PrivacyAccount
@@ -67,7 +67,7 @@ from dpfl_plugin.runs.ledgers import (
 from dpfl_plugin.runs.plugins import plugin_fault, traceback_of
 from dpfl_plugin.runs.prepare import (
     PreparedRun,
-    Stage,
+    TuningStage,
     evaluations_of,
     first_line_of,
     ledger_facts,
@@ -107,7 +107,7 @@ def run_config(
     wait: Wait = NO_WAIT,
     profile: bool = False,
     callbacks: Sequence[Callback] = (),
-    stage: Stage | None = None,
+    stage: TuningStage | None = None,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; return what `result.json` holds.
 
@@ -312,7 +312,7 @@ class ActiveRun:
         planner, first = planner_of(config, parts, run.coins), None
         if parts.beside.statistics is not None:
             num_records = tuple(training_records(config, count) for count in parts.num_records)
-            first = FirstRound(planner, self.account, num_records)
+            first = StatisticsRound(planner, self.account, num_records)
         return RoundLoop(
             planner=planner,
             runtime=self.runtime,

@@ -31,7 +31,7 @@ from dpfl_plugin.runs.folder import TUNING, RunFolder, folder_of, locked, to_jso
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
 from dpfl_plugin.runs.plugins import make_accountant
-from dpfl_plugin.runs.prepare import Stage
+from dpfl_plugin.runs.prepare import TuningStage
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.tuning import decisions
 from dpfl_plugin.tuning.decisions import Decision, Standing
@@ -255,7 +255,9 @@ class _Course:
             _keep_retry(self.tuning, standings[0])
         if last and _retried(self.tuning):
             seen = [*seen, RETRIED_WINNER]
-        stage = Stage(None if last else part.last, last, self.tuning.price.planned, guarantee(self.tuning), tuple(seen))
+        stage = TuningStage(
+            None if last else part.last, last, self.tuning.price.planned, guarantee(self.tuning), tuple(seen)
+        )
         done = []
         for one in standings:
             again = last and one.status == "failed"
@@ -267,7 +269,7 @@ class _Course:
             done.append(found)
         return done
 
-    def _advanced(self, one: Standing, stage: Stage) -> Standing:
+    def _advanced(self, one: Standing, stage: TuningStage) -> Standing:
         """A candidate after its next rounds."""
         run_config(
             one.config,

@@ -17,9 +17,9 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load_file
 
 from dpfl_plugin.api.export import export
-from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import SiloGroup
+from dpfl_plugin.federation.statistics_round import StatisticsRound
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import checkpoint
@@ -154,7 +154,7 @@ def dies(original: Any, when: int) -> Any:
     [
         (SiloGroup, "_sums", 1, 0),  # before anything was released
         (PrivacyAccount, "sync", 2, 0),  # charged, and nothing has left
-        (FirstRound, "run", 2, 2),  # in a checkpoint
+        (StatisticsRound, "run", 2, 2),  # in a checkpoint
         (SiloGroup, "_scale", 1, 2),  # released, in a checkpoint, and silos know nothing of it
         (checkpoint, "save", 2, 2),  # released, and lost
     ],

@@ -20,7 +20,7 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 
 
 @dataclass(slots=True)
-class FirstRound:
+class StatisticsRound:
     """Statistics of columns, and the scaling by them.
 
     Attributes:
