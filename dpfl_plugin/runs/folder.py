@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
-from dpfl_plugin.config.load import run_id
-from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import BusyError, ConfigError, DataError, is_full
 from dpfl_plugin.file_permissions import private_file, private_folder
+
+if TYPE_CHECKING:
+    from dpfl_plugin.config.schema import Config
 
 TUNING: Final = "tuning.json"
 """What a tuning of several candidates has in its folder, which is none of a run."""
@@ -375,6 +376,8 @@ class RunFolder:
 
 def folder_of(config: Config) -> RunFolder:
     """The folder of a run: ``<out>/<name>/<id>``."""
+    from dpfl_plugin.config.load import run_id  # which imports pydantic: commands handle files without it
+
     return RunFolder(Path(config.out) / config.name / run_id(config))
 
 
