@@ -20,8 +20,8 @@ MOST_SILOS: Final = 100  # that are measured one by one
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a silo is measured by.
+class SiloAnswers:
+    """What the models answer on a silo's test records, beside its labels.
 
     Attributes:
         model: what the model says of the silo's test records. labels: of these. training: of its training records.
@@ -34,55 +34,59 @@ class Said:
     own: Answers | None = None
 
 
-def measures(outcome: Outcome, by_silo: Mapping[int, Said], num_outputs: int) -> dict[str, Any]:
+def measures(outcome: Outcome, by_silo: Mapping[int, SiloAnswers], num_outputs: int) -> dict[str, Any]:
     """As `result.json` has them: of the model, of silos' own models where all have some, and of a baseline.
 
     Args:
         num_outputs: classes, or the model's outputs.
     """
     every = list(by_silo.values())
-    own = [one.own for one in every if one.own is not None]
-    together = Said(
-        _joined([one.model for one in every]),
-        np.concatenate([one.labels for one in every]),
-        np.concatenate([one.training for one in every]),
+    own = [silo.own for silo in every if silo.own is not None]
+    together = SiloAnswers(
+        _joined([silo.model for silo in every]),
+        np.concatenate([silo.labels for silo in every]),
+        np.concatenate([silo.training for silo in every]),
         _joined(own) if len(own) == len(every) else None,
     )
-    pooled = _all(outcome, together, num_outputs, True)
+    pooled = _tables(outcome, together, num_outputs, True)
     silos = None
     if len(by_silo) <= MOST_SILOS:
-        silos = {str(silo): _all(outcome, said, num_outputs, False) for silo, said in by_silo.items()}
+        silos = {str(silo): _tables(outcome, answers, num_outputs, False) for silo, answers in by_silo.items()}
     return {**described(outcome), "pooled": pooled, "silos": silos}
 
 
-def of_each(outcome: Outcome, by_silo: Mapping[int, Said], num_outputs: int) -> dict[int, dict[str, Any]]:
+def of_each(outcome: Outcome, by_silo: Mapping[int, SiloAnswers], num_outputs: int) -> dict[int, dict[str, Any]]:
     """Of each silo by itself, beside a baseline that knows its own training labels; for `summaries.of_ranks`."""
     return {
-        silo: {**_all(outcome, said, num_outputs, False), "num_test": len(said.labels)}
-        for silo, said in by_silo.items()
+        silo: {**_tables(outcome, answers, num_outputs, False), "num_test": len(answers.labels)}
+        for silo, answers in by_silo.items()
     }
 
 
-def _all(outcome: Outcome, said: Said, num_outputs: int, curves: bool) -> dict[str, Table]:
-    nothing = baseline(outcome, said.training, num_outputs, len(said.labels))
-    found = {
-        "model": table(outcome, said.model, said.labels, curves=curves),
-        "baseline": table(outcome, nothing, said.labels, curves=False),
+def _tables(outcome: Outcome, answers: SiloAnswers, num_outputs: int, curves: bool) -> dict[str, Table]:
+    nothing = baseline(outcome, answers.training, num_outputs, len(answers.labels))
+    tables = {
+        "model": table(outcome, answers.model, answers.labels, curves=curves),
+        "baseline": table(outcome, nothing, answers.labels, curves=False),
     }
-    return found if said.own is None else {**found, "own_models": table(outcome, said.own, said.labels, curves=curves)}
+    return (
+        tables
+        if answers.own is None
+        else {**tables, "own_models": table(outcome, answers.own, answers.labels, curves=curves)}
+    )
 
 
-def _joined(said: Sequence[Answers]) -> Answers:
-    def one(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+def _joined(answers: Sequence[Answers]) -> Answers:
+    def joined(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
         known = [part for part in parts if part is not None]
         return np.concatenate(known) if len(known) == len(parts) else None
 
-    probabilities, predicted = [a.probabilities for a in said], [a.predicted for a in said]
-    return Answers(one([*probabilities]), one([*predicted]), one([a.scores for a in said]))
+    probabilities, predicted = [a.probabilities for a in answers], [a.predicted for a in answers]
+    return Answers(joined([*probabilities]), joined([*predicted]), joined([a.scores for a in answers]))
 
 
 def labels_of(records: Records, *, persons: bool = False) -> NDArray[Any]:
     """[n, ...]; of ``persons`` those of all their records."""
     labels = records.labels[has_label(records.labels)] if persons else records.labels
-    found: NDArray[Any] = labels.cpu().numpy()
-    return found
+    array: NDArray[Any] = labels.cpu().numpy()
+    return array

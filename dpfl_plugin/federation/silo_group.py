@@ -21,7 +21,7 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import FreshStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError, TrainingError
-from dpfl_plugin.federation.measuring import Said, labels_of, measures, of_each
+from dpfl_plugin.federation.measuring import SiloAnswers, labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
 from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of
 from dpfl_plugin.federation.validation import counted, num_correct, outputs_of
@@ -359,9 +359,9 @@ class SiloGroup:
     def _score_of(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> float:
         if self._outcome.kind == "classes":
             return num_correct(evaluator, test, self._outcome) / max(1, len(test))  # 0 of none that can be used
-        return score(self._outcome, self._said(evaluator, test)[0], labels_of(test))
+        return score(self._outcome, self._answers(evaluator, test)[0], labels_of(test))
 
-    def _said(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> tuple[Answers, int]:
+    def _answers(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> tuple[Answers, int]:
         """(what a model says of records, classes or labels that it knows)"""
         outputs = torch.cat([outputs for outputs, _ in outputs_of(evaluator, test)]).double().cpu().numpy()
         outputs = outputs.reshape(len(test), -1)
@@ -387,12 +387,12 @@ class SiloGroup:
                 training = labels_of(self._train[silo].only_usable(), persons=persons)
                 if not len(test) or not len(training):  # none of them can be used
                     continue
-                said, names = self._said(self._at(model), test)
-                of_own = None if own is None else self._said(self._at(own), test)[0]
-                by_silo[silo] = Said(said, labels_of(test), training, of_own)
-            found = made_of(self._outcome, by_silo, names) if by_silo else {}
+                answers, names = self._answers(self._at(model), test)
+                of_own = None if own is None else self._answers(self._at(own), test)[0]
+                by_silo[silo] = SiloAnswers(answers, labels_of(test), training, of_own)
+            measures = made_of(self._outcome, by_silo, names) if by_silo else {}
         self.clock.lap("evaluation")
-        return found
+        return measures
 
 
 def _copy(model: torch.nn.Module) -> torch.nn.Module | None:

@@ -47,14 +47,14 @@ def of_silos(
     if not common:
         return None
     name, sign = outcome.score, 1 if outcome.higher_is_better else -1
-    said: dict[str, Any] = {f"test_{name}": {**spread(common), "mean": math.fsum(common) / len(common)}}
-    said["worst"] = min(zip((sign * one for one in common), ids, strict=True))[1]
+    scores: dict[str, Any] = {f"test_{name}": {**spread(common), "mean": math.fsum(common) / len(common)}}
+    scores["worst"] = min(zip((sign * score for score in common), ids, strict=True))[1]
     if own:
-        said[f"personalised_{name}"] = {**spread(own), "mean": math.fsum(own) / len(own)}
+        scores[f"personalised_{name}"] = {**spread(own), "mean": math.fsum(own) / len(own)}
         pairs = list(zip(common, own, strict=True))
-        said["better_personalised"] = sum(sign * b > sign * a for a, b in pairs)
-        said["worse_personalised"] = sum(sign * b < sign * a for a, b in pairs)
-    return said
+        scores["better_personalised"] = sum(sign * b > sign * a for a, b in pairs)
+        scores["worse_personalised"] = sum(sign * b < sign * a for a, b in pairs)
+    return scores
 
 
 OF_BASELINE: Final = {
@@ -90,19 +90,20 @@ def of_ranks(outcome: Outcome, by_silo: Mapping[int, Mapping[str, Any]]) -> dict
     if not by_silo:
         return None
     ordered = dict(sorted(by_silo.items()))
-    total = sum(one["num_test"] for one in ordered.values())
+    silos = list(ordered.values())
+    total = sum(silo["num_test"] for silo in silos)
     means: dict[str, dict[str, float]] = {}
-    known = [who for who in ("model", "baseline", "own_models") if all(who in one for one in ordered.values())]
+    known = [who for who in ("model", "baseline", "own_models") if all(who in silo for silo in silos)]
     for who in known:
-        names = dict.fromkeys(name for one in ordered.values() for name in one[who])
-        values = {name: [one[who].get(name) for one in ordered.values()] for name in names}
+        names = dict.fromkeys(name for silo in silos for name in silo[who])
+        values = {name: [silo[who].get(name) for silo in silos] for name in names}
         means[who] = {
-            name: math.fsum(value * one["num_test"] for value, one in zip(found, ordered.values(), strict=True)) / total
-            for name, found in values.items()
-            if all(isinstance(value, int | float) for value in found)
+            name: math.fsum(value * silo["num_test"] for value, silo in zip(column, silos, strict=True)) / total
+            for name, column in values.items()
+            if all(isinstance(value, int | float) for value in column)
         }
-    silos = {str(silo): {who: one[who] for who in known} for silo, one in ordered.items()}
-    return {**described(outcome), "pooled": None, "mean_of_silos": means, "silos": silos}
+    of_each = {str(id): {who: silo[who] for who in known} for id, silo in ordered.items()}
+    return {**described(outcome), "pooled": None, "mean_of_silos": means, "silos": of_each}
 
 
 def last(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, float | None]:
