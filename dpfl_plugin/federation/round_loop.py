@@ -241,8 +241,8 @@ class RoundLoop:
         self.account.charge_scores_not_made(range(progress.rounds + every, self.rounds + 1, every), name)
         self.account.sync()
 
-    def kept(self, progress: Progress) -> Tensor:
-        """The model (d,) that is the result."""
+    def final_model(self, progress: Progress) -> Tensor:
+        """The model (d,) that is the result: the best by its scores, where that is kept, or the last."""
         return progress.server["model"] if progress.best is None else progress.best
 
     def finish(self, progress: Progress) -> tuple[dict[int, SiloMetrics], list[str]]:
@@ -251,7 +251,7 @@ class RoundLoop:
         Raises:
             TooFewSilosError: see `Survivors.lose`.
         """
-        model, notes = self.kept(progress), []
+        model, notes = self.final_model(progress), []
         left_out = 0 if self.stopping is None else self.stopping.planned(progress.rounds) - len(progress.scores)
         if left_out:
             notes.append(f"validation scores: {left_out} {WERE_LOST}")
@@ -275,7 +275,7 @@ class RoundLoop:
 
         A silo's own model stays with it and depends on no other silo: those that were made and charged stay.
         """
-        model = self.kept(progress)
+        model = self.final_model(progress)
 
         def make(draw: Draw) -> None:
             released = self.account.was_released

@@ -392,7 +392,7 @@ class ActiveRun:
         if outcome.status in ("done", "budget_exhausted") and loop.evaluations.made:
             try:
                 by_silo, notes = loop.finish(progress)
-                measured = self._retry(lambda: self.runtime.measures(loop.kept(progress)))
+                measured = self._retry(lambda: self.runtime.measures(loop.final_model(progress)))
             except TooFewSilosError as error:
                 outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
             except ChangedError as error:
@@ -400,7 +400,7 @@ class ActiveRun:
         if clock.on:
             clock.lap("I/O")  # the last checkpoint
             self.folder.write(self.folder.profile, to_json(self._profile()))
-        return Ended(loop.kept(progress), by_silo, tuple(notes), measured), outcome
+        return Ended(loop.final_model(progress), by_silo, tuple(notes), measured), outcome
 
     def _profile(self) -> dict[str, Any]:
         """Seconds by part, of this process and of silo ranks."""
