@@ -114,10 +114,10 @@ class Backbone:
             batch[: len(rows)] = rows
             try:
                 with torch.no_grad():
-                    found = self.module(torch.from_numpy(batch).to(device))
+                    outputs = self.module(torch.from_numpy(batch).to(device))
             except Exception as error:  # a stranger's code may fail in any way
                 raise PluginError(f"the backbone fails on records of shape {x.shape[1:]}: {told(error)}.") from error
-            made.append(_rows(found, len(batch))[: len(rows)].float().cpu().numpy())
+            made.append(_rows(outputs, len(batch))[: len(rows)].float().cpu().numpy())
         features: Features = np.concatenate(made)
         bad = np.unique(np.argwhere(~np.isfinite(features))[:, 0])
         if bad.size:
@@ -181,14 +181,14 @@ def _computed(made: Backbone, factory: str, x: Features, batch_size: int, place:
     Raises:
         UnsupportedError: it changed.
     """
-    found = made.features(x, batch_size, place)
+    features = made.features(x, batch_size, place)
     if _digest(made.module.cpu())[0] != made.digest:
         raise UnsupportedError(
             f"factory={factory!r}: the backbone changed while it computed features, so that those of a record depend "
             "on records before it. Its forward must not write to parameters, buffers or attributes."
         )
     made.module.to(place)
-    return found
+    return features
 
 
 MORE_STEPS: Final[dict[str, Step]] = {NAME: backbone}
@@ -245,15 +245,17 @@ def _check_trial(module: nn.Module, feature_shape: tuple[int, ...], batch_size: 
     independence.check_outputs(module, x)
 
 
-def _rows(found: Any, count: int) -> Tensor:
+def _rows(outputs: Any, count: int) -> Tensor:
     """Features (n, *shape) of what a module returned."""
-    if not isinstance(found, Tensor) or found.dim() < 1 or len(found) != count or not found.is_floating_point():
-        what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    if not isinstance(outputs, Tensor) or outputs.dim() < 1 or len(outputs) != count or not outputs.is_floating_point():
+        what = (
+            f"{outputs.dtype} {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        )
         raise UnsupportedError(
             f"the backbone must return one row of floats for each of {count} records, and returned {what}. Return one "
             "tensor, e.g. by dpfl_plugin.FieldsModel(module, fields, output='last_hidden_state') (docs/models.md)."
         )
-    return found.reshape(count, 1) if found.dim() == 1 else found
+    return outputs.reshape(count, 1) if outputs.dim() == 1 else outputs
 
 
 def _device(name: str) -> torch.device:

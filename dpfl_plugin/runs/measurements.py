@@ -37,18 +37,18 @@ class Notes:
     path: Path
     own: bool = False
 
-    def add(self, after: int | None, at: int, found: Measures) -> None:
+    def add(self, after: int | None, at: int, measures: Measures) -> None:
         """What silos measured after so many rounds; None: at the final model.
 
         Args:
             at: names the evaluation, the same at all silo ranks; a later one has a larger number.
         """
-        silos = [[silo, *values] for silo, values in found.items()]
+        silos = [[silo, *values] for silo, values in measures.items()]
         self._append({"after": FINAL if after is None else after, "at": at, "silos": silos})
 
-    def add_measures(self, at: int, found: Mapping[int, Mapping[str, Any]]) -> None:
+    def add_measures(self, at: int, measures: Mapping[int, Mapping[str, Any]]) -> None:
         """All measures of the final model, of each silo: `summaries.of_ranks`."""
-        self._append({"after": MEASURES, "at": at, "silos": list(found.items())})
+        self._append({"after": MEASURES, "at": at, "silos": list(measures.items())})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         private_folder(self.path.parent)
@@ -74,11 +74,11 @@ def _noted(folder: Path) -> dict[Any, dict[int, list[Any]]]:
     newest: dict[Any, int] = {}
     for line in lines:
         newest[line["after"]] = max(line["at"], newest.get(line["after"], 0))
-    found: dict[Any, dict[int, list[Any]]] = {}
+    values_of: dict[Any, dict[int, list[Any]]] = {}
     for line in lines:
         if line["at"] == newest[line["after"]]:
-            found.setdefault(line["after"], {}).update({silo: values for silo, *values in line["silos"]})
-    return found
+            values_of.setdefault(line["after"], {}).update({silo: values for silo, *values in line["silos"]})
+    return values_of
 
 
 def join_lines(lines: Iterable[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
@@ -103,10 +103,10 @@ def join_result(result: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], f
     values = noted.get(FINAL) or noted.get(result.get("rounds"))
     if not result or result.get("silos") is not None or not values:
         return dict(result)
-    ids, of = sorted(values), [found for _, found in sorted(values.items())]
-    own = [found[2] for found in of if found[2] is not None]
+    ids, of = sorted(values), [silo for _, silo in sorted(values.items())]
+    own = [silo[2] for silo in of if silo[2] is not None]
     outcome = Outcome.of_result(result)
-    more: dict[str, Any] = {"silos": of_silos(ids, [found[1] for found in of], own, outcome)}
+    more: dict[str, Any] = {"silos": of_silos(ids, [silo[1] for silo in of], own, outcome)}
     more |= {"measures": of_ranks(outcome, {silo: table for silo, (table,) in noted.get(MEASURES, {}).items()})}
     keys = dict.fromkeys(("test_accuracy", "train_loss", f"test_{outcome.score}"))
     return {**result, **{key: last(lines, key) for key in keys}, **more}

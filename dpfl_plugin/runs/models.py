@@ -105,11 +105,11 @@ def check_fields(module: torch.nn.Module, holding: Holding) -> None:
     alone = len(holding.survey.feature_shape) + 1
     for silo, records in holding.silos.items():
         for x, of in ((records.train_x, "trains on"), (records.test_x, "tests with")):
-            found = fields.wrong(torch.from_numpy(x).flatten(0, x.ndim - alone))  # with persons, those of each
-            if found is not None:
-                what = f"record {found[0]}" if x.ndim == alone else f"person {found[0] // x.shape[1]}"
+            problem = fields.wrong(torch.from_numpy(x).flatten(0, x.ndim - alone))  # with persons, those of each
+            if problem is not None:
+                what = f"record {problem[0]}" if x.ndim == alone else f"person {problem[0] // x.shape[1]}"
                 where = f"{called(silo, holding.names)}, {what} (from 0) of those that it {of}"
-                raise DataError(f"{where}: {found[1]}")
+                raise DataError(f"{where}: {problem[1]}")
 
 
 def _loss(named: str | engines.Loss, module: torch.nn.Module, trial: torch.Tensor, known: Survey) -> engines.Loss:
@@ -164,10 +164,10 @@ def usable_device(name: str) -> torch.device:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        found = torch.cuda.device_count()  # 0 without a driver, too
-        there = f" Of GPUs torch sees {', '.join(f'cuda:{i}' for i in range(found))}." if found else ""
-        said = str(error).splitlines()[0].removesuffix(".")
-        raise ConfigError(f"runtime.device={name!r} cannot be used here: {said}.{there}") from error
+        count = torch.cuda.device_count()  # 0 without a driver, too
+        there = f" Of GPUs torch sees {', '.join(f'cuda:{i}' for i in range(count))}." if count else ""
+        message = str(error).splitlines()[0].removesuffix(".")
+        raise ConfigError(f"runtime.device={name!r} cannot be used here: {message}.{there}") from error
     try:
         torch.empty(1, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError) as error:

@@ -84,22 +84,22 @@ def predict(trained: Trained, records: PredictionInput, *, made_up: bool = False
         _check_fields(model, fed, records.lines)
     with torch.no_grad():
         outputs = torch.cat([model(piece).double() for piece in fed.split(AT_ONCE)])
-    said = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
-    found = Predictions(
+    answer = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
+    predictions = Predictions(
         _names(federation),
-        said.predicted,
-        said.survival() if outcome.kind == "survival" else said.probabilities,
+        answer.predicted,
+        answer.survival() if outcome.kind == "survival" else answer.probabilities,
         outcome=outcome,
         label_type=trained.inputs.label_type,
     )
     if not known.any():
-        return found
+        return predictions
     y = silo.test_y[known]
-    constant = baseline(outcome, y, len(found.classes), len(y))
+    constant = baseline(outcome, y, len(predictions.classes), len(y))
     return replace(
-        found,
+        predictions,
         labelled=len(y),
-        measures=table(outcome, said.at(known), y),
+        measures=table(outcome, answer.at(known), y),
         constant=table(outcome, constant, y, curves=False),
     )
 
@@ -116,10 +116,10 @@ def shape_of(config: Config, base: Path, result: Mapping[str, Any]) -> tuple[tup
         ConfigError, DataError: of a run by an earlier version the records are missing; or a file that preprocessing
             names is.
     """
-    if (found := result.get("inputs")) is None:
+    if (facts := result.get("inputs")) is None:
         records = federate(config, base)
         return records.feature_shape, records.num_classes
-    inputs = inputs_of(found)
+    inputs = inputs_of(facts)
     x, y = np.zeros((1, *inputs.shape), np.float32), np.zeros(1, np.int64)
     silo = Silo(x, y, x.copy(), y.copy())
     made = _preprocessed(config, base, inputs, Outcome.of_result(result), silo, inputs.classes)
@@ -139,12 +139,12 @@ def _preprocessed(
     return federation
 
 
-def check_backbones(trained: Trained, found: tuple[str, ...]) -> None:
+def check_backbones(trained: Trained, backbones: tuple[str, ...]) -> None:
     """Raise DataError unless the frozen modules that make features now are those of the training."""
-    if found != trained.inputs.backbones:
+    if backbones != trained.inputs.backbones:
         raise DataError(
             f"data.preprocess: backbone: the run was trained on features of {', '.join(trained.inputs.backbones)}, and "
-            f"{trained.folder.config} now makes {', '.join(found)}: weights or code changed. Put back what it was."
+            f"{trained.folder.config} now makes {', '.join(backbones)}: weights or code changed. Put back what it was."
         )
 
 
@@ -184,9 +184,9 @@ def _fed(trained: Trained, x: Features) -> torch.Tensor:
 def _check_fields(model: torch.nn.Module, x: torch.Tensor, lines: Integers | None) -> None:
     """Raise DataError where a record has a word, or a category, that the model's fields do not have."""
     fields = fields_of(model)
-    if fields is None or (found := fields.wrong(x, ONLY_KNOWN)) is None:
+    if fields is None or (problem := fields.wrong(x, ONLY_KNOWN)) is None:
         return
-    record, wrong = found
+    record, wrong = problem
     where = f"record {record} (from 0)" if lines is None else f"line {lines[record]}"
     raise DataError(f"{where}: {wrong}")
 
@@ -200,18 +200,18 @@ def _gives_log_odds(config: Config, outputs: torch.Tensor) -> bool:
 def by_record(value: Predictions, lines: Integers | None) -> list[dict[str, Any]]:
     """A mapping for each record: its line (of a table) or its place from 0, the class, the probabilities; of other
     outcomes the mean, the labels that hold, or the probability of no event up to the end of each bin (survival)."""
-    found = []
+    rows = []
     count = len(value.probabilities if value.predicted is None else value.predicted)  # type: ignore[arg-type]
     for record in range(count):
-        one: dict[str, Any] = {"record": record} if lines is None else {"line": int(lines[record])}
+        row: dict[str, Any] = {"record": record} if lines is None else {"line": int(lines[record])}
         if value.predicted is not None:
-            one["predicted"] = _named(value, value.predicted[record])
+            row["predicted"] = _named(value, value.predicted[record])
         if value.outcome.kind == "survival" and value.probabilities is not None:
-            one["survival"] = dict(zip(value.classes, value.probabilities[record].tolist(), strict=True))
+            row["survival"] = dict(zip(value.classes, value.probabilities[record].tolist(), strict=True))
         elif value.probabilities is not None:
-            one["probabilities"] = dict(zip(value.classes, value.probabilities[record].tolist(), strict=True))
-        found.append(one)
-    return found
+            row["probabilities"] = dict(zip(value.classes, value.probabilities[record].tolist(), strict=True))
+        rows.append(row)
+    return rows
 
 
 def _named(value: Predictions, predicted: Any) -> Any:

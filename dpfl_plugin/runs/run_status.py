@@ -85,22 +85,22 @@ def run_of(folder: RunFolder, now: float) -> RunStatus:
     result, config, line = read_object(folder.result) or {}, _config(folder), last_object(folder.metrics)
     heard = _heard(folder, now)
     at_work = folder.at_work() or _elsewhere(folder, heard, ended=bool(result))
-    said = str(result.get("status", "interrupted"))
+    ended_as = str(result.get("status", "interrupted"))
     status: Status = "interrupted"
-    if said in ("done", "budget_exhausted"):
+    if ended_as in ("done", "budget_exhausted"):
         status = "done"
     elif at_work:
         status = "running"
-    elif said == "failed":
+    elif ended_as == "failed":
         status = "failed"
-    found = result if status == "done" else line
-    key = score_key(found)
-    value, epsilon = found.get(key), ((result or line).get("epsilon") or {}).get("server")
+    source = result if status == "done" else line
+    key = score_key(source)
+    value, epsilon = source.get(key), ((result or line).get("epsilon") or {}).get("server")
     if (chosen := result.get("tuning")) is not None:  # by what all candidates released
         epsilon = chosen["epsilon"]
     after = (
         int(result["rounds"])
-        if said in ("done", "budget_exhausted")
+        if ended_as in ("done", "budget_exhausted")
         else max(_round(line), saved_rounds(folder.checkpoint))
     )
     if not result and (_behind(folder, line, after) or folder.tuning() is not None):
@@ -166,8 +166,8 @@ def _charged_since(ledger: Path, rounds: int) -> bool:
 
 
 def _round(line: dict[str, Any]) -> int:
-    found = line.get("round")
-    return found if type(found) is int else 0
+    number = line.get("round")
+    return number if type(number) is int else 0
 
 
 def _shares(ledger: Path) -> bool:

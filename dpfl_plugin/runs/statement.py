@@ -251,14 +251,14 @@ def _is_others(plugin: object) -> bool:
 
 def warnings(config: Config, account: PrivacyAccount, rules: PrivacyRules, *, revealed: bool) -> list[str]:
     """What has to be read before any number, first things first."""
-    found = []
+    texts = []
     if not rules.fresh and rules.release(1.0).noise_multiplier > 0:
         tuning = account.ledger.facts.get("tuning")
         epsilon = account.views()["server"]["epsilon"] if tuning is None else tuning["epsilon"]
-        found.append(SIMULATION.format(epsilon="none" if epsilon is None else digits(epsilon, 4)))
+        texts.append(SIMULATION.format(epsilon="none" if epsilon is None else digits(epsilon, 4)))
     if revealed:
-        found.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
-    return found
+        texts.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
+    return texts
 
 
 def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccount) -> str:
@@ -374,8 +374,8 @@ def _cost_of_others(shared: dict[str, Any]) -> dict[str, Any]:
 def details(document: dict[str, Any]) -> dict[str, Any]:
     """What `published` leaves out, and what shows later whether the ledger is whole."""
     keys = ("run", "views", "silos", "shared", "lost", "num_charges", "head")
-    held = {**{key: document[key] for key in keys}, "tuning": document.get("tuning")}
-    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **held}
+    private = {**{key: document[key] for key in keys}, "tuning": document.get("tuning")}
+    return {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **private}
 
 
 def write_statement(folder: RunFolder, document: dict[str, Any]) -> None:
