@@ -30,6 +30,7 @@ from dpfl_plugin.data.idx import mnist
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.folder import folder_of
+from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.in_process import InProcessBackend
@@ -133,22 +134,6 @@ def _turned(key: str, value: Any, factor: float) -> Any:
     return round(value * factor) if key.rpartition(".")[2] in COUNTS else value * factor
 
 
-class _Silent:
-    """A reporter that says nothing."""
-
-    def note(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def start(self, rounds: int, done: int) -> None: ...
-
-    def evaluated(self, line: dict[str, Any]) -> None: ...
-
-    def ticked(self, progress: Any) -> None: ...
-
-    def end(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a run gave.
@@ -184,7 +169,7 @@ class Laboratory:
                 began = time.process_time()
                 moved = config.model_copy(update={"out": out, "data": self.data(config, base)})
                 result = run_config(
-                    moved, base, resume=False, backend=InProcessBackend(), reporter=_Silent(), stop=lambda: False
+                    moved, base, resume=False, backend=InProcessBackend(), reporter=Silent(), stop=lambda: False
                 )
                 lines = folder_of(moved).read_metrics()
             self._known[key] = found = _of(result, lines, time.process_time() - began)

@@ -18,10 +18,10 @@ from dpfl_plugin.callbacks.tracker import statement_files
 from dpfl_plugin.config.load import configure, run_id
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import Result, RunFolder
-from dpfl_plugin.runs.hooks import public_values
+from dpfl_plugin.runs.hooks import Silent, public_values
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
-from tests.adapters.federation import Mute, block
+from tests.adapters.federation import block
 from tests.adapters.test_faults import begin, module
 from tests.cli.command import BASE, charges, merged
 
@@ -68,7 +68,7 @@ class Curious(Spy):
     epsilon_each_round = True
 
 
-class Notes(Mute):
+class Notes(Silent):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -90,7 +90,7 @@ def session(
     how: dict[str, Any] = {
         "resume": resume,
         "backend": InProcessBackend(),
-        "reporter": reporter or Mute(),
+        "reporter": reporter or Silent(),
         "stop": stop,
     }
     return run_config(config, base or out, callbacks=callbacks, label=label, **how)

@@ -13,6 +13,7 @@ from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from dpfl_plugin.testing.contract_monitor import ContractError
@@ -33,24 +34,14 @@ class Ending:
     charges: set[Charge]
 
 
-class _Stopper:
+class _Stopper(Silent):
     """A reporter that asks the run to stop after ``rounds`` rounds; None: never."""
 
     def __init__(self, rounds: int | None) -> None:
         self._rounds, self.stopped = rounds, False
 
-    def note(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def start(self, rounds: int, done: int) -> None: ...
-
-    def evaluated(self, line: dict[str, Any]) -> None: ...
-
     def ticked(self, progress: Progress) -> None:
         self.stopped = progress.rounds == self._rounds
-
-    def end(self) -> None: ...
 
 
 def check(config: Config) -> None:

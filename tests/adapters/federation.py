@@ -22,6 +22,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import folder_of
+from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 
@@ -42,20 +43,6 @@ PUBLIC: dict[str, Any] = {"min_records": 20, "num_classes": 3}  # of the records
 NOISY = {"noise_multiplier": 1.5, "delta": 1e-5, "record_rate": 0.25}
 
 
-class Mute:
-    def note(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def start(self, rounds: int, done: int) -> None: ...
-
-    def evaluated(self, line: dict[str, Any]) -> None: ...
-
-    def ticked(self, progress: object) -> None: ...
-
-    def end(self) -> None: ...
-
-
 def block(**changes: Any) -> dict[str, Any]:
     """What a platform's settings say of this package."""
     return {"rounds": 4, "algorithm": SCAFFOLD, "privacy": NOISY, **changes}
@@ -66,7 +53,7 @@ def in_process(folder: Path, values: Mapping[str, Any], dtype: str, data: Mappin
     everything = {"seed": 0, **values, "data": data, "runtime": {"dtype": dtype}, "out": str(folder)}
     config = configure(everything, source="test")
     result = run_config(
-        config, Path(), resume=False, backend=InProcessBackend(), reporter=Mute(), stop=lambda: False, ledger=None
+        config, Path(), resume=False, backend=InProcessBackend(), reporter=Silent(), stop=lambda: False, ledger=None
     )
     parts = build(config, Path())
     files = folder_of(config)

@@ -39,6 +39,7 @@ from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import Result, RunFolder
+from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.measurements import join_lines, join_result
 from dpfl_plugin.runs.public_errors import kind_and_place
 from dpfl_plugin.runs.run import run_config
@@ -48,7 +49,6 @@ from dpfl_plugin.runtimes.mpi.ranks import Ranks
 from dpfl_plugin.runtimes.mpi.session import MpiSession
 from dpfl_plugin.runtimes.mpi.silos import SiloRank, owner
 from dpfl_plugin.runtimes.mpi.wire import Header, encode
-from tests.adapters.federation import Mute
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Moving, Network
 from tests.test_callbacks import Curious
@@ -166,7 +166,7 @@ def recorded(
         thread.start()
     place = Place(network)
     try:
-        how = {"reporter": Mute(), "stop": lambda: False, "profile": True, "callbacks": callbacks}
+        how = {"reporter": Silent(), "stop": lambda: False, "profile": True, "callbacks": callbacks}
         result = run_config(config, path.parent, resume=resume, backend=place, **how)
     finally:
         place.ranks.clean = True

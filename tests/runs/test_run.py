@@ -13,9 +13,9 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import folder_of
+from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
-from tests.adapters.federation import Mute
 from tests.cli.command import BASE, merged
 
 
@@ -24,7 +24,7 @@ def config_in(out: Path) -> Config:
 
 
 def session(config: Config, stop: Callable[[], bool] = lambda: False, **more: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {"resume": False, "backend": InProcessBackend(), "reporter": Mute(), **more}
+    given: dict[str, Any] = {"resume": False, "backend": InProcessBackend(), "reporter": Silent(), **more}
     return run_config(config, Path(config.out), stop=stop, **given)
 
 

@@ -11,10 +11,11 @@ from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.folder import folder_of
+from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.ledgers import read_whole
 from dpfl_plugin.runs.run import run_config
 from dpfl_plugin.runtimes.in_process import InProcessBackend
-from tests.adapters.federation import DATA, Mute, block
+from tests.adapters.federation import DATA, block
 from tests.cli.command import dpfl
 
 ROUNDS = 12
@@ -26,7 +27,7 @@ class Killed(BaseException):
 
 def session(config, stop=lambda: False, resume=False, ledger=None):
     backend = InProcessBackend()
-    return run_config(config, Path(), resume=resume, backend=backend, reporter=Mute(), stop=stop, ledger=ledger)
+    return run_config(config, Path(), resume=resume, backend=backend, reporter=Silent(), stop=stop, ledger=ledger)
 
 
 def after(rounds, action):
