@@ -250,14 +250,14 @@ def run_each(
     """
     own_folders.look_in(base)
     wait = Wait(ledger_wait, reporter("").note)
-    with _named(source, replace(plan.variants[0], label=None)):
+    with _naming_source(source, replace(plan.variants[0], label=None)):
         register([variant.config for variant in plan.variants], base, ledger, wait, wait.say)
     runs: dict[str, Run] = {}
     try:
         for variant in plan.variants:
             config, label = variant.config, variant.label or variant.config.name
             stop.listening = (config.rounds or 0) < MANY_ROUNDS
-            with _named(source, variant):
+            with _naming_source(source, variant):
                 runs[label] = run_variant(
                     variant,
                     base,
@@ -280,7 +280,7 @@ def run_each(
 
 
 @contextlib.contextmanager
-def _named(source: Path | None, variant: Variant) -> Iterator[None]:
+def _naming_source(source: Path | None, variant: Variant) -> Iterator[None]:
     """Say in errors which file they are of, if one is named, and which variant."""
     try:
         yield
