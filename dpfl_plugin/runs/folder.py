@@ -298,18 +298,7 @@ class RunFolder:
     def at_work(self) -> bool:
         """Whether the process that locked the folder last lives, on this machine. The lock itself is not touched."""
         holder = self.holder()
-        if holder is None or holder[1] != os.uname().nodename:
-            return False
-        try:
-            if Path("/proc/self").exists():
-                # Empty: it ended, and its parent did not notice.
-                return bool(Path("/proc", str(holder[0]), "cmdline").read_bytes())
-            os.kill(holder[0], 0)
-        except PermissionError:  # another user's process
-            return True
-        except (OSError, OverflowError):
-            return False
-        return True
+        return holder is not None and holder[1] == os.uname().nodename and not has_ended(*holder)
 
     def finished_result(self) -> Result | None:
         """The result of a run that ended for good, or None.
@@ -372,6 +361,20 @@ class RunFolder:
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         self.append(self.metrics, to_json(line, None) + "\n")
+
+
+def has_ended(pid: int, host: str) -> bool:
+    """Whether a process was one of this machine, and is no more."""
+    if host != os.uname().nodename:
+        return False
+    try:
+        os.kill(pid, 0)
+        # Empty: it ended, and its parent did not notice, which a container without an init never does.
+        return Path("/proc/self").exists() and not Path("/proc", str(pid), "cmdline").read_bytes()
+    except PermissionError:  # another user's process
+        return False
+    except (OSError, OverflowError):
+        return True
 
 
 def folder_of(config: Config) -> RunFolder:

@@ -19,7 +19,7 @@ from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.environment import changed, file_digests
-from dpfl_plugin.runs.folder import RunFolder, last_object, read_object, to_json
+from dpfl_plugin.runs.folder import RunFolder, has_ended, last_object, read_object, to_json
 
 BEAT_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 60.0  # file servers and their clients may hold a time back for half of it
@@ -112,7 +112,7 @@ def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
     seconds = _number(line.get("seconds")) or 0.0
     if task is not None and state == "running":
         silent = now - task_file(folder).stat().st_mtime
-        if silent > STALE_SECONDS or _ended(task):
+        if silent > STALE_SECONDS or has_ended(task["pid"], task["host"]):
             where = f"process {task['pid']} on {task['host']}" + (f", job {task['job']}" if task.get("job") else "")
             return State("lost", f"{where} ended without a word", round, task=task)
         eta = seconds / round * (rounds - round) if round and rounds else None
@@ -180,17 +180,3 @@ def task_of(folder: RunFolder) -> dict[str, Any] | None:
         task.get("state") != "running" or (type(task.get("pid")) is int and type(task.get("host")) is str)
     )
     return task if whole else None
-
-
-def _ended(task: dict[str, Any]) -> bool:
-    """Whether the process was one of this machine, and is no more."""
-    if task["host"] != os.uname().nodename:
-        return False
-    try:
-        os.kill(task["pid"], 0)
-        # One that nobody has asked for its end yet (in a container without an init, nobody ever will) is there, too.
-        return Path(f"/proc/{task['pid']}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
