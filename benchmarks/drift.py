@@ -35,7 +35,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.environment import package_sha256
-from dpfl_plugin.runs.setting import hold_all
+from dpfl_plugin.runs.records import hold_all
 from dpfl_plugin.runtimes.in_process import InProcess
 from papers import drift_page
 from papers.drift import FILE

@@ -30,7 +30,7 @@ from benchmarks.table import table
 from dpfl_plugin.cli.main import app
 from dpfl_plugin.config.load import load
 from dpfl_plugin.data import heart_disease
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.records import federate
 
 Config = dict[str, Any]
 Vector = NDArray[np.float64]

@@ -31,8 +31,8 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.hooks import Silent
+from dpfl_plugin.runs.records import federate
 from dpfl_plugin.runs.run import run_config
-from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from papers.optimum import optimum
 

@@ -32,7 +32,7 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.records import federate
 from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 from dpfl_plugin.terminal import printed, show_table
 

@@ -27,7 +27,7 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, is_real
 from dpfl_plugin.privacy.pld import check_delta
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
-from dpfl_plugin.runs.setting import check_records
+from dpfl_plugin.runs.records import check_records
 
 KEYS: Final = {
     "noise_multiplier": "privacy.noise_multiplier",

@@ -31,7 +31,7 @@ from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ConfigError, TrainingError
 from dpfl_plugin.runs.folder import write_atomic
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.records import federate
 from dpfl_plugin.runtimes.choice import backend_here
 
 if TYPE_CHECKING:

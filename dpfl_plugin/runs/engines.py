@@ -28,8 +28,8 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.models import examples, flat_model, model_and_loss, records_of
 from dpfl_plugin.runs.plugins import make_algorithm
+from dpfl_plugin.runs.records import hold_all
 from dpfl_plugin.runs.rules import privacy_rules, usual_batch
-from dpfl_plugin.runs.setting import hold_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.extra_releases import beside, statistics_of
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.records import check_records, federate
 from dpfl_plugin.runs.rules import privacy_rules
-from dpfl_plugin.runs.setting import check_records, federate
 from dpfl_plugin.runs.silo_settings import refuse_silos
 
 MOST_PLANNED = 10**5  # rounds, local steps

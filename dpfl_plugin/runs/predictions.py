@@ -27,7 +27,7 @@ from dpfl_plugin.runs.backbone import MORE_STEPS, without_cache
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.prediction_input import PredictionInput
-from dpfl_plugin.runs.setting import federate, steps_of
+from dpfl_plugin.runs.records import federate, steps_of
 from dpfl_plugin.runs.trained import Trained, inputs_of
 
 AT_ONCE: Final = 4096  # records; so many outputs and hidden layers are in memory

@@ -19,7 +19,7 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
 from dpfl_plugin.runs.environment import check_shown
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.ledgers import check_ledger
-from dpfl_plugin.runs.setting import steps_of
+from dpfl_plugin.runs.records import steps_of
 
 FILES: Final = ("csv", "npz", tables.NAME)
 """Data sets of users' own files."""

@@ -22,7 +22,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.custody import CheckedCharges, Custody
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.record_marks import MarkKey
-from dpfl_plugin.runs.setting import hold_all, keys_of
+from dpfl_plugin.runs.records import hold_all, keys_of
 
 
 class InProcess:

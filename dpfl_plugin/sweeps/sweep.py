@@ -21,8 +21,8 @@ from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.errors import require
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.records import steps_of
 from dpfl_plugin.runs.rules import privacy_rules, refuse_seeded
-from dpfl_plugin.runs.setting import steps_of
 from dpfl_plugin.sweeps import manifest, resources, state, submission
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.status import SweepStatus

@@ -41,7 +41,7 @@ from dpfl_plugin.privacy.pricing import Pricing
 from dpfl_plugin.runs.accounting import spec_of
 from dpfl_plugin.runs.extra_releases import beside, training_records
 from dpfl_plugin.runs.forecast import Forecast, forecast
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.records import federate
 
 RUNS: Final = "runs"  # folder of the candidates' run folders, in that of the tuning
 

@@ -13,7 +13,7 @@ from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian
 from dpfl_plugin.runs.algorithm_setting import make_setting
-from dpfl_plugin.runs.setting import dimension, federate
+from dpfl_plugin.runs.records import dimension, federate
 
 NEIGHBOURS: Final[Mapping[str, Neighbouring]] = {"fixed": "replace_one", "full": "replace_one"}
 NORM_1: Final = "records of norm 1 (unit_norm)"

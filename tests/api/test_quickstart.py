@@ -11,7 +11,7 @@ from benchmarks import quickstart as table
 from dpfl_plugin.api import quickstart
 from dpfl_plugin.api.quickstart import Part, Row, auc, difference, figure, measured, rows
 from dpfl_plugin.config.load import load
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.records import federate
 
 CONFIG = """
 name: small

@@ -19,7 +19,7 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.build import build
-from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.records import federate
 from dpfl_plugin.runtimes.mpi.link import Patience
 from dpfl_plugin.runtimes.mpi.ranks import Ranks
 from dpfl_plugin.runtimes.mpi.session import MpiSession

@@ -85,7 +85,7 @@ def test_a_schema_where_it_has_no_meaning_is_refused(tmp_path: Path, data: Any, 
 
 def test_a_frame_is_the_records_of_its_file(tmp_path: Path) -> None:
     """By from_table, of one frame and of one for each silo, as by `data.schema`."""
-    from dpfl_plugin.runs.setting import federate
+    from dpfl_plugin.runs.records import federate
 
     (variant,) = load(config(tmp_path)).variants
     by_file = federate(variant.config, tmp_path)

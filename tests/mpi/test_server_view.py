@@ -42,8 +42,8 @@ from dpfl_plugin.runs.folder import Result, RunFolder
 from dpfl_plugin.runs.hooks import Silent
 from dpfl_plugin.runs.measurements import join_lines, join_result
 from dpfl_plugin.runs.public_errors import kind_and_place
+from dpfl_plugin.runs.records import federate
 from dpfl_plugin.runs.run import run_config
-from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.ranks import Ranks
 from dpfl_plugin.runtimes.mpi.session import MpiSession

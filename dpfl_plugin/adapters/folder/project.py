@@ -32,7 +32,7 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.plugins import model_block
-from dpfl_plugin.runs.setting import spec_of, steps_of
+from dpfl_plugin.runs.records import spec_of, steps_of
 
 WITHOUT_EFFECT: Final = ("evaluation", "checkpoint", "trackers")
 """Keys that say something of `dpfl run` alone, and change nothing of what is released."""

@@ -35,7 +35,7 @@ from dpfl_plugin.runs.environment import file_digests
 from dpfl_plugin.runs.measurements import Notes
 from dpfl_plugin.runs.public_facts import is_named, is_of_package
 from dpfl_plugin.runs.record_marks import MarkKey
-from dpfl_plugin.runs.setting import federate, keys_of
+from dpfl_plugin.runs.records import federate, keys_of
 from dpfl_plugin.runs.silo_settings import in_facts
 from dpfl_plugin.runtimes.mpi import probe, wire
 from dpfl_plugin.runtimes.mpi.link import Link, pull_all, push_all

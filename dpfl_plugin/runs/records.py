@@ -1,4 +1,4 @@
-"""The silos of a run, by its configuration: their records, and what an algorithm may know of them."""
+"""The records of a run's silos, by its configuration."""
 
 from __future__ import annotations
 
