@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 
 
-class Backend(enum.Enum):
+class Launcher(enum.Enum):
     """Where a sweep runs."""
 
     local = "local"
@@ -148,7 +148,7 @@ def tune(
 @app.command(rich_help_panel=TRAIN)
 def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with sweep: (see docs/slurm.md).")],
-    on: Annotated[Backend, typer.Option("--on", help="This machine, Slurm, or Slurm by submitit.")] = Backend.local,
+    on: Annotated[Launcher, typer.Option("--on", help="This machine, Slurm, or Slurm by submitit.")] = Launcher.local,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: sweeps/<name>).")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, on this machine or in each task.")] = 1,
     at_once: Annotated[int | None, typer.Option(min=1, help="Slurm tasks at the same time.")] = None,
