@@ -28,6 +28,7 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.plugins import is_ours
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.rules import cycle_facts
 
@@ -230,7 +231,7 @@ def not_covered(config: Config) -> list[str]:
 
 def _of_computing(rules: PrivacyRules) -> list[str]:
     """What no epsilon covers of how releases are computed."""
-    return [TIMES, *(() if _is_others(rules.mechanism) else (BITS,))]
+    return [TIMES, *((BITS,) if is_ours(rules.mechanism) else ())]
 
 
 def _has_public_schema(config: Config) -> bool:
@@ -242,11 +243,6 @@ def _is_dealt(config: Config) -> bool:
     """Whether records were dealt to silos, as a simulation does, and are not their own."""
     partition = config.data.partition
     return "data" in config.model_fields_set and (partition.module is not None or partition.name != "natural")
-
-
-def _is_others(plugin: object) -> bool:
-    """Whether the class of a plugin is not this package's."""
-    return type(plugin).__module__.partition(".")[0] != "dpfl_plugin"
 
 
 def warnings(config: Config, account: PrivacyAccount, rules: PrivacyRules, *, revealed: bool) -> list[str]:
