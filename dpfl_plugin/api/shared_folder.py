@@ -46,7 +46,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SiteOutcome:
     """How the run ended. status: "done", "budget_exhausted" or "refused"; text: for people."""
 
     status: str
@@ -106,7 +106,7 @@ def serve(
     once: bool = False,
     say: Say = print,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome | Waiting:
+) -> SiteOutcome | Waiting:
     """Be the server of a shared folder until the run is over; or do, ``once``, what can be done now.
 
     Args:
@@ -144,7 +144,7 @@ def serve(
         summary = site.server.summary()
     state = {name: value.detach().cpu().contiguous() for name, value in project.model.state_dict().items()}
     write_atomic(own / MODEL, save(state))
-    return Outcome(summary["status"], f"{is_over(own, summary)}\nthe model is in {own / MODEL}")
+    return SiteOutcome(summary["status"], f"{is_over(own, summary)}\nthe model is in {own / MODEL}")
 
 
 def work(
@@ -159,7 +159,7 @@ def work(
     once: bool = False,
     say: Say = print,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome | Waiting:
+) -> SiteOutcome | Waiting:
     """Be a silo of a shared folder until the run is over; or do, ``once``, what can be done now.
 
     Args:
@@ -198,7 +198,7 @@ def work(
             say(f"records: {note}")
         site = at(project.agreement, project.model, train, own, surroundings=where)
 
-    def look() -> Waiting | Outcome:
+    def look() -> Waiting | SiteOutcome:
         event = site.step()
         return _silo_outcome(name, event) if isinstance(event, Over) else Waiting(_silo_waits(event))
 
@@ -247,8 +247,8 @@ def _silo_waits(waits: SiloWaits) -> str:
     return f"{waits.what} (round {waits.round} is answered)" if waits.round else waits.what
 
 
-def _silo_outcome(name: str, over: Over) -> Outcome:
+def _silo_outcome(name: str, over: Over) -> SiteOutcome:
     why = f": {over.reason}" if over.reason else ""
     kept = f" The model and privacy.md are in {over.folder}." if over.folder is not None else ""
     text = f"{name}: the run is over, by its server: {over.status} after {over.rounds} rounds{why}.{kept}"
-    return Outcome(over.status, text)
+    return SiteOutcome(over.status, text)

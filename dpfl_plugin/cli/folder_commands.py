@@ -13,7 +13,7 @@ from dpfl_plugin.cli.privacy_commands import AsJson, Settings
 from dpfl_plugin.errors import printable
 
 if TYPE_CHECKING:
-    from dpfl_plugin.api.shared_folder import Outcome, Waiting
+    from dpfl_plugin.api.shared_folder import SiteOutcome, Waiting
 
 DEPLOY = "A federation over a shared folder (docs/folder.md)"
 WAITING = 6  # exit code: others have to do something first
@@ -139,7 +139,7 @@ def _say(text: str) -> None:
     print(printable(text, "\n"), flush=True)
 
 
-def _end(found: Outcome | Waiting) -> None:
+def _end(found: SiteOutcome | Waiting) -> None:
     from dpfl_plugin.api.shared_folder import Waiting
 
     if isinstance(found, Waiting):

@@ -28,7 +28,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended; ``reason`` in words where it did not simply finish."""
 
     status: Status

@@ -19,7 +19,7 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.federation.evaluations import Evaluations
-from dpfl_plugin.federation.outcome import Cause, Outcome
+from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.rehearsal import rehearsal
@@ -86,7 +86,7 @@ class RoundLoop:
         """How this run goes on when silos are lost."""
         return Survivors(self.planner, self.runtime, self.account, self.min_silos, self.save, self.note)
 
-    def run(self, progress: Progress) -> Outcome:
+    def run(self, progress: Progress) -> RunOutcome:
         """Go on from ``progress`` to the last round, or to what ends the run before it.
 
         A round in which silos are lost is run again by the others, and counts as released twice. One whose uploads had
@@ -95,7 +95,7 @@ class RoundLoop:
         try:
             return self._run(progress)
         except TooFewSilosError as error:
-            return Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+            return RunOutcome("failed", Cause.TOO_FEW_SILOS, str(error))
 
     def checkpoint(self, progress: Progress) -> None:
         """Write a checkpoint, whatever silos are lost meanwhile.
@@ -105,7 +105,7 @@ class RoundLoop:
         """
         self.survivors.retry(progress, lambda: self.save(progress))
 
-    def _run(self, progress: Progress) -> Outcome:
+    def _run(self, progress: Progress) -> RunOutcome:
         def measured(phase: str) -> dict[str, Any]:
             return self.survivors.retry(progress, lambda: self.evaluation(progress, phase))
 
@@ -118,7 +118,7 @@ class RoundLoop:
             except SilosLost as lost:
                 self.survivors.lose(progress, lost)
                 continue
-            if isinstance(made, Outcome):
+            if isinstance(made, RunOutcome):
                 outcome = made
                 break
             plan, server = made
@@ -154,10 +154,10 @@ class RoundLoop:
             self._charge_what_was_planned(progress)
             self.checkpoint(progress)
             why = stopping.why(progress.scores, progress.rounds, self.rounds)
-            return Outcome("done", Cause.EARLY_STOPPING, why)
+            return RunOutcome("done", Cause.EARLY_STOPPING, why)
         return outcome
 
-    def _round(self, progress: Progress, last_finite: int) -> tuple[RoundPlan, Vectors] | Outcome:
+    def _round(self, progress: Progress, last_finite: int) -> tuple[RoundPlan, Vectors] | RunOutcome:
         """(its plan, the server's next state) of the next round, with what is before it; or why there is none.
 
         Args:
@@ -167,28 +167,28 @@ class RoundLoop:
             SilosLost: the round does not count.
         """
         if self.first and not self.first.run(progress, draw=self.draw, send=self._sent, save=self.checkpoint):
-            return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
+            return RunOutcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
         self._score(progress)
         if self._stopped(progress) or progress.rounds >= self.rounds:
-            return Outcome("done", Cause.ROUNDS)
+            return RunOutcome("done", Cause.ROUNDS)
         if self.until is not None and progress.rounds >= self.until:
-            return Outcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
+            return RunOutcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         down = self.planner.algorithm.download(progress.server)
         plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
         if plan is None:
-            return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
+            return RunOutcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, self.account.cap_reason(progress.lost))
         if not self.account.affords(progress.rounds, plan):
-            return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
+            return RunOutcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
         if self.stop():
             return _stopped_after(progress)
         try:
             server = self.advance(progress, plan, down)
         except TrainingError as error:
-            return Outcome("failed", Cause.ERROR, f"round {progress.rounds + 1}: {error}")
+            return RunOutcome("failed", Cause.ERROR, f"round {progress.rounds + 1}: {error}")
         if not all_finite(server):
             reason = f"the global model is not finite after round {progress.rounds + 1}"
             reason += f"; its loss was last finite after round {last_finite}"
-            return Outcome("failed", Cause.NOT_FINITE, reason)
+            return RunOutcome("failed", Cause.NOT_FINITE, reason)
         return plan, server
 
     def _score(self, progress: Progress) -> None:
@@ -355,14 +355,14 @@ class _Checkpoints:
         self._took = self._at - began
 
 
-def _not_finite(line: dict[str, Any], last_finite: int) -> Outcome:
+def _not_finite(line: dict[str, Any], last_finite: int) -> RunOutcome:
     """How a run ends whose training loss is not finite in ``line``; it was last after round ``last_finite``."""
     reason = f"the training loss is {line['train_loss']} after round {line['round']}"
-    return Outcome("failed", Cause.NOT_FINITE, f"{reason}; it was last finite after round {last_finite}")
+    return RunOutcome("failed", Cause.NOT_FINITE, f"{reason}; it was last finite after round {last_finite}")
 
 
-def _stopped_after(progress: Progress) -> Outcome:
-    return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop; ended after round {progress.rounds}")
+def _stopped_after(progress: Progress) -> RunOutcome:
+    return RunOutcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop; ended after round {progress.rounds}")
 
 
 def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:

@@ -11,7 +11,7 @@ import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
+from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Holding
@@ -117,7 +117,7 @@ class Parts:
         return self.holding.survey.data_sha256
 
     @property
-    def outcome(self) -> LabelOutcome:
+    def outcome(self) -> Outcome:
         """What labels are."""
         return self.holding.survey.outcome
 

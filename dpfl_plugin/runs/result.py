@@ -16,8 +16,8 @@ from safetensors.torch import save as serialise
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
-from dpfl_plugin.federation.outcome import Outcome
+from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.federation.outcome import RunOutcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.scaled_records import scaling_of
 from dpfl_plugin.federation.silo_group import SiloMetrics
@@ -91,7 +91,7 @@ def write_result(
     run: PreparedRun,
     account: PrivacyAccount,
     progress: Progress,
-    outcome: Outcome,
+    outcome: RunOutcome,
     final: Ended,
     facts: Mapping[str, Any],
 ) -> tuple[Result, dict[str, Any]]:
@@ -135,7 +135,7 @@ def _stated(
     run: PreparedRun,
     account: PrivacyAccount,
     progress: Progress,
-    outcome: Outcome,
+    outcome: RunOutcome,
     notes: Sequence[str],
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _stated(
 def _result(
     run: PreparedRun,
     progress: Progress,
-    outcome: Outcome,
+    outcome: RunOutcome,
     final: Ended,
     lines: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
@@ -267,7 +267,7 @@ def schedule_notes(
     return [theorem]
 
 
-def _score(outcome: LabelOutcome, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _score(outcome: Outcome, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What an outcome that is not classes is ranked by; of those it is the accuracy."""
     key = f"test_{outcome.score}"
     return {} if outcome.kind == "classes" else {key: last(lines, key)}
@@ -278,7 +278,7 @@ def _num_tested(parts: Parts) -> dict[int, int]:
     return {silo: len(parts.test.get(silo, range(n))) for silo, n in enumerate(parts.num_test_records)}
 
 
-def _of_silos(by_silo: dict[int, SiloMetrics], outcome: LabelOutcome) -> dict[str, Any] | None:
+def _of_silos(by_silo: dict[int, SiloMetrics], outcome: Outcome) -> dict[str, Any] | None:
     """How the final model, and silos' own, do at the silos; None for a run that is not at its end."""
     own = [m.personalised_score for m in by_silo.values() if m.personalised_score is not None]
     return of_silos(list(by_silo), [m.test_score for m in by_silo.values()], own, outcome)

@@ -24,7 +24,7 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ChangedError, ConfigError, DeviceError, MemoryShortError, SiloError
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice, is_device_failure
 from dpfl_plugin.federation.memory import text as memory_text
-from dpfl_plugin.federation.outcome import Cause, Outcome
+from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import Runtime
@@ -351,7 +351,7 @@ class ActiveRun:
         clock.lap("start")
         clock.start(self.parts.model.device)
 
-    def rounds(self) -> Outcome:
+    def rounds(self) -> RunOutcome:
         """Run the rounds; a fault of a silo, or of a plugin's code, ends them with a checkpoint."""
         progress, folder = self.progress, self.folder
         try:
@@ -376,11 +376,11 @@ class ActiveRun:
             elsewhere = isinstance(error, SiloError)  # on the rank of that silo, whose log has what it raised
             reason = f"round {progress.rounds + 1}: {fault}" + ("" if elsewhere else "; the traceback is in log.txt")
             self.loop.checkpoint(progress)
-            return Outcome("failed", Cause.ERROR, reason)
+            return RunOutcome("failed", Cause.ERROR, reason)
         finally:
             self.hooks.end()
 
-    def finish(self, outcome: Outcome) -> tuple[Ended, Outcome]:
+    def finish(self, outcome: RunOutcome) -> tuple[Ended, RunOutcome]:
         """Have silos make their own models, and measure the final one, if the rounds are over.
 
         Nothing is measured of a candidate that the budget stops before the choice is made.
@@ -394,9 +394,9 @@ class ActiveRun:
                 by_silo, notes = loop.finish(progress)
                 measured = self._retry(lambda: self.runtime.measures(loop.final_model(progress)))
             except TooFewSilosError as error:
-                outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+                outcome = RunOutcome("failed", Cause.TOO_FEW_SILOS, str(error))
             except ChangedError as error:
-                outcome = Outcome("failed", Cause.ERROR, f"at the end: {error}")
+                outcome = RunOutcome("failed", Cause.ERROR, f"at the end: {error}")
         if clock.on:
             clock.lap("I/O")  # the last checkpoint
             self.folder.write(self.folder.profile, to_json(self._profile()))
@@ -409,7 +409,7 @@ class ActiveRun:
         profile = {"schema": PROFILE_SCHEMA, "rounds": rounds, "server" if ranks else "process": seconds}
         return profile | ({"silo_ranks": ranks} if ranks else {})
 
-    def write(self, ended: Ended, outcome: Outcome) -> Result:
+    def write(self, ended: Ended, outcome: RunOutcome) -> Result:
         """Write the result and the statement, and give callbacks what they may have of them."""
         config = self.run.config
         if config.rounds is None and outcome.status == "budget_exhausted":

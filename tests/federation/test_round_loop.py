@@ -14,7 +14,7 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import TrainingError
-from dpfl_plugin.federation.outcome import Cause, Outcome
+from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import SilosLost
@@ -107,7 +107,7 @@ class Run:
             record=self.lines.append,
         )
 
-    def __call__(self, stop: Callable[[], bool] = lambda: False) -> Outcome:
+    def __call__(self, stop: Callable[[], bool] = lambda: False) -> RunOutcome:
         return replace(self.experiment, stop=stop).run(self.progress)
 
 
@@ -124,19 +124,19 @@ def in_round(number: int, what: Any) -> Callable[[int], Any]:
     return fault
 
 
-ENDS: dict[str, tuple[Callable[[], Run], int, Outcome]] = {
-    "all rounds": (Run, 4, Outcome("done", Cause.ROUNDS)),
-    "budget": (lambda: Run(budget=2), 2, Outcome("budget_exhausted", Cause.BUDGET, "spent")),
-    "cap": (lambda: Run(participations=3), 3, Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, "nobody")),
+ENDS: dict[str, tuple[Callable[[], Run], int, RunOutcome]] = {
+    "all rounds": (Run, 4, RunOutcome("done", Cause.ROUNDS)),
+    "budget": (lambda: Run(budget=2), 2, RunOutcome("budget_exhausted", Cause.BUDGET, "spent")),
+    "cap": (lambda: Run(participations=3), 3, RunOutcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, "nobody")),
     "fault": (
         lambda: Run(in_round(1, TrainingError("broken"))),
         1,
-        Outcome("failed", Cause.ERROR, "round 2: broken"),
+        RunOutcome("failed", Cause.ERROR, "round 2: broken"),
     ),
     "not finite": (
         lambda: Run(in_round(2, float("nan"))),
         2,
-        Outcome(
+        RunOutcome(
             "failed",
             Cause.NOT_FINITE,
             "the global model is not finite after round 3; its loss was last finite after round 2",
