@@ -61,6 +61,8 @@ class ScaffNew(AveragedModels):
         return self.p if self.p is not None else 1 / (self.local_steps or 1)
 
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
+        every = setting.num_participants == setting.num_silos
+        require(every, "silo_rate", setting.silo_rate, "be 1: every silo needs every mean")
         return {"model": model, "mean_update": torch.zeros_like(model), **self.begin_average(model, setting)}
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:

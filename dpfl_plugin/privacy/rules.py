@@ -57,6 +57,11 @@ class PrivacyRules:
                 "privacy.clip_norm=inf with privacy.noise_multiplier > 0: without a clipping norm no noise is enough. "
                 "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
             )
+        if self.unit == "silo" and (self.clipping.adapts or self.clipping.measures or self.clipping.normalises):
+            raise UnsupportedError(
+                f"privacy.clip: {type(self.clipping).__name__} needs unit: record or person: a silo's update is one "
+                "vector, and tells nothing of norms. Use clip: flat or per_layer."
+            )
         self.clipping.check(self.unit, self.clip_norm, self.noise_multiplier)
         if self.unit != "silo" and self.neighbouring != self.sampler.neighbouring:
             raise UnsupportedError(
