@@ -14,7 +14,7 @@ from torch import nn
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.errors import ConfigError, PluginError
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError
 from dpfl_plugin.federation.silo_group import CLIP_NORM
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, clipped_sum_and_norms, layers
@@ -22,7 +22,7 @@ from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.accountants import PLD, RDP
-from dpfl_plugin.privacy.clipping import Adaptive, Clipping, Flat, Median, PerLayer, clip_update
+from dpfl_plugin.privacy.clipping import Adaptive, AutoS, Clipping, Flat, Median, PerLayer, clip_update
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
@@ -545,3 +545,11 @@ def test_an_engine_that_does_not_tell_norms_is_refused(clipping):
     )
     with pytest.raises(PluginError, match=r"engine: silent must return .* shape \(1,\)"):
         asked.gradient(zeros())
+
+
+@pytest.mark.parametrize("kind", [Adaptive, Median, AutoS])
+def test_a_clipping_of_a_users_own_that_goes_by_norms_is_refused_at_silo_level(kind: type[Clipping]) -> None:
+    """By what it says of itself: its name is not in the table of what does not go together."""
+    own = type("Own", (kind,), {})()
+    with pytest.raises(UnsupportedError, match="Own needs unit: record or person"):
+        rules(1.0, 1.0, unit="silo", clipping=own)
