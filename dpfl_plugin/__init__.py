@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.tuning import plan_tuning as plan_tuning
     from dpfl_plugin.api.tuning import tune as tune
     from dpfl_plugin.callbacks import Callback as Callback
+    from dpfl_plugin.callbacks import Stop as Stop
     from dpfl_plugin.owners.lifetime import limits as limits
     from dpfl_plugin.privacy.epsilon import calibrate as calibrate
     from dpfl_plugin.privacy.epsilon import epsilon as epsilon
@@ -56,6 +57,7 @@ _PUBLIC: Final = {
     "audit": "dpfl_plugin.api.audit",
     "calibrate": "dpfl_plugin.privacy.epsilon",
     "Callback": "dpfl_plugin.callbacks",
+    "Stop": "dpfl_plugin.callbacks",
     "check": "dpfl_plugin.api.check",
     "check_tables": "dpfl_plugin.api.tables",
     "compare": "dpfl_plugin.api.comparison",

@@ -13,7 +13,7 @@ import torch
 
 from dpfl_plugin.adapters.agreement import agree
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo, TensorBoard, Tracker
+from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo, Stop, TensorBoard, Tracker
 from dpfl_plugin.callbacks.tracker import statement_files
 from dpfl_plugin.config.load import configure, run_id
 from dpfl_plugin.errors import ConfigError
@@ -171,18 +171,78 @@ class Broken(Spy):
         self._maybe("on_end")
 
 
+class BrokenTracker(Broken, Tracker):
+    name = "broken"
+
+    def goes_to(self, run: RunInfo) -> str:
+        return "nowhere"
+
+
 @pytest.mark.parametrize(("at", "calls"), [("on_begin", 1), ("on_round", 2 + ROUNDS), ("on_end", 2 + ROUNDS)])
-def test_a_callback_that_raises_is_told_once_and_the_run_goes_on(tmp_path: Path, at: str, calls: int) -> None:
-    broken, spy, notes = Broken(at, OSError), Spy(), Notes()
+def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on(tmp_path: Path, at: str, calls: int) -> None:
+    broken, spy, notes = BrokenTracker(at, OSError), Spy(), Notes()
     undisturbed = session(tmp_path / "other")
     result = session(tmp_path, broken, spy, reporter=notes)
     assert result["model_sha256"] == undisturbed["model_sha256"] and result["epsilon"] == undisturbed["epsilon"]
     assert len(broken.events) == calls and len(spy.events) == 2 + ROUNDS
-    (said,) = [text for text in notes.notes if f"Broken failed in {at}: OSError: no such server" in text]
+    (said,) = [text for text in notes.notes if f"BrokenTracker failed in {at}: OSError: no such server" in text]
     log = RunFolder(Path(result["folder"])).log.read_text()
     assert said in log and log.count("Traceback") == 1
     again = [text for text in notes.notes if f"failed {ROUNDS} times" in text]
     assert len(again) == (at == "on_round")
+
+
+@pytest.mark.parametrize(("at", "rounds", "status"), [("on_begin", 0, "failed"), ("on_round", 1, "failed")])
+def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, at: str, rounds: int, status: str
+) -> None:
+    """It goes on from there, and comes to what it would have come to."""
+    result = session(tmp_path, Broken(at, OSError))
+    assert (result["status"], result["rounds"]) == (status, rounds)
+    assert f"Broken failed in {at}: OSError: no such server" in result["reason"] and "log.txt" in result["reason"]
+    assert "Traceback" in RunFolder(Path(result["folder"])).log.read_text()
+    whole = session(tmp_path / "other")
+    assert session(tmp_path, resume=True)["model_sha256"] == whole["model_sha256"]
+    assert session(tmp_path / "end", Broken("on_end", OSError))["status"] == "done"
+
+
+class Stopper(Spy):
+    """Ends the run after so many rounds, or once a private score is there."""
+
+    def __init__(self, after: int | None = None) -> None:
+        super().__init__()
+        self._after = after
+
+    def on_round(self, round: RoundInfo) -> None:
+        super().on_round(round)
+        if round.number == self._after or (round.metrics and "private_score" in round.metrics):
+            raise Stop("pruned")
+
+
+class Careful(Stopper):
+    sees = "released"
+
+
+SCORES: dict[str, Any] = {"rounds": 12, "private_evaluation": {"share": 0.25, "every": 2, "noise_multiplier": 9.0}}
+
+
+@pytest.mark.parametrize("kind", [Stopper, Careful])
+def test_a_callback_may_stop_a_run_and_all_planned_rounds_are_charged(tmp_path: Path, kind: type[Stopper]) -> None:
+    """Only one that sees released scores alone decides by nothing but them."""
+    stopper = kind(after=3 if kind is Stopper else None)
+    result = session(tmp_path, stopper, **SCORES)
+    whole = session(tmp_path / "whole", **SCORES)
+    assert (result["status"], result["rounds"]) == ("done", 3) and result["epsilon"] == whole["epsilon"]
+    assert "pruned" in result["reason"] and "all planned rounds are charged" in result["reason"]
+    page = (Path(result["folder"]) / "privacy.md").read_text()
+    assert ("saw measurements of raw records stopped the run" in page) == (kind is Stopper)
+    seen = [info.metrics for info in stopper.rounds]
+    if kind is Careful:
+        assert all(metrics is None or list(metrics) == ["private_score"] for metrics in seen)
+        assert "measures" not in stopper.result and "test_accuracy" not in stopper.result
+    else:
+        assert seen[0] is not None and "train_loss" in seen[0]
+    assert session(tmp_path, resume=True, **SCORES)["finished"] == result["finished"], "it is not run again"
 
 
 FACTOR = [1.0]

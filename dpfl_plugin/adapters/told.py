@@ -36,7 +36,10 @@ class Told:
             return
         if self._calls is None:
             config = self._agreement.config
-            self._calls, self._begun = Calls(self._callbacks, LOG.warning, LOG.error), max(self._begun, rounds)
+            self._calls, self._begun = (
+                Calls(self._callbacks, LOG.warning, LOG.error, may_end=False),
+                max(self._begun, rounds),
+            )
             values = public_values(config)
             run = RunInfo(
                 name=config.name,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class RoundInfo:
         begun: how many rounds have begun so far, including those that were interrupted and repeated.
         metrics: of the global model where the round was evaluated, means over silos (``train_loss``,
             ``test_accuracy``); empty where measurements stay with the silos, None where the round was not evaluated.
+            For a callback that sees what is released: ``private_score``, the last one; None before the first.
         epsilon: spent so far by this run, ``server`` and ``third_party``; one of them is None where nothing is
             guaranteed. None where the round was not evaluated, unless the callback asks for it. Where a run goes on
             after a crash, what it had released counts as it comes to it again; the statement counts all of it.
@@ -63,14 +64,26 @@ class RoundInfo:
     silos: Mapping[int, Mapping[str, float]] | None = None
 
 
+class Stop(Exception):
+    """Raised by a callback, ends the run: ``raise dpfl.Stop("pruned")``.
+
+    The run is done; its model and its result are those after this round. All planned rounds are charged: when a run
+    ends may tell of records.
+    """
+
+
 class Callback:
-    """Base class for whatever follows a run. If it raises, that is logged, and the run continues.
+    """Base class for whatever follows a run. If it raises `Stop` the run ends. If it raises anything else the run fails
+    after a checkpoint, so that it can be resumed; of a tracker that is reported, and the run continues.
 
     Attributes:
+        sees: what decides when it stops a run. "measurements": of raw records, and no epsilon covers when it stops.
+            "released": it is given private scores in place of them, and epsilon covers that, too.
         per_silo: whether it is to have the measurements of every silo. epsilon_each_round: whether epsilon is to be
             composed for every round, which takes milliseconds, and not only where the model is evaluated.
     """
 
+    sees: ClassVar[Literal["measurements", "released"]] = "measurements"
     per_silo: ClassVar[bool] = False
     epsilon_each_round: ClassVar[bool] = False
 

@@ -18,6 +18,8 @@ class Cause(StrEnum):
 
     ROUNDS = "rounds"  # all of them were made
     EARLY_STOPPING = "early_stopping"
+    CALLBACK = "callback"  # which saw measurements of raw records
+    CALLBACK_OF_RELEASED = "callback_of_released"  # which saw released scores alone
     BUDGET = "budget"
     MAX_PARTICIPATIONS = "max_participations"  # too few silos may take part once more
     STOP_REQUESTED = "stop_requested"

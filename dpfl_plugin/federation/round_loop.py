@@ -53,6 +53,7 @@ class RoundLoop:
         clock: takes the time of each part.
         save: writes a checkpoint. record: gets each evaluation as plain values. tick: called after every round.
         stop: asked before every round, and before silos make models of their own; true ends the run there.
+        ending: asked before every round: how a callback ended the run; None while none has.
         note: gets a line on silos that were lost.
     """
 
@@ -79,6 +80,7 @@ class RoundLoop:
     record: Callable[[dict[str, Any]], None] = lambda line: None
     tick: Callable[[Progress], None] = lambda progress: None
     stop: Callable[[], bool] = lambda: False
+    ending: Callable[[], RunOutcome | None] = lambda: None
     note: Callable[[str], None] = lambda text: None
 
     @property
@@ -144,15 +146,17 @@ class RoundLoop:
         if self.personalise is not None and outcome.status in ("done", "budget_exhausted") and self.stop():
             outcome = _stopped_after(progress)  # silos' own models may take as long as a round
         stopping = self.stopping if outcome.status == "done" and self._stopped(progress) else None
-        ended = bool(stopping) or outcome.status == "budget_exhausted"
+        stopped = bool(stopping) or outcome.cause in (Cause.CALLBACK, Cause.CALLBACK_OF_RELEASED)
+        ended = stopped or outcome.status == "budget_exhausted"
         if ended and self.evaluations.made and progress.rounds > evaluated:
             self.record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
         self.checkpoint(progress)
         self.clock.lap("I/O")
-        if stopping:
+        if stopped:
             # Saved before: the charges of rounds that will not run must not count where a resume runs some again.
             self._charge_what_was_planned(progress)
             self.checkpoint(progress)
+        if stopping:
             why = stopping.why(progress.scores, progress.rounds, self.rounds)
             return RunOutcome("done", Cause.EARLY_STOPPING, why)
         return outcome
@@ -171,6 +175,8 @@ class RoundLoop:
         self._score(progress)
         if self._stopped(progress) or progress.rounds >= self.rounds:
             return RunOutcome("done", Cause.ROUNDS)
+        if (outcome := self.ending()) is not None:
+            return outcome
         if self.until is not None and progress.rounds >= self.until:
             return RunOutcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         down = self.planner.algorithm.download(progress.server)
@@ -233,12 +239,13 @@ class RoundLoop:
         When to stop depends on what was released, and then the composition of what was released proves nothing: its
         length may tell of a record. The whole plan's length does not, and a run that stops is a function of it.
         """
-        assert self.stopping is not None
         name = f"{NOT_RUN}.{self.run_name}" if self.fresh else NOT_RUN  # in a ledger that other runs share
         for _ in rehearsal(self.account, self.planner, self.rounds, progress.server, progress.rounds, name):
             pass
-        every = self.stopping.every
-        self.account.charge_scores_not_made(range(progress.rounds + every, self.rounds + 1, every), name)
+        if self.stopping is not None:
+            left = range(progress.rounds + 1, self.rounds + 1)
+            planned = self.stopping.planned
+            self.account.charge_scores_not_made([n for n in left if planned(n) > planned(n - 1)], name)
         self.account.sync()
 
     def final_model(self, progress: Progress) -> Tensor:

@@ -18,13 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from dpfl_plugin.callbacks.base import Callback, RoundInfo, RunInfo
+from dpfl_plugin.callbacks.base import Callback, RoundInfo, RunInfo, Stop
 from dpfl_plugin.callbacks.tracker import Tracker
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, told
+from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -34,6 +35,7 @@ from dpfl_plugin.runs.plugins import build_plugin, traceback_of
 LOGGED: Final = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
 METRICS: Final = (*LOGGED, "gradient_dissimilarity")
 STAYED_AT_RANKS: Final = "losses and accuracies are with the silo ranks"
+MEASURED_KEY: Final = re.compile("test_|train_loss$|measures$|silos$")
 OF_SILOS: Final = re.compile(r"(?<!\S)(silos|silo_weights)[.=]")
 MEASURED: Final = "Losses and accuracies are measured on raw records: no epsilon covers them"
 GIVEN: Final = (
@@ -161,14 +163,26 @@ def epsilon_of(config: Config, neighbouring: str) -> str:
 
 
 class Calls:
-    """Calls callbacks, each with a copy, and goes on whatever they raise.
+    """Calls callbacks, each with a copy.
 
     Args:
         say: tells a person, in one line. log: keeps a traceback.
+        may_end: whether callbacks end the run; not on a platform, which decides that itself.
+
+    Attributes:
+        ending: how the first that did so ended the run; None while none has.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], say: Callable[[str], None], log: Callable[[str], None]) -> None:
-        self.callbacks, self._say, self._log = list(callbacks), say, log
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        say: Callable[[str], None],
+        log: Callable[[str], None],
+        *,
+        may_end: bool = True,
+    ) -> None:
+        self.callbacks, self._say, self._log, self._may_end = list(callbacks), say, log, may_end
+        self.ending: RunOutcome | None = None
         self._failed: Counter[int] = Counter()
 
     def begin(self, run: RunInfo) -> None:
@@ -178,16 +192,23 @@ class Calls:
                 self.callbacks.remove(callback)
                 self._close(callback)
 
-    def round(self, info: RoundInfo) -> None:
+    def round(self, info: RoundInfo, score: float | None = None) -> None:
+        """``score``: the last one that was released."""
         for callback in self.callbacks:
             silos = info.silos if callback.per_silo else None
             epsilon = None if info.metrics is None and not callback.epsilon_each_round else info.epsilon
-            self._call(callback, "on_round", replace(info, silos=silos, epsilon=epsilon))
+            metrics = info.metrics
+            if callback.sees == "released":
+                silos, metrics = None, None if score is None else {"private_score": score}
+            self._call(callback, "on_round", replace(info, metrics=metrics, silos=silos, epsilon=epsilon))
 
     def end(self, shown: Callable[[bool], Mapping[str, Any]]) -> None:
         """``shown``: the result, with or without what was measured at single silos."""
         for callback in self.callbacks:
-            self._call(callback, "on_end", shown(callback.per_silo))
+            result = shown(callback.per_silo and callback.sees != "released")
+            if callback.sees == "released":
+                result = {key: value for key, value in result.items() if not MEASURED_KEY.match(key)}
+            self._call(callback, "on_end", result)
             if (times := self._failed[id(callback)]) > 1:
                 self._say(f"callback {_name(callback)} failed {times} times in this session")
 
@@ -207,7 +228,14 @@ class Calls:
             if event == "on_begin":
                 self._tell_what_leaves(callback, *given)
             getattr(callback, event)(*copy.deepcopy(given))
+        except Stop as stop:
+            self._stopped(callback, event, stop)
         except Exception as error:  # whatever it does, the run's data come first
+            if self._may_end and event != "on_end" and not isinstance(callback, Tracker):
+                self._log(traceback_of(error))
+                what = f"callback {_name(callback)} failed in {event}: {told(error)}; the traceback is in log.txt"
+                self.ending = self.ending or RunOutcome("failed", Cause.ERROR, what)
+                return False
             self._failed[id(callback)] += 1
             if self._failed[id(callback)] == 1:
                 self._log(traceback_of(error))
@@ -215,6 +243,16 @@ class Calls:
                 self._say(f"warning: {what}. The run continues. {then}")
             return False
         return True
+
+    def _stopped(self, callback: Callback, event: str, stop: Stop) -> None:
+        text = f"stopped by callback {_name(callback)}" + (f": {stop}" if str(stop) else "")
+        if event == "on_end":
+            self._say(f"{text}, after the run had ended: that changes nothing")
+        elif not self._may_end:
+            self._say(f"{text}: on a platform a callback does not end a run. The run continues")
+        else:
+            cause = Cause.CALLBACK_OF_RELEASED if callback.sees == "released" else Cause.CALLBACK
+            self.ending = self.ending or RunOutcome("done", cause, f"{text}; all planned rounds are charged")
 
     def _tell_what_leaves(self, callback: Callback, run: RunInfo) -> None:
         if isinstance(callback, Tracker):
@@ -233,12 +271,18 @@ class Hooks:
     def __init__(self, reporter: Reporter, folder: RunFolder, callbacks: Sequence[Callback] = ()) -> None:
         self._reporter, self._folder = reporter, folder
         self._calls = Calls(callbacks, self.note, lambda text: folder.append(folder.log, text))
-        self.given = 0 if not callbacks else 2 if any(callback.per_silo for callback in callbacks) else 1
+        measured = [callback for callback in callbacks if callback.sees != "released"]
+        self.given = 0 if not measured else 2 if any(callback.per_silo for callback in measured) else 1
         self._each_round = any(callback.epsilon_each_round for callback in callbacks)
         self._has_begun = self._said_hidden = False
         self._account: PrivacyAccount | None = None
         self._whoever = False
         self._evaluated: RoundInfo | None = None
+        self._score: float | None = None
+
+    def ending(self) -> RunOutcome | None:
+        """How a callback ended the run; None while none has."""
+        return self._calls.ending
 
     def _write(self, text: str) -> None:
         self._folder.append(self._folder.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
@@ -301,7 +345,8 @@ class Hooks:
         spent = self._spent(None) if self._each_round and self._evaluated is None else None
         info = self._evaluated or RoundInfo(progress.rounds, progress.seconds, progress.begun, None, spent)
         self._evaluated = None
-        self._calls.round(info)
+        self._score = progress.scores[-1][1] if progress.scores else None
+        self._calls.round(info, self._score)
 
     def _spent(self, known: Mapping[str, float | None] | None) -> dict[str, float | None]:
         """Epsilon so far; where a statement may be of outsiders who do not know who took part, whoever did."""
@@ -316,7 +361,7 @@ class Hooks:
         self._reporter.end()
         if self._evaluated is not None:  # after the last round was told
             info, self._evaluated = self._evaluated, None
-            self._calls.round(info)
+            self._calls.round(info, self._score)
 
     def close(self) -> None:
         """The session is over, whatever it came to."""

@@ -325,6 +325,7 @@ class ActiveRun:
             record=self.recorder.record,
             tick=self.hooks.ticked,
             stop=self.stop,
+            ending=self.hooks.ending,
             note=self.hooks.note,
         )
 

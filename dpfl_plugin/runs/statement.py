@@ -82,6 +82,8 @@ MEASUREMENTS = (
 ENDED_EARLY: Final[Mapping[Cause, str]] = {
     Cause.NOT_FINITE: "The run ended because its model or its loss was not finite, at a round that depends on records; "
     "epsilon does not cover what that reveals.",
+    Cause.CALLBACK: "A callback that saw measurements of raw records stopped the run; epsilon does not cover what the "
+    "round that it ended at reveals. All planned rounds are charged.",
     Cause.STOP_REQUESTED: "The run was stopped. If somebody stopped it for what was measured, the round that it ended "
     "at depends on records; epsilon does not cover what that reveals.",
 }
