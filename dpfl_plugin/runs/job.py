@@ -18,7 +18,7 @@ from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError
 from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.federation.planning import Planner, fresh_coins
 from dpfl_plugin.federation.stopping import Stopping
-from dpfl_plugin.privacy.account import PrivacyAccount, know_to_fit
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
@@ -211,7 +211,9 @@ def look_ahead(job: Job, account: PrivacyAccount) -> None:
     """Have the budget know of all rounds that noise was solved for."""
     parts = job.parts
     if job.stage is not None:
-        know_to_fit(account, job.stage.planned)
+        for terms in job.stage.planned:
+            if account.budget is not None:
+                account.budget.holds(terms)
         return
     if parts.planned is not None and not parts.rules.varies:
         account.look_ahead(parts.planned)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dpfl_plugin.algorithms.base import Setting
-from dpfl_plugin.privacy.costs import RoundCost, Rounds
+from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.participation import CERTAIN, Participation
 
 
@@ -23,9 +23,9 @@ def in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
     return [[first, last, *asdict(cost).values()] for first, last, cost in runs]
 
 
-def read_costs(facts: dict[str, Any] | None, setting: Setting) -> Rounds[RoundCost]:
+def read_costs(facts: dict[str, Any] | None, setting: Setting) -> dict[int, RoundCost]:
     """What the rounds that a checkpoint knows cost, from its facts."""
-    found: Rounds[RoundCost] = Rounds()
+    found: dict[int, RoundCost] = {}
     for first, last, levels, share, participation, most in (facts or {"costs": ()})["costs"]:
         cost = RoundCost(
             tuple((float(noise), int(count)) for noise, count in levels),

@@ -195,9 +195,9 @@ def test_a_second_opinion_and_another_ledger_leave_the_account_as_it_is() -> Non
     run(one, 6)
     before, ahead = one.views(), Ledger()
     ahead.append([*one.ledger, *one.charges(6, Round(), "a")])
-    doubled, held = one.by(Twice()), one.holding(ahead)
+    doubled, held = one.statement().views(Twice()), one.holding(ahead)
     for view in BOTH:
-        assert doubled.views()[view]["epsilon"] == 2 * before[view]["epsilon"]
+        assert doubled[view]["epsilon"] == 2 * before[view]["epsilon"]
     assert held.views()["server"]["epsilon"] == pytest.approx(epsilon(7), rel=1e-12)
     assert one.views() == before and len(one.ledger) < len(ahead)
 

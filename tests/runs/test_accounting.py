@@ -522,7 +522,7 @@ def test_a_statement_of_a_ledger_alone_is_that_of_the_run(config: dict[str, Any]
     stated = account(ledger=writes.ledger, **given, stating=True)
     for accountant in (PLD(), RDP(), PLD()):
         expected = account(ledger=writes.ledger, accountant=accountant, budget_accountant=PLD(), **given)
-        assert stated.by(accountant).views() == expected.views()
+        assert stated.statement().views(accountant) == expected.views()
     with pytest.raises(AssertionError):
         stated.affords(9, PLAN)
     with pytest.raises(AssertionError):
