@@ -155,6 +155,8 @@ class PrivacyAccount:
             self._length = cost.num_releases if self._length is None else self._length
             self.pricing.check_length(cost.num_releases, self._length, "as many as in other rounds")
         cost = self.dearer(round, cost)
+        if self._cleared.shape != _shape(plan):
+            self._cleared = _Cleared()
         self.rounds = self.with_round(round, cost)
         self.costs[round] = cost
         if self.registration is not None:
@@ -227,9 +229,10 @@ class PrivacyAccount:
         """Whether the next round stays within the budget, whoever is drawn, where rounds differ in their noise.
 
         Looks for how many rounds with this plan do, so that most rounds need no epsilon to be computed: releases that
-        fit together with more fit without.
+        fit together with more fit without, until something else is released, or a round once more.
         """
-        if self._cleared.shape != _shape(plan) or round >= self._cleared.until:
+        again = bool(self.noise_ids.get(round))
+        if again or self._cleared.shape != _shape(plan) or round >= self._cleared.until:
             self._cleared = _Cleared(_shape(plan), round + ahead.most_rounds(self, round, plan))
         return round < self._cleared.until
 
@@ -535,11 +538,13 @@ class PrivacyAccount:
             assert kind is not None  # see `settle`
             if kind != "round":
                 self.extra.note(kind, charge, silos)
+                self._cleared = _Cleared()
                 continue
             noise_ids = self.noise_ids[charge.round]
             noise_ids.add(charge.noise_id)
             if len(noise_ids) > 1:
                 self.repeated.add(charge.round)
+                self._cleared = _Cleared()
             if cap is None:
                 continue
             for silo in silos:
