@@ -70,7 +70,10 @@ def made_certain(cost: RoundCost) -> RoundCost:
 
 def dearer(cost: RoundCost, other: RoundCost | None) -> RoundCost:
     """A round's cost, with the releases of another attempt at it where those are more."""
-    return cost if other is None or other.num_releases <= cost.num_releases else replace(cost, levels=other.levels)
+    if other is None or other.num_releases <= cost.num_releases:
+        return cost
+    by = CERTAIN if len(other.levels) > 1 else cost.participation  # of different releases no mixture is proven
+    return replace(cost, levels=other.levels, participation=by)
 
 
 class Pricing:

@@ -246,6 +246,16 @@ def test_a_round_is_checked_again_before_it_is_released_again(schedule: Schedule
     assert 0 < attempts < 99 and one.server.spent({}) <= 2.0
 
 
+def test_a_round_whose_other_attempt_made_different_releases_counts_as_certain() -> None:
+    """No mixture of different releases is proven, whichever attempt made them."""
+    one = account(BY_STEP, "third_party", participants=2, epsilon=None)
+    for releases in (3, 0):
+        plan = replace(planned(4, 2), num_gradients=releases, most_gradients=None)
+        one.begin_round(4, replace(plan, participation="all" if releases else "sampled"))
+        one.append(one.charges(4, plan))
+    assert len(one.costs[4].levels) > 1 and one.costs[4].probability == 1
+
+
 @BOTH
 def test_a_resumed_account_ends_where_the_undisturbed_one_does(schedule: Schedule) -> None:
     """With the charges of rounds that will be repeated bit for bit, and with those that are released afresh."""
