@@ -26,10 +26,9 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import Plan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import (
+    Reuse,
     Run,
-    Slots,
     check_protection,
-    count_kinds,
     first_line,
     limit_of,
     plans_in,
@@ -40,6 +39,7 @@ from dpfl_plugin.privacy.registered import (
     without_reused,
 )
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.slots import count_kinds
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.agreed_plan import registered_plan
@@ -84,7 +84,7 @@ class Job:
     clock: Stopwatch = STOPPED
     stage: Stage | None = None
     slots: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
-    reuses: Sequence[tuple[str, Slots, Slots]] = ()
+    reuses: Sequence[Reuse] = ()
 
 
 def make_job(
