@@ -37,12 +37,11 @@ from dpfl_plugin.privacy.registered import Run as SharingRun
 from dpfl_plugin.privacy.registered import adaptive_total, planned_total, plans_in, runs_in
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_composed, server_view
-from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.accounting import make_account, read_costs
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.ledgers import read_shared, read_whole
 from dpfl_plugin.runs.plugins import build_plugin
-from dpfl_plugin.runs.round_costs import read_costs
 from dpfl_plugin.runs.rules import privacy_rules, weak_claims
 from dpfl_plugin.runs.silo_settings import in_facts, with_own
 

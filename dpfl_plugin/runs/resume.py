@@ -18,6 +18,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.registered import Joint, Registration
 from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs.accounting import in_runs, read_costs
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import Checkpoint
 from dpfl_plugin.runs.folder import RunFolder
@@ -25,7 +26,6 @@ from dpfl_plugin.runs.hooks import Hooks
 from dpfl_plugin.runs.job import Job, new_account
 from dpfl_plugin.runs.ledgers import Ledgers, is_known, made_again
 from dpfl_plugin.runs.named_files import changed
-from dpfl_plugin.runs.round_costs import in_runs, read_costs
 
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 

@@ -26,8 +26,7 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.participation import CERTAIN, Participation
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
-from dpfl_plugin.runs.accounting import make_account
-from dpfl_plugin.runs.round_costs import in_runs, read_costs
+from dpfl_plugin.runs.accounting import in_runs, make_account, read_costs
 
 SIGMA, RATE, RECORDS = 8.0, 0.5, 20
 OLD_LEDGER = Path(__file__).with_name("ledger_without_kinds.jsonl")  # as earlier versions wrote it
