@@ -73,7 +73,7 @@ class PrivacyAccount:
         extra: what was released beside the rounds.
         spending: what silos released in rounds.
         noise_ids: names of noise of each round. repeated: rounds that have several.
-        kinds: a silo for each number of records, settings of its own and past; the others cost the same.
+        kinds: the first silo of each number of records, settings of its own and budget; the others cost the same.
         failed: whether the run ended on an error, which may come of who was drawn: a silo that is broken, say, ends it
             as soon as it is drawn.
     """
@@ -116,7 +116,9 @@ class PrivacyAccount:
         self.noise_ids, self.repeated = defaultdict[int, set[str]](set), set[int]()
         self._cleared = _Cleared()
         self._note(batches(final))
-        self.kinds = self._first_of_each_kind()
+        self.kinds: dict[SiloKind, int] = {}
+        for silo in range(len(spec.num_records)):
+            self.kinds.setdefault(self.kind(silo), silo)
 
     # What a runtime does
 
@@ -397,18 +399,6 @@ class PrivacyAccount:
     def kind(self, silo: int) -> SiloKind:
         """All that what rounds cost a silo depends on, and its budget."""
         return *self.pricing.kind(silo), self.spec.epsilons.get(silo, self.spec.epsilon)
-
-    def _first_of_each_kind(self) -> dict[SiloKind, int]:
-        """The first silo of each kind; looked at once for all that differ in nothing that a kind is made of."""
-        num_records, apart = self.spec.num_records, {*self.rules.silos, *self.spec.epsilons}
-        firsts: dict[tuple[int, int | None], int] = {}
-        for silo in reversed(range(len(num_records))):
-            firsts[num_records[silo], silo if silo in apart else None] = silo
-        kinds: dict[SiloKind, int] = {}
-        for silo in firsts.values():
-            kind = self.kind(silo)
-            kinds[kind] = min(silo, kinds.get(kind, silo))
-        return kinds
 
     def alike(self) -> defaultdict[SiloKind, list[int]]:
         """Those that released something, by what an epsilon of theirs depends on besides."""
