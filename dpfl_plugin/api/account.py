@@ -26,23 +26,22 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
-from dpfl_plugin.privacy.account import PrivacyAccount, fail
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant, named_accountant
-from dpfl_plugin.privacy.claims.third_party import FROM_THE_SEED
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.observers import FROM_THE_SEED, Statement
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, Paper, noble_third_party_epsilon
 from dpfl_plugin.privacy.registered import Run as SharingRun
 from dpfl_plugin.privacy.registered import adaptive_total, planned_total, plans_in, runs_in
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_composed, server_view
-from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.accounting import make_account, read_costs
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.ledgers import read_shared, read_whole
 from dpfl_plugin.runs.plugins import build_plugin
-from dpfl_plugin.runs.round_costs import read_costs
 from dpfl_plugin.runs.rules import privacy_rules, weak_claims
 from dpfl_plugin.runs.silo_settings import in_facts, with_own
 
@@ -301,7 +300,7 @@ def _of_folder(folder: Path) -> list[AccountRow]:
     algorithm = functools.partial(build_plugin, "algorithms", config.algorithm, where="algorithm")  # imports torch
 
     @functools.cache
-    def account() -> PrivacyAccount:
+    def statement() -> Statement:
         made = make_account(
             config,
             rules=rules,
@@ -315,12 +314,11 @@ def _of_folder(folder: Path) -> list[AccountRow]:
             stating=True,
             epsilons=silos.epsilons(),
         )
-        if _has_failed(files):
-            fail(made)
-        return made
+        made.failed = _has_failed(files)
+        return made.statement()
 
     def rows_by(accountant: Accountant) -> Iterator[AccountRow]:
-        views = account().by(accountant).views()
+        views = statement().views(accountant)
         server, third_party, outsider = views["server"], views["third_party"], views.get("outsider")
         row = functools.partial(_row, label, delta, server["neighbouring"], accountant, note=note)
         yield row("server", server["epsilon"], server["basis"])

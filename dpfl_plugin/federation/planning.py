@@ -1,7 +1,7 @@
 """What a round will do, known without any record: who takes part, with what weight, and what silos will send.
 
 Participants are never drawn from data: in a seeded run from its seed, in a fresh one from ``coins`` of the
-operating system, which nobody has before the run. Who may claim what of the draw: `privacy.views.third_party_view`.
+operating system, which nobody has before the run. Who may claim what of the draw: `privacy.views.third_party_composed`.
 """
 
 from __future__ import annotations

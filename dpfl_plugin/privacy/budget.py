@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
@@ -14,21 +14,6 @@ from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta, normalise
 
 _LIMIT = 10**7  # releases that are searched for; more are composed as they come
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether a round may run; true or false as itself.
-
-    Attributes:
-        silo: a silo whose budget the round would pass, or None.
-    """
-
-    allowed: bool
-    silo: int | None = None
-
-    def __bool__(self) -> bool:
-        return self.allowed
 
 
 class Budget:
@@ -50,8 +35,8 @@ class Budget:
             raise ConfigError(f"epsilon={epsilon!r} must be at least 0.")
         check_delta(delta)
         self.epsilon, self.delta, self.accountant = float(epsilon), float(delta), accountant
-        self._most: dict[tuple[Term, Terms], int | None] = {}  # see `fits`
-        self._verdicts: dict[Terms, bool] = {}
+        self._most: dict[tuple[Term, Terms, int, int], int] = {}
+        self._asked: set[tuple[Term, Terms]] = set()
         self._fitting: list[Terms] = []  # none a part of another
         by_epsilon = {value: Budget(value, delta, accountant) for value in set((own or {}).values())}
         self._own = {silo: by_epsilon[value] for silo, value in (own or {}).items()}
@@ -61,7 +46,7 @@ class Budget:
         return self._own.get(silo, self)
 
     @property
-    def most(self) -> float:
+    def largest(self) -> float:
         """The largest epsilon that any silo is allowed."""
         return max([self.epsilon, *(own.epsilon for own in self._own.values())])
 
@@ -73,7 +58,7 @@ class Budget:
             groups.setdefault(id(own), (own, []))[1].append(silo)
         return list(groups.values())
 
-    def allows(self, spent: Spending, planned: Mapping[int, Iterable[Planned]]) -> Verdict:
+    def allows(self, spent: Spending, planned: Mapping[int, Iterable[Planned]]) -> bool:
         """Whether every silo stays within the budget if it makes the planned releases on top of what it spent.
 
         Asking changes nothing: charge what was really released to ``spent``. Cheap before every round: silos that cost
@@ -86,15 +71,18 @@ class Budget:
         Raises:
             ConfigError, UnsupportedError: as `Accountant.epsilon` and `Spending.compositions`.
         """
-        for budget, mine in self.shared_by(planned):
-            silos: dict[Terms, int] = {}
-            for silo in mine:
-                for terms in spent.compositions(silo, planned[silo]):
-                    silos.setdefault(terms, silo)
-            for terms in undominated(silos):
-                if not budget.fits(terms):
-                    return Verdict(False, silos[terms])
-        return Verdict(True)
+        return all(
+            budget.fits(terms)
+            for budget, silos in self.shared_by(planned)
+            for terms in undominated(terms for silo in silos for terms in spent.compositions(silo, planned[silo]))
+        )
+
+    def most(self, one: Term, others: Terms = (), limit: int = _LIMIT, likely: int = 1) -> int:
+        """The most rounds of ``one`` beside ``others``, see `max_rounds`; one search serves all rounds to come."""
+        key = one, others, limit, likely
+        if key not in self._most:
+            self._most[key] = max_rounds(self.accountant, one, others, self.epsilon, self.delta, limit, likely)
+        return self._most[key]
 
     def fits(self, terms: Terms) -> bool:
         """Whether a composition stays within the budget.
@@ -109,23 +97,17 @@ class Budget:
             if term.rounds > _LIMIT:  # beyond what is searched for
                 continue
             one, others = replace(term, rounds=1), terms[:n] + terms[n + 1 :]
-            if (one, others) not in self._most:
-                self._most[one, others] = None
-                if others:
-                    continue
-            if (most := self._most[one, others]) is None:
-                most = max_rounds(self.accountant, one, others, self.epsilon, self.delta, _LIMIT)
-                self._most[one, others] = most
-            return term.rounds <= most
+            if not others or (one, others) in self._asked:
+                return term.rounds <= self.most(one, others)
+            self._asked.add((one, others))
         return self.holds(terms)
 
     def holds(self, terms: Terms) -> bool:
         """Whether a composition's own epsilon is within the budget; if so, so are all its parts from here on."""
-        if terms not in self._verdicts:
-            self._verdicts[terms] = self.accountant.epsilon(terms, self.delta) <= self.epsilon
-            if self._verdicts[terms]:
-                self._fitting = [terms, *(other for other in self._fitting if not _is_part(other, terms))]
-        return self._verdicts[terms]
+        holds = self.accountant.epsilon(terms, self.delta) <= self.epsilon
+        if holds:
+            self._fitting = [terms, *(other for other in self._fitting if not _is_part(other, terms))]
+        return holds
 
 
 def _is_part(less: Terms, more: Terms) -> bool:

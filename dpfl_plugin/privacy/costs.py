@@ -1,22 +1,22 @@
-"""What rounds ask of the silos that take part in them."""
+"""What rounds ask of the silos that take part in them: by their plans, and as charges show it."""
 
 from __future__ import annotations
 
-import bisect
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
+from dpfl_plugin.errors import ConfigError, LedgerError, PluginError
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.participation import CERTAIN, Participation
+from dpfl_plugin.privacy.participation import CERTAIN, WITH_REPLACEMENT, Participation, Plan, participation
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import Sampler
+from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.tally import Tally
 
 MOST_ROUNDS = 10**6  # where only a budget ends a run
-_LONGEST = 1 << 63  # of a round in a column
-
-V = TypeVar("V")
-W = TypeVar("W")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,158 +50,166 @@ class RoundCost:
         return replace(self, levels=tuple((factor * noise, count) for noise, count in self.levels))
 
 
-class Probabilities(Mapping[int, float]):
-    """Of rounds, without another table of them."""
-
-    def __init__(self, costs: Mapping[int, RoundCost]) -> None:
-        self._costs = costs
-
-    def __getitem__(self, round: int) -> float:
-        return self._costs[round].probability
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._costs)
-
-    def __len__(self) -> int:
-        return len(self._costs)
-
-
-class Rounds(MutableMapping[int, V]):
-    """Round -> value, in the order in which rounds came, as a dictionary of them.
-
-    As long as they come in ascending order, a round takes a dozen bytes, since many have one value: there may be a
-    million. Values that are the same object are kept once.
-    """
-
-    def __init__(self, values: Mapping[int, V] | None = None) -> None:
-        self._rounds, self._numbers = array("q"), array("I")
-        self._values: list[V] = []
-        self._known: dict[int, int] = {}  # id of a value -> its number
-        self._plain: dict[int, V] | None = None  # instead of these, once rounds came in another order
-        if isinstance(values, Rounds):
-            self._rounds, self._numbers = values._rounds[:], values._numbers[:]
-            self._values, self._known = values._values[:], dict(values._known)
-            self._plain = None if values._plain is None else dict(values._plain)
-        else:
-            self.update({} if values is None else values)
-
-    def _place(self, round: int) -> int:
-        """Where a round is; -1 if it is not here."""
-        rounds = self._rounds
-        if type(round) is not int:  # a float may equal one, and is its key in a dictionary
-            if not isinstance(round, int | float) or not -_LONGEST <= round < _LONGEST or round != int(round):
-                return -1
-            round = int(round)
-        if not rounds or not rounds[0] <= round <= rounds[-1]:
-            return -1
-        near = round - rounds[0]  # exactly there, if none is missing
-        place = near if near < len(rounds) and rounds[near] == round else bisect.bisect_left(rounds, round)
-        return place if rounds[place] == round else -1
-
-    def _number(self, value: V) -> int:
-        number = self._known.setdefault(id(value), len(self._values))
-        if number == len(self._values):
-            self._values.append(value)  # so that no other object gets its id
-        return number
-
-    def __getitem__(self, round: int) -> V:
-        if self._plain is not None:
-            return self._plain[round]
-        place = self._place(round)
-        if place < 0:
-            raise KeyError(round)
-        return self._values[self._numbers[place]]
-
-    def __setitem__(self, round: int, value: V) -> None:
-        if self._plain is None:
-            rounds = self._rounds
-            if rounds and type(round) is int and rounds[-1] < round < _LONGEST:  # as most come
-                rounds.append(round)
-                self._numbers.append(self._number(value))
-                return
-            place = self._place(round)
-            if place >= 0:
-                self._numbers[place] = self._number(value)
-                return
-            fits = type(round) is int and -_LONGEST <= round < _LONGEST
-            if fits and not rounds:
-                rounds.append(round)
-                self._numbers.append(self._number(value))
-                return
-            self._plain = dict(self.items())
-        self._plain[round] = value
-
-    def __delitem__(self, round: int) -> None:
-        if self._plain is None:
-            self._plain = dict(self.items())
-        del self._plain[round]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._rounds if self._plain is None else self._plain)
-
-    def __len__(self) -> int:
-        return len(self._rounds if self._plain is None else self._plain)
-
-    def values(self) -> ValuesView[V]:
-        return _Values(self)
-
-    def mapped(self, change: Callable[[V], W]) -> Rounds[W]:
-        """With each value changed; the same objects to the same ones."""
-        other: Rounds[W] = Rounds()
-        if self._plain is None:
-            other._rounds, other._numbers = self._rounds[:], self._numbers[:]
-            other._values = [change(value) for value in self._values]
-            # By the last of equal objects, as all of them serve as well.
-            other._known = {id(value): number for number, value in enumerate(other._values)}
-        else:
-            changed = {id(value): change(value) for value in self._plain.values()}
-            other._plain = {round: changed[id(value)] for round, value in self._plain.items()}
-        return other
-
-
-class _Values(ValuesView[V]):
-    _mapping: Rounds[V]
-
-    def __iter__(self) -> Iterator[V]:
-        of = self._mapping
-        return map(of._values.__getitem__, of._numbers) if of._plain is None else iter(of._plain.values())
-
-
-def made_certain(costs: Mapping[int, RoundCost]) -> Rounds[RoundCost]:
-    return _rounds(costs).mapped(lambda cost: replace(cost, participation=CERTAIN))
-
-
-def _rounds(costs: Mapping[int, RoundCost]) -> Rounds[RoundCost]:
-    return costs if isinstance(costs, Rounds) else Rounds(costs)
-
-
-def rounds_in(charges: Iterable[Charge], common: Callable[[int, float], float] | None = None) -> Rounds[RoundCost]:
-    """Costs as charges show them. How probable the rounds were does not show, so they count as certain.
-
-    Of each noise multiplier a round has as many releases as one silo made of it at once, the most of all.
+def attempted(costs: Mapping[int, RoundCost], attempts: Mapping[int, int]) -> Counter[RoundCost]:
+    """What rounds cost, each as often as it was released. One that was released again counts as certain: whether its
+    attempts drew their silos anew is not known.
 
     Args:
-        common: (silo, its noise multiplier) -> that of silos without settings of their own, if some have any.
+        attempts: how often rounds were released, of those that were released more than once.
     """
-    tally = charges if isinstance(charges, Tally) else Tally(charges)
-    made: Rounds[tuple[RoundCost, ...]] = Rounds()  # of each share, the one that came last at the end
-    # One object for all rounds that are alike, and what becomes of it by which charge.
-    same: dict[tuple[RoundCost, ...], tuple[RoundCost, ...]] = {(): ()}
-    after: dict[tuple[int, int, int, float], tuple[RoundCost, ...]] = {}
-    nothing = same[()]
-    for round, silo, kind, _, count in tally.entries():
-        before = made.get(round, nothing)
-        change = id(before), kind, count, 0.0
-        if common is not None:
-            change = *change[:3], common(silo, tally.names.kinds[kind][1].noise_multiplier)
-        if change not in after:
+    counted = Counter(costs.values())
+    for round, number in attempts.items():
+        counted[costs[round]] -= 1
+        counted[made_certain(costs[round])] += number
+    return +counted
+
+
+def made_certain(cost: RoundCost) -> RoundCost:
+    return replace(cost, participation=CERTAIN)
+
+
+def dearer(cost: RoundCost, other: RoundCost | None) -> RoundCost:
+    """A round's cost, with the releases of another attempt at it where those are more."""
+    if other is None or other.num_releases <= cost.num_releases:
+        return cost
+    by = CERTAIN if len(other.levels) > 1 else cost.participation  # of different releases no mixture is proven
+    return replace(cost, levels=other.levels, participation=by)
+
+
+class Pricing:
+    """From plans to costs, and from costs to charges.
+
+    Attributes:
+        lost: whether silos were lost while the run went on: then all rounds count as certain, however they were drawn.
+    """
+
+    def __init__(self, spec: BudgetSpec, rules: PrivacyRules, *, lost: bool) -> None:
+        self._spec, self._rules, self.lost = spec, rules, lost
+        alike: dict[tuple[float, Sampler], int] = {}
+        self._own = {
+            silo: alike.setdefault((own.noise_multiplier, own.sampler), len(alike) + 1)
+            for silo, own in rules.silos.items()
+        }
+        # A million rounds share a few costs, and a hundred silos the releases of each.
+        self._costs: dict[tuple[object, ...], RoundCost] = {}
+        self._planned: dict[tuple[tuple[int, int], RoundCost], list[Planned]] = {}
+
+    def cost(self, round: int, plan: Plan) -> RoundCost:
+        """What a round costs; one object for all rounds with alike plans, where their noise does not vary."""
+        if self._rules.varies:
+            return self._cost_of(round, plan)
+        shape = plan.num_gradients, plan.most_gradients, plan.share, plan.participation, self.lost
+        if shape not in self._costs:
+            self._costs[shape] = self._cost_of(round, plan)
+        return self._costs[shape]
+
+    def _cost_of(self, round: int, plan: Plan) -> RoundCost:
+        if self._spec.max_participations is not None and plan.participation == WITH_REPLACEMENT:
+            raise ConfigError(
+                f"max_participations={self._spec.max_participations} with silos that are drawn with replacement: their "
+                "probabilities are their weights, which those who are left do not have. Leave max_participations out, "
+                "or draw without replacement."
+            )
+        levels = self._rules.noise_levels(round, plan.num_gradients)
+        most = plan.most_gradients if self._rules.unit != "silo" else None
+        if most is not None and plan.num_gradients > most:
+            self.check_length(plan.num_gradients, most, "at most the most_gradients of its round plan")
+        # Of a round that makes different releases, or none, no mixture is proven: it counts as certain. So does one
+        # whose number of releases and noise may both be other ones by earlier draws.
+        by = participation(plan, self._spec)
+        certain = self.lost or len(levels) > 1 or (self._rules.varies and most is not None)
+        return RoundCost(levels, plan.share, CERTAIN if certain else by, most)
+
+    def check_length(self, num_gradients: int, wanted: int, what: str) -> None:
+        """Raise PluginError if a plan asks for another number of gradients than ``what`` says it should."""
+        if num_gradients != wanted:
+            raise PluginError(
+                f"the algorithm's round_plan asks for {num_gradients} gradients in a round of drawn silos; it should "
+                f"have been {what}, {wanted}. Where the number changes, give most_gradients in every plan, the most "
+                "that any round may ask for, whoever is drawn."
+            )
+
+    def kind(self, silo: int) -> tuple[int, int]:
+        """All that what a round makes of a silo depends on: its number of records, and its own settings (0: none)."""
+        return self._spec.num_records[silo], self._own.get(silo, 0)
+
+    def common(self, silo: int, noise_multiplier: float) -> float:
+        """The noise multiplier, in the `RoundCost` of a round, of what a silo released with its own.
+
+        Raises:
+            LedgerError: it is not that of the silo.
+        """
+        if noise_multiplier != self._rules.of(silo).noise_multiplier:
+            raise LedgerError(
+                f"silo {silo} was charged a release with noise_multiplier {noise_multiplier:g}, and its own is "
+                f"{self._rules.of(silo).noise_multiplier:g}: the configuration is not the one that made the ledger."
+            )
+        return self._rules.noise_multiplier
+
+    def rounds_in(self, charges: Iterable[Charge]) -> dict[int, RoundCost]:
+        """Costs of rounds as charges show them. How probable they were does not show, so they count as certain.
+
+        Of each noise multiplier a round has as many releases as one silo made of it at once, the most of all.
+        """
+        tally = charges if isinstance(charges, Tally) else Tally(charges)
+        made: dict[int, Any] = {}  # of each share, the one that came last at the end
+        # One object for all rounds that are alike, and what becomes of it by which charge: of a million charges.
+        same: dict[tuple[RoundCost, ...], tuple[RoundCost, ...]] = {(): ()}
+        after: dict[tuple[int, int, int, float], tuple[RoundCost, ...]] = {}
+        nothing = same[()]
+        for round, silo, kind, _, count in tally.entries():
+            before = made.get(round, nothing)
             share, release = tally.names.kinds[kind]
-            noise = release.noise_multiplier if common is None else change[3]
-            costs = _with(before, share, noise, count)
-            after[change] = same.setdefault(costs, costs)
-        if after[change] is not before:
+            noise = self.common(silo, release.noise_multiplier) if self._rules.silos else release.noise_multiplier
+            change = id(before), kind, count, noise
+            if change not in after:
+                costs = _with(before, share, noise, count)
+                after[change] = same.setdefault(costs, costs)
             made[round] = after[change]
-    return made.mapped(lambda shares: shares[-1])
+        for round, shares in made.items():  # in place: there may be a million
+            made[round] = shares[-1]
+        return made
+
+    def planned(self, silo: int, cost: RoundCost) -> list[Planned]:
+        """What such a round makes of a silo; with noise of its own as many releases, of that noise."""
+        kind = self.kind(silo), cost
+        if kind in self._planned:
+            return self._planned[kind]
+        own, levels = self._rules.silos.get(silo), cost.levels
+        if own is not None:  # noise does not vary: see `PrivacyRules`
+            levels = ((own.noise_multiplier, cost.num_releases),) if cost.num_releases else ()
+        pattern = (own or self._rules).pattern(self._spec.num_records[silo], cost.share, levels)
+        planned = [Planned(release, count, cost.share) for release, count in pattern]
+        if not self._rules.varies:  # else every round has its own
+            self._planned[kind] = planned
+        return planned
+
+    def charges(self, silo: int, round: int, cost: RoundCost, noise_id: str) -> list[Charge]:
+        """What such a round charges a silo."""
+        return [
+            Charge(
+                round=round,
+                silo=silo,
+                release=planned.release,
+                count=planned.count,
+                share=planned.share,
+                noise_id=noise_id,
+            )
+            for planned in self.planned(silo, cost)
+        ]
+
+    def dearest(self, costs: Mapping[int, RoundCost]) -> Mapping[int, RoundCost]:
+        """Rounds as `longest` has them."""
+        return {n: self.longest(cost) for n, cost in costs.items()} if any(c.most for c in costs.values()) else costs
+
+    def longest(self, cost: RoundCost) -> RoundCost:
+        """Rounds that are drawn count as the longest that any draws allow: which rounds cost more may depend on earlier
+        draws, as the end of a warm-up does, and the mixture is proven for costs that do not. With lost silos all such
+        rounds do: which silos were lost may decide it as well.
+        """
+        if not cost.most or not (cost.probability < 1 or (self.lost and not self._rules.varies)):
+            return cost
+        return replace(cost, levels=((self._rules.noise_multiplier, cost.most),))
 
 
 def _with(costs: tuple[RoundCost, ...], share: tuple[float, float], noise: float, count: int) -> tuple[RoundCost, ...]:

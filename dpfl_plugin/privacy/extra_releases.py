@@ -87,23 +87,21 @@ class BesideMade:
 
     def __init__(self, plan: Beside, rules: PrivacyRules, num_records: tuple[int, ...]) -> None:
         self.plan, self._rules, self._num_records = plan, rules, num_records
-        # (silo, round) -> names of noise, of each kind of release.
-        self._made: dict[Kind, defaultdict[tuple[int, int], set[str]]]
-        self._made = {kind: defaultdict(set) for kind in plan.kinds}
-        self._known: dict[tuple[bool, tuple[Kind, int, str] | None], ReleasesBySilo] = {}  # until the next of them
+        # round -> name of noise -> silos, of each kind of release.
+        self._made: dict[Kind, defaultdict[int, defaultdict[str, set[int]]]]
+        self._made = {kind: defaultdict(lambda: defaultdict(set)) for kind in plan.kinds}
         self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
 
     def note(self, kind: Kind, charge: Charge, silos: Iterable[int]) -> None:
         """Count a charge of this kind of each of ``silos``; one that is known already counts once."""
-        for silo in silos:
-            self._made[kind][silo, charge.round].add(charge.noise_id)
-        self._known.clear()
+        self._made[kind][charge.round][charge.noise_id].update(silos)
         noise = charge.release.noise_multiplier
         self._least[kind] = min(noise, self._least.get(kind, noise))
 
     def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
         """Whether a release beside the rounds was charged."""
-        return noise_id in self._made[kind].get((silo, round), ())
+        made = self._made[kind]
+        return round in made and silo in made[round].get(noise_id, ())
 
     def releases(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> ReleasesBySilo:
         """What each silo released beside the rounds; with ``ahead``, and will have by the end.
@@ -114,21 +112,13 @@ class BesideMade:
         Args:
             following: what all silos are about to release, after which round, and the name of its noise.
         """
-        key = ahead, following
-        if key not in self._known:  # a pass over all silos
-            self._known[key] = self._worked_out(ahead, following)
-        return self._known[key]
-
-    def _worked_out(self, ahead: bool, following: tuple[Kind, int, str] | None) -> ReleasesBySilo:
-        more = {} if following is None else {following[:2]: {following[2]}}
         counts: dict[Kind, int] = {}
         for kind, made in self._made.items():
-            names = defaultdict[int, set[str]](set)
-            for (_, round), noise_ids in made.items():
-                names[round] |= noise_ids | more.get((kind, round), set())
-            releases = sum(map(len, names.values()))
+            releases = sum(map(len, made.values()))
+            if following is not None and following[0] == kind and following[1] in made:
+                releases += following[2] not in made[following[1]]
             planned = self.plan.planned(kind, self._rules, min(self._num_records))[1]
-            counts[kind] = planned + releases - len(names) if ahead else releases
+            counts[kind] = planned + releases - len(made) if ahead else releases
         of_size = {n: self._of_size(counts, n) for n in set(self._num_records)}
         return {silo: of_size[n] for silo, n in enumerate(self._num_records) if of_size[n]}
 

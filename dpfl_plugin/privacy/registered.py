@@ -52,10 +52,13 @@ from dpfl_plugin.privacy.filters import (
     worst_compositions,
 )
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.slots import Kind, from_plain, to_plain
+from dpfl_plugin.privacy.slots import Kind, count_kinds, from_plain, planned_of, to_plain
 
-Slots = dict[int, Counter[Kind]]
+SlotsBySilo = dict[int, Counter[Kind]]
 """For each silo, how many releases of each kind."""
+
+Reuse = tuple[str, SlotsBySilo, SlotsBySilo]
+"""(earlier run, its slots, a later run's slots that these serve)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +71,17 @@ class Run:
         early: whether it was registered before the ledger's first release.
         begun: whether it has begun, and was not only registered ahead.
         ended: whether it has ended for good, so that what is left of its slots may serve others.
-        reuses: (earlier run, its slots, this run's slots that these serve).
+        reuses: what earlier runs' slots serve of this run's.
         more: slots that it registered later, by the place of their line in the ledger.
     """
 
     facts: Mapping[str, Any]
-    slots: Slots
+    slots: SlotsBySilo
     early: bool
     begun: bool
     ended: bool
-    reuses: Sequence[tuple[str, Slots, Slots]] = ()
-    more: Mapping[int, Slots] = field(default_factory=dict)
+    reuses: Sequence[Reuse] = ()
+    more: Mapping[int, SlotsBySilo] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -120,9 +123,9 @@ def _run(numbered: Mapping[int, dict[str, Any]]) -> Run:
     )
 
 
-def _read(facts: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> Slots:
+def _read(facts: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> SlotsBySilo:
     try:
-        slots: Slots = {}
+        slots: SlotsBySilo = {}
         for group in groups:
             counts = count_kinds(from_plain(group["slots"]))
             slots.update({int(silo): counts for silo in group["silos"]})
@@ -137,19 +140,6 @@ def slots_to_plain(silos: Mapping[int, Iterable[Planned]]) -> list[dict[str, Any
     for silo, planned in silos.items():
         alike[tuple(planned)].append(silo)
     return [{"silos": sorted(members), "slots": to_plain(planned)} for planned, members in alike.items()]
-
-
-def count_kinds(planned: Iterable[Planned]) -> Counter[Kind]:
-    """How many releases of each kind."""
-    counts: Counter[Kind] = Counter()
-    for one in planned:
-        counts[one.release, one.share] += one.count
-    return counts
-
-
-def listed(counts: Mapping[Kind, int]) -> list[Planned]:
-    """What `count_kinds` counts, without what is not there."""
-    return [Planned(release, count, share) for (release, share), count in counts.items() if count > 0]
 
 
 # Plans and totals
@@ -190,11 +180,11 @@ def _registered(run: Run) -> dict[int, list[Planned]]:
     return _planned(slots)
 
 
-def _planned(slots: Slots) -> dict[int, list[Planned]]:
-    return {silo: planned for silo, counts in slots.items() if (planned := listed(counts))}
+def _planned(slots: SlotsBySilo) -> dict[int, list[Planned]]:
+    return {silo: planned for silo, counts in slots.items() if (planned := planned_of(counts))}
 
 
-def _left(run: Run, runs: Iterable[Run], ledger: Ledger) -> Slots:
+def _left(run: Run, runs: Iterable[Run], ledger: Ledger) -> SlotsBySilo:
     """How many of its slots a run did not use, less what others took of them; negative: released beyond them."""
     left: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
     for slots in (run.slots, *run.more.values()):
@@ -327,10 +317,10 @@ def check_protection(ledger: Ledger, name: str, records: str, release: SampledGa
             )
 
 
-# Slots
+# SlotsBySilo
 
 
-def unused(ledger: Ledger, records: str, slots: Mapping[int, Sequence[Planned]]) -> list[tuple[str, Slots, Slots]]:
+def unused(ledger: Ledger, records: str, slots: Mapping[int, Sequence[Planned]]) -> list[Reuse]:
     """Which unused slots of runs that ended may serve these ``slots`` on the same ``records``; see `Run.reuses`."""
     runs = runs_in(ledger)
     wanted = {silo: count_kinds(planned) for silo, planned in slots.items()}
@@ -338,8 +328,8 @@ def unused(ledger: Ledger, records: str, slots: Mapping[int, Sequence[Planned]])
     for run in runs:
         if not run.ended or run.records != records:
             continue
-        taken: Slots = {}
-        served: Slots = {}
+        taken: SlotsBySilo = {}
+        served: SlotsBySilo = {}
         left = _left(run, runs, ledger)
         for silo, counts in wanted.items():
             of_silo, for_silo = _matched(left.get(silo, Counter()), counts)
@@ -378,18 +368,16 @@ def _dominates(slot: Kind, kind: Kind) -> bool:
     )
 
 
-def reuses_to_plain(reuses: Iterable[tuple[str, Slots, Slots]]) -> list[dict[str, Any]]:
+def reuses_to_plain(reuses: Iterable[Reuse]) -> list[dict[str, Any]]:
     """As plain values, for a run's line."""
 
-    def plain(slots: Slots) -> list[dict[str, Any]]:
-        return slots_to_plain({silo: listed(counts) for silo, counts in slots.items()})
+    def plain(slots: SlotsBySilo) -> list[dict[str, Any]]:
+        return slots_to_plain({silo: planned_of(counts) for silo, counts in slots.items()})
 
     return [{"run": name, "taken": plain(taken), "served": plain(served)} for name, taken, served in reuses]
 
 
-def without_reused(
-    slots: Mapping[int, Sequence[Planned]], reuses: Iterable[tuple[str, Slots, Slots]]
-) -> dict[int, list[Planned]]:
+def without_reused(slots: Mapping[int, Sequence[Planned]], reuses: Iterable[Reuse]) -> dict[int, list[Planned]]:
     """What is left to register of a run's slots."""
     counts = {silo: count_kinds(planned) for silo, planned in slots.items()}
     return _registered(Run({}, counts, early=False, begun=False, ended=False, reuses=list(reuses)))
@@ -445,7 +433,7 @@ class Registration:
         for charge, silos in made:
             for silo, known in zip(silos, self._ledger.tally.counts(charge, silos), strict=True):
                 new[silo][charge.release, charge.share] += max(0, charge.count - known)
-        self.reserve({silo: listed(counts) for silo, counts in new.items()})
+        self.reserve({silo: planned_of(counts) for silo, counts in new.items()})
         for silo, counts in new.items():
             self._left[silo].subtract(counts)
 
@@ -468,5 +456,5 @@ class Registration:
         beyond: dict[int, list[Planned]] = {}
         for silo, planned in wanted.items():  # only the kinds that are wanted: under a schedule each round has its own
             left = self._left[silo]
-            beyond[silo] = listed({kind: count - left[kind] for kind, count in count_kinds(planned).items()})
+            beyond[silo] = planned_of({kind: count - left[kind] for kind, count in count_kinds(planned).items()})
         return beyond

@@ -73,14 +73,12 @@ class Slots:
     """
 
     def __init__(self, planned: Iterable[Planned]) -> None:
-        self._planned: Counter[Kind] = Counter()
-        for one in planned:
-            self._planned[one.release, one.share] += one.count
+        self._planned = count_kinds(planned)
         self._left = Counter(self._planned)
 
     def lacking(self, wanted: Iterable[Planned]) -> Lack | None:
         """Why these releases may not be made; None if each has a slot of exactly its kind. Asking changes nothing."""
-        for kind, count in _counted(wanted).items():
+        for kind, count in count_kinds(wanted).items():
             if count > self._left[kind]:
                 return Lack(*kind, count, self._left[kind], kind in self._planned)
         return None
@@ -95,12 +93,12 @@ class Slots:
         lack = self.lacking(made)
         if lack is not None:
             raise LedgerError(f"{lack}: nothing was released.")
-        self._left.subtract(_counted(made))
+        self._left.subtract(count_kinds(made))
 
     @property
     def planned(self) -> list[Planned]:
         """The whole plan, whatever of it was used."""
-        return [Planned(release, count, share) for (release, share), count in self._planned.items()]
+        return planned_of(self._planned)
 
 
 def released(charges: Iterable[Charge]) -> list[Planned]:
@@ -110,19 +108,20 @@ def released(charges: Iterable[Charge]) -> list[Planned]:
 
 def together(planned: Iterable[Planned], made: Iterable[Planned]) -> list[Planned]:
     """The least plan that holds ``planned`` and has a slot for all that was ``made``."""
-    counts, used = _counted(planned), _counted(made)
-    return [Planned(*_of(kind, max(counts[kind], used[kind]))) for kind in {**counts, **used}]
+    return planned_of(count_kinds(planned) | count_kinds(made))
 
 
-def _of(kind: Kind, count: int) -> tuple[SampledGaussian, int, Share]:
-    return kind[0], count, kind[1]
-
-
-def _counted(planned: Iterable[Planned]) -> Counter[Kind]:
+def count_kinds(planned: Iterable[Planned]) -> Counter[Kind]:
+    """How many releases of each kind."""
     counts: Counter[Kind] = Counter()
     for one in planned:
         counts[one.release, one.share] += one.count
     return counts
+
+
+def planned_of(counts: Mapping[Kind, int]) -> list[Planned]:
+    """What `count_kinds` counts, without what is not there."""
+    return [Planned(release, count, share) for (release, share), count in counts.items() if count > 0]
 
 
 def to_plain(planned: Iterable[Planned]) -> list[dict[str, Any]]:

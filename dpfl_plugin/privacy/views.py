@@ -2,7 +2,8 @@
 
 The server sees every message of every silo, so that a silo's own releases are composed and nobody else's noise helps.
 A third party sees global models only, functions of the server's view; if who takes part is drawn honestly,
-unpredictably and independently of the data, its guarantee is the mixture of taking part and not (`third_party_view`).
+unpredictably and independently of the data, its guarantee is the mixture of taking part and not
+(`third_party_composed`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.composition import (
     NO_RELEASES,
     Planned,
@@ -28,6 +30,7 @@ from dpfl_plugin.privacy.composition import (
     silo_compositions,
     undominated,
 )
+from dpfl_plugin.privacy.costs import RoundCost, attempted
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Term, Unit
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.tally import Tally
@@ -37,39 +40,8 @@ View = Literal["server", "third_party", "outsider"]
 _PER_SILO_LIMIT = 64  # distinct compositions up to which each silo's own epsilon is worked out
 
 
-Pattern = Callable[[int, int], Iterable[Planned]]
-"""(silo, round) -> what the silo is charged in that round if it takes part; depends on its number of records."""
-
-
-@dataclass(frozen=True, slots=True)
-class AlikeRounds:
-    """A pattern of very many rounds: asked once for all that have the same plan.
-
-    Attributes:
-        plans: of each round; those of alike rounds are best one object.
-        planned: (silo, plan) -> what the silo is charged.
-    """
-
-    plans: Mapping[int, Any]
-    planned: Callable[[int, Any], Iterable[Planned]]
-
-    def __call__(self, silo: int, round_: int) -> Iterable[Planned]:
-        return self.planned(silo, self.plans[round_])
-
-
-def _alike(pattern: Pattern, round_: int) -> object:
-    """The same for rounds of which the pattern says the same."""
-    return id(pattern.plans[round_]) if isinstance(pattern, AlikeRounds) else round_
-
-
-def _grouped(rounds: Iterable[int], key: Callable[[int], object]) -> list[tuple[int, int]]:
-    """(one of them, how many) of rounds with the same key."""
-    found: dict[object, tuple[int, int]] = {}
-    for round_ in rounds:
-        alike = key(round_)
-        first, times = found.get(alike, (round_, 0))
-        found[alike] = first, times + 1
-    return list(found.values())
+Releases = Callable[[int, RoundCost], Iterable[Planned]]
+"""(silo, what a round costs) -> what the silo is charged in it if it takes part; depends on its number of records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,19 +71,30 @@ class ViewEpsilon:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What a view is a statement of, to be stated by any number of accountants; see the views of these names.
+    """What a view is a statement of, to be stated by any number of accountants; see the functions of these names.
 
     Attributes:
         compositions: of each silo.
         basis: what was composed, in a sentence.
+        within: a budget that holds as well, by its own accountant: another does not lean on what that one allowed.
     """
 
     view: View
     compositions: Mapping[int, tuple[Terms, ...]]
     basis: str
+    within: Budget | None = None
+
+    def because(self, why: str) -> Composed:
+        """With another reason in its basis."""
+        return replace(self, basis=f"{self.basis}; {why}")
 
     def stated(self, accountant: Accountant, delta: float) -> ViewEpsilon:
-        return _statement(self.view, self.compositions, accountant, delta, self.basis)
+        found = _statement(self.view, self.compositions, accountant, delta, self.basis)
+        within = self.within
+        if within is None or found.epsilon <= within.largest or within.accountant != accountant:
+            return found
+        basis = "the budget, which no silo's releases pass, whoever is drawn"
+        return replace(found, epsilon=within.largest, basis=basis)
 
 
 def server_view(
@@ -135,58 +118,51 @@ def server_composed(charges: Iterable[Charge], *, beside: ReleasesBySilo = NO_RE
     return Composed("server", silo_compositions(charges, beside), basis)
 
 
-def worst_case_view(
-    charges: Iterable[Charge],
-    accountant: Accountant,
-    delta: float,
+def worst_case_composed(
+    costs: Mapping[int, RoundCost],
+    attempts: Mapping[int, int],
+    releases: Releases,
     *,
     silos: Iterable[int],
-    rounds: Collection[int],
-    pattern: Pattern,
     cap: int | None = None,
     beside: ReleasesBySilo = NO_RELEASES,
-) -> ViewEpsilon:
+) -> Composed:
     """What the server could have learned by picking a silo in every round that was run, or in ``cap`` of them.
 
     Args:
-        charges: what was released; each must be part of the pattern. A round released afresh after a crash counts as
-            often as it was released, by whichever silos: a silo that no attempt had might have been in all of them.
+        costs: of the rounds that were run.
+        attempts: how often rounds were released, of those that were released more than once. A round released afresh
+            after a crash counts as often, by whichever silos: one that no attempt had might have been in all of them.
         silos: ids to state it for; one of each kind (number of records) is enough.
-        rounds: the rounds that were run.
         cap: the most rounds that a silo may take part in; see `worst_case_terms`.
         beside: as `server_view`.
 
     Raises:
-        LedgerError: a charge is not in the pattern.
         ConfigError, UnsupportedError: as `server_view` and `worst_case_terms`.
     """
-    composed = worst_case_composed(charges, silos=silos, rounds=rounds, pattern=pattern, cap=cap, beside=beside)
-    return composed.stated(accountant, delta)
+    counted = attempted(costs, attempts)
+    again = ", and in every attempt at one" if attempts else ""
+    capped = cap is not None and cap < counted.total()
+    where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(costs)} rounds run{again}"
+    basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
+    return Composed("server", in_every_round(counted, releases, silos, cap, beside), basis)
 
 
-def worst_case_composed(
-    charges: Iterable[Charge],
-    *,
+def in_every_round(
+    counted: Mapping[RoundCost, int],
+    releases: Releases,
     silos: Iterable[int],
-    rounds: Collection[int],
-    pattern: Pattern,
     cap: int | None = None,
     beside: ReleasesBySilo = NO_RELEASES,
-) -> Composed:
-    """What `worst_case_view` states."""
-    attempts = _attempts(charges, rounds, pattern)
-    groups = _grouped(rounds, lambda round_: (_alike(pattern, round_), attempts.of(round_)))
-    compositions = {}
+) -> dict[int, tuple[Terms, ...]]:
+    """Compositions of silos in all rounds of these costs, so many of each, or in ``cap`` of them."""
+    found = {}
     for silo in silos:
-        plans: Counter[tuple[Planned, ...]] = Counter()
-        for round_, times in groups:
-            plans[tuple(pattern(silo, round_))] += attempts.of(round_) * times
-        compositions[silo] = worst_case_terms(plans, cap, beside.get(silo, ()))
-    capped = cap is not None and cap < sum(attempts.of(round_) for round_ in rounds)
-    again = ", and in every attempt at one" if attempts.several else ""
-    where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run{again}"
-    basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
-    return Composed("server", compositions, basis)
+        plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
+        for cost, rounds in counted.items():
+            plans[tuple(releases(silo, cost))] += rounds
+        found[silo] = worst_case_terms(plans, cap, beside.get(silo, ()))
+    return found
 
 
 def worst_case_terms(
@@ -261,16 +237,14 @@ def _first(
     return taken
 
 
-def third_party_view(
-    charges: Iterable[Charge],
-    accountant: Accountant,
-    delta: float,
+def third_party_composed(
+    costs: Mapping[int, RoundCost],
+    attempts: Mapping[int, int],
+    releases: Releases,
     *,
     silos: Iterable[int],
-    participation: Mapping[int, float],
-    pattern: Pattern,
     beside: ReleasesBySilo = NO_RELEASES,
-) -> ViewEpsilon:
+) -> Composed:
     """What anyone learns from the global models, when participation was drawn honestly, unpredictably and
     independently of the data.
 
@@ -298,50 +272,36 @@ def third_party_view(
     basis of a simulation's number says that it holds as if they had been.
 
     Args:
-        charges: as `worst_case_view`. A round that was released more than once is composed as certain, as often as
-            it was released: whether its attempts drew their silos anew is not known here.
-        participation: for each round that was run, the probability that a given silo takes part (S / M).
+        costs, attempts, silos: as `worst_case_composed`.
         beside: as `server_view`; composed as certain.
 
     Raises:
-        ConfigError: a probability is outside [0, 1], or as `server_view`.
-        LedgerError: a charge is not in the pattern, or in a round without a probability.
+        ConfigError: as `server_view`.
         UnsupportedError: a round that is not certain makes different releases on the same records; or as `server_view`.
     """
-    composed = third_party_composed(charges, silos=silos, participation=participation, pattern=pattern, beside=beside)
-    return composed.stated(accountant, delta)
-
-
-def third_party_composed(
-    charges: Iterable[Charge],
-    *,
-    silos: Iterable[int],
-    participation: Mapping[int, float],
-    pattern: Pattern,
-    beside: ReleasesBySilo = NO_RELEASES,
-) -> Composed:
-    """What `third_party_view` states."""
-    for round_, probability in participation.items():
-        if not 0 <= probability <= 1:
-            raise ConfigError(f"participation={probability!r} in round {round_} must be in [0, 1].")
-    attempts = _attempts(charges, participation, pattern)
-    groups = _grouped(
-        participation, lambda round_: (_alike(pattern, round_), attempts.of(round_), participation[round_])
-    )
-    compositions = {}
-    for silo in silos:
-        totals: Counter[tuple[tuple[Planned, ...], float]] = Counter()
-        for round_, times in groups:
-            number, probability = attempts.of(round_), participation[round_]
-            totals[tuple(pattern(silo, round_)), 1.0 if number > 1 else probability] += number * times
-        compositions[silo] = _mixtures(totals, beside.get(silo, ()))
     basis = (
         "for each round run, the mixture of a silo's releases (with the probability that it takes part, drawn honestly "
         "and independently of the data) and none; disjoint record shares in parallel"
     )
-    if attempts.several:
+    if attempts:
         basis += "; a round that was released again counts as certain, as often as it was released"
-    return Composed("third_party", compositions, basis)
+    return Composed("third_party", in_drawn_rounds(attempted(costs, attempts), releases, silos, beside), basis)
+
+
+def in_drawn_rounds(
+    counted: Mapping[RoundCost, int],
+    releases: Releases,
+    silos: Iterable[int],
+    beside: ReleasesBySilo = NO_RELEASES,
+) -> dict[int, tuple[Terms, ...]]:
+    """Compositions of silos that are drawn for rounds of these costs, so many of each: see `third_party_composed`."""
+    found = {}
+    for silo in silos:
+        totals: Counter[tuple[tuple[Planned, ...], float]] = Counter()
+        for cost, rounds in counted.items():
+            totals[tuple(releases(silo, cost)), cost.probability] += rounds
+        found[silo] = _mixtures(totals, beside.get(silo, ()))
+    return found
 
 
 def outsider_view(
@@ -423,28 +383,16 @@ def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], beside: S
     return tuple(sorted((terms for terms in found if terms), key=repr))
 
 
-class _Attempts:
-    """For each round how often it was released, whoever took part: 1, also where nobody did, but for some."""
-
-    def __init__(self, several: Mapping[int, int]) -> None:
-        self.several = several
-
-    def of(self, round_: int) -> int:
-        return self.several.get(round_, 1)
-
-
-def _attempts(charges: Iterable[Charge], rounds: Collection[int], pattern: Pattern) -> _Attempts:
-    """How often rounds were released; checks the charges against the pattern."""
-    tally = charges if isinstance(charges, Tally) else Tally(charges)
-    known = rounds if isinstance(rounds, Mapping | range) else set(rounds)
-    planned: dict[tuple[object, int, int], int] = {}
+def check_charges(tally: Tally, costs: Mapping[int, RoundCost], releases: Releases) -> None:
+    """Raise LedgerError if a charge is of no round that was run, or is more than the round costs."""
+    planned: dict[tuple[int, int, int], int] = {}  # by what rounds cost: of many rounds one object
     for round_, silo, kind, _, count in tally.entries():
-        if round_ not in known:
+        cost = costs.get(round_)
+        if cost is None:
             raise LedgerError(f"round {round_} has charges, but is not among the rounds that the view was asked for.")
-        key = _alike(pattern, round_), silo, kind
+        key = id(cost), silo, kind
         if key not in planned:
-            plan = pattern(silo, round_)
-            planned[key] = sum(p.count for p in plan if (p.share, p.release) == tally.names.kinds[kind])
+            planned[key] = sum(p.count for p in releases(silo, cost) if (p.share, p.release) == tally.names.kinds[kind])
         if count > planned[key]:
             share, release = tally.names.kinds[kind]
             most = max(e.releases for e in tally.entries() if (e.round, e.silo, e.kind) == (round_, silo, kind))
@@ -452,7 +400,6 @@ def _attempts(charges: Iterable[Charge], rounds: Collection[int], pattern: Patte
                 f"silo {silo} was charged {most} releases in round {round_} where the run's pattern has "
                 f"{planned[key]} ({release} on {share}): the configuration is not the one that made the ledger."
             )
-    return _Attempts(tally.again())
 
 
 def _statement(

@@ -31,7 +31,7 @@ from dpfl_plugin.privacy.calibration import most, worst_epsilon
 from dpfl_plugin.privacy.composition import Planned, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.slots import Kind
+from dpfl_plugin.privacy.slots import Kind, count_kinds, planned_of
 from dpfl_plugin.runs.extra_releases import beside
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast
 
@@ -63,29 +63,30 @@ def agreed_plan(forecast: Forecast, rules: PrivacyRules, num_records: int) -> Ag
         ConfigError: not even the first round fits the budget.
         UnsupportedError: no sound bound is known for a release.
     """
-    privacy, accountant = forecast.config.privacy, forecast.accountant
-    # A budget towards a third party does not bound what the server sees, which the owner of the data goes by.
-    agreed = privacy.epsilon if privacy.budget_view == "server" else None
-    budget = None if agreed is None else Budget(agreed, privacy.delta, accountant)
-    planned = _Rounds(forecast, rules, num_records).plan(budget)
-    if agreed is not None:
-        return AgreedPlan(planned, agreed, privacy.delta)
-    return AgreedPlan(planned, worst_epsilon(accountant, compositions(planned), privacy.delta), privacy.delta)
+    privacy = forecast.config.privacy
+    planned = registered_plan(forecast, rules, num_records, spare=None)
+    if privacy.epsilon is not None and privacy.budget_view == "server":
+        return AgreedPlan(planned, privacy.epsilon, privacy.delta)
+    return AgreedPlan(planned, worst_epsilon(forecast.accountant, compositions(planned), privacy.delta), privacy.delta)
 
 
-def registered_plan(forecast: Forecast, rules: PrivacyRules, num_records: int) -> tuple[Planned, ...]:
-    """What a silo with so many records releases in a run at most, without room for rounds that are run again.
+def registered_plan(
+    forecast: Forecast, rules: PrivacyRules, num_records: int, spare: int | None = 0
+) -> tuple[Planned, ...]:
+    """What a silo with so many records releases in a run at most.
 
     Args:
         forecast, rules: as in `agreed_plan`.
+        spare: how many rounds may be run again; None for as many as the module says.
 
     Raises:
         ConfigError, UnsupportedError: as `agreed_plan`.
     """
     privacy = forecast.config.privacy
+    # A budget towards a third party does not bound what the server sees, which the owner of the data goes by.
     agreed = privacy.epsilon if privacy.budget_view == "server" else None
     budget = None if agreed is None else Budget(agreed, privacy.delta, forecast.accountant)
-    return _Rounds(forecast, rules, num_records).plan(budget, spare=0)
+    return _Rounds(forecast, rules, num_records).plan(budget, spare)
 
 
 class _Rounds:
@@ -106,12 +107,8 @@ class _Rounds:
         self._once = [one for one, count in made if count]  # beside the rounds
         self._beside = [replace(one, count=one.count * count) for one, count in made if count]
 
-    def plan(self, budget: Budget | None, spare: int | None = None) -> tuple[Planned, ...]:
-        """The releases of all rounds, or of those that fit.
-
-        Args:
-            spare: how many rounds may be run again; None for as many as the module says.
-        """
+    def plan(self, budget: Budget | None, spare: int | None) -> tuple[Planned, ...]:
+        """The releases of all rounds, or of those that fit; see `registered_plan`."""
         if spare is None and budget is None:
             spare = SPARE
 
@@ -160,11 +157,11 @@ class _Rounds:
         rounds: Counter[Kind] = Counter()
         if self._config.max_participations is None:  # a round that is run again counts for the cap
             for each in self._of_round:
-                rounds |= Counter(_counts(each))
-        once = [*_listed(rounds), *self._once]
+                rounds |= count_kinds(each)
+        once = [*planned_of(rounds), *self._once]
 
         def more(some: Sequence[Planned], times: int) -> list[Planned]:
-            return _listed(_counts([*planned, *(replace(one, count=one.count * times) for one in some)]))
+            return planned_of(count_kinds([*planned, *(replace(one, count=one.count * times) for one in some)]))
 
         left = spare
         for some in (once, *([one] for one in once)):
@@ -202,24 +199,13 @@ class _Rounds:
         made: defaultdict[Kind, Counter[int]] = defaultdict(Counter)  # how many rounds make so many of a kind
         number = self._known(rounds)
         for each in (self._of_round if longest else self._drawn)[:number]:
-            for kind, count in _counts(each).items():
+            for kind, count in count_kinds(each).items():
                 made[kind][count] += 1
         cap = self._config.max_participations
         return [
             *(Planned(release, _of_most(rounds_of, cap), share) for (release, share), rounds_of in made.items()),
             *self._beside,
         ]
-
-
-def _counts(planned: Iterable[Planned]) -> Counter[Kind]:
-    counts: Counter[Kind] = Counter()
-    for one in planned:
-        counts[one.release, one.share] += one.count
-    return counts
-
-
-def _listed(counts: Counter[Kind]) -> list[Planned]:
-    return [Planned(release, count, share) for (release, share), count in counts.items() if count]
 
 
 def _of_most(rounds: Counter[int], cap: int | None) -> int:

@@ -21,7 +21,7 @@ from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError
 from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.federation.planning import Planner, fresh_coins
 from dpfl_plugin.federation.stopping import Stopping
-from dpfl_plugin.privacy.account import PrivacyAccount, know_to_fit
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
 from dpfl_plugin.privacy.composition import Planned, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
@@ -29,10 +29,9 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import Plan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.registered import (
+    Reuse,
     Run,
-    Slots,
     check_protection,
-    count_kinds,
     first_line,
     limit_of,
     plans_in,
@@ -43,6 +42,7 @@ from dpfl_plugin.privacy.registered import (
     without_reused,
 )
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.slots import count_kinds
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.agreed_plan import registered_plan
@@ -108,7 +108,7 @@ class PreparedRun:
     clock: Stopwatch = STOPPED
     stage: TuningStage | None = None
     slots: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
-    reuses: Sequence[tuple[str, Slots, Slots]] = ()
+    reuses: Sequence[Reuse] = ()
 
 
 def prepare(
@@ -255,7 +255,9 @@ def look_ahead(run: PreparedRun, account: PrivacyAccount) -> None:
     """Have the budget know of all rounds that noise was solved for."""
     parts = run.parts
     if run.stage is not None:
-        know_to_fit(account, run.stage.planned)
+        for terms in run.stage.planned:
+            if account.budget is not None:
+                account.budget.holds(terms)
         return
     if parts.planned is not None and not parts.rules.varies:
         account.look_ahead(parts.planned)

@@ -25,7 +25,7 @@ from dpfl_plugin.federation.summaries import last, of_silos
 from dpfl_plugin.measures.histogram import auc
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.models.fixed import whole_state
-from dpfl_plugin.privacy.account import PrivacyAccount, fail
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
@@ -144,7 +144,7 @@ def _stated(
     seen = () if run.stage is None else run.stage.seen
     ended = [text for cause, text in ENDED_EARLY.items() if cause == outcome.cause]
     if outcome.status == "failed":
-        fail(account)
+        account.failed = True
     document = statement(
         config,
         account,

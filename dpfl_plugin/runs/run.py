@@ -42,6 +42,7 @@ from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.registered import Joint, Registration
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment
+from dpfl_plugin.runs.accounting import in_runs, read_costs
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import Checkpoint
 from dpfl_plugin.runs.existing_run import (
@@ -85,7 +86,6 @@ from dpfl_plugin.runs.prepare import (
 from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.record_marks import key_file, shared_key_file
 from dpfl_plugin.runs.result import Ended, write_result
-from dpfl_plugin.runs.round_costs import in_runs, read_costs
 from dpfl_plugin.runs.rules import cycle_facts
 from dpfl_plugin.runs.start_notes import note_start
 from dpfl_plugin.runs.statement import holders_of, published, void_statement

@@ -21,8 +21,8 @@ from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.claims.base import finite
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.observers import finite
 from dpfl_plugin.privacy.registered import adaptive_total, planned_total, runs_in
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
@@ -184,7 +184,7 @@ def _mechanism(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> 
         "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
         "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": rules.clipping.statement},
         "clip_norm": finite(rules.clip_norm),
-        "noise_multiplier": account.noise_multiplier,
+        "noise_multiplier": account.rules.noise_multiplier,
         "noise_multiplier_solved": config.privacy.noise_multiplier is None,
         "schedule": {**config.privacy.schedule.model_dump(exclude_none=True), "what": rules.schedule.statement},
         "sampler": config.privacy.sampler,

@@ -35,9 +35,8 @@ from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.calibration import least_noise, worst_epsilon
 from dpfl_plugin.privacy.composition import Planned, Terms, compositions, undominated
-from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.costs import Pricing, RoundCost
 from dpfl_plugin.privacy.events import SampledGaussian, Term
-from dpfl_plugin.privacy.pricing import Pricing
 from dpfl_plugin.runs.accounting import spec_of
 from dpfl_plugin.runs.extra_releases import beside, training_records
 from dpfl_plugin.runs.forecast import Forecast, forecast

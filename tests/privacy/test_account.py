@@ -58,9 +58,9 @@ def account(unit: Unit = "record", beta: float = 1.0, **given: Any) -> PrivacyAc
     return PrivacyAccount(spec, rules=rules, draw=lambda round, plan, eligible: (0, 1), **more)
 
 
-def run(of: PrivacyAccount, rounds: int, plan: Round = Round()) -> int:
+def run(of: PrivacyAccount, rounds: int, plan: Round = Round(), first: int = 0) -> int:
     """Run rounds for as long as the budget allows; how many."""
-    for t in range(rounds):
+    for t in range(first, rounds):
         if not of.affords(t, plan):
             return t
         of.begin_round(t, plan)
@@ -195,9 +195,9 @@ def test_a_second_opinion_and_another_ledger_leave_the_account_as_it_is() -> Non
     run(one, 6)
     before, ahead = one.views(), Ledger()
     ahead.append([*one.ledger, *one.charges(6, Round(), "a")])
-    doubled, held = one.by(Twice()), one.holding(ahead)
+    doubled, held = one.statement().views(Twice()), one.holding(ahead)
     for view in BOTH:
-        assert doubled.views()[view]["epsilon"] == 2 * before[view]["epsilon"]
+        assert doubled[view]["epsilon"] == 2 * before[view]["epsilon"]
     assert held.views()["server"]["epsilon"] == pytest.approx(epsilon(7), rel=1e-12)
     assert one.views() == before and len(one.ledger) < len(ahead)
 
@@ -317,6 +317,18 @@ def test_rounds_that_are_made_again_count_once_and_only_when_they_are_made() -> 
         again.begin_round(t, Round())
         again.append(again.charges(t, Round(), "a"))
     assert not again.affords(12, Round()) and len(list(ledger)) == 19 * S
+
+
+def test_statistics_that_are_made_again_count_in_a_third_partys_budget_at_once() -> None:
+    given: dict[str, Any] = {"view": "third_party", "epsilon": 2.5, "beside": Beside(200, statistics=4.0)}
+    undisturbed, one = run(account(**given), 200), account(**given)
+    run(one, 2)
+    planned, _ = one.beside.planned("statistics", one.rules, 20)
+    for name in ("first", "again"):
+        more = {"release": planned.release, "count": planned.count, "share": planned.share, "noise_id": name}
+        one.append([Charge(round=0, silo=silo, kind="statistics", **more) for silo in range(M)])  # type: ignore[arg-type]
+    assert 2 < run(one, 200, first=2) < undisturbed
+    assert one.views()["third_party"]["epsilon"] <= 2.5
 
 
 BESIDE = Beside(200, scores=Scores((0.8, 1.0), 3.0), num_scores=2, statistics=2.0, local_steps=K)

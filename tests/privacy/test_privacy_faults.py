@@ -52,12 +52,12 @@ from dpfl_plugin.privacy import (
     registered,
     step_loss,
 )
-from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.clipping import PerLayer
 from dpfl_plugin.privacy.correlation import Correlation
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.ledger_file import LedgerFile
 from dpfl_plugin.privacy.noise import SiloNoise
+from dpfl_plugin.privacy.observers import ThirdParty
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, Poisson
 from dpfl_plugin.privacy.scores import Scores

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.privacy import filters, registered
+from dpfl_plugin.privacy import filters, registered, slots
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
@@ -77,7 +77,7 @@ def test_what_slots_serve_costs_no_more_than_they_do(left: dict[Kind, int], want
     assert taken <= Counter(left) and served <= Counter(wanted) and taken.total() == served.total()
     if taken:
         filter = filters.RenyiFilter(1.0, DELTA, 8.0)
-        costs = [filters.cost_of([Plan("", {0: registered.listed(one)})], filter) for one in (served, taken)]
+        costs = [filters.cost_of([Plan("", {0: slots.planned_of(one)})], filter) for one in (served, taken)]
         assert costs[0] <= costs[1] * (1 + 1e-9)
     for kind, count in wanted.items():  # of its own kind nothing is left unused while others serve
         assert served[kind] >= min(count, left.get(kind, 0))

@@ -6,8 +6,9 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -18,9 +19,21 @@ from scipy import integrate, stats
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.composition import Planned, Spending, shares_by_interval, silo_compositions, undominated
+from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.participation import Participation
 from dpfl_plugin.privacy.pld import normalise
-from dpfl_plugin.privacy.views import outsider_view, server_view, third_party_view, worst_case_terms, worst_case_view
+from dpfl_plugin.privacy.tally import Tally
+from dpfl_plugin.privacy.views import (
+    Releases,
+    ViewEpsilon,
+    check_charges,
+    outsider_view,
+    server_view,
+    third_party_composed,
+    worst_case_composed,
+    worst_case_terms,
+)
 
 DELTA = 1e-5
 A = SampledGaussian(noise_multiplier=20.0, sampler="fixed", rate=0.1, neighbouring="replace_one")
@@ -37,8 +50,17 @@ def charge(
     return Charge(round=round, silo=silo, release=release, count=count, share=share, noise_id=noise_id)
 
 
-def pattern(silo: int, round: int) -> Iterable[Planned]:
+def costs(rounds: int, p: float = 1.0) -> dict[int, RoundCost]:
+    """Of rounds that are told apart by their noise, which `pattern` does not look at."""
+    return {t: RoundCost(((float(t), 1),), (0.0, 1.0), Participation("without_replacement", p)) for t in range(rounds)}
+
+
+def pattern(silo: int, cost: RoundCost) -> Iterable[Planned]:
     return [Planned(A, 5)]
+
+
+def of_round(cost: RoundCost) -> int:
+    return int(cost.levels[0][0])
 
 
 def epsilon(*terms: tuple[SampledGaussian, int] | tuple[SampledGaussian, int, int, float]) -> float:
@@ -78,11 +100,10 @@ def test_a_release_on_all_records_beside_disjoint_parts_is_composed_with_one_of_
     assert server_view(charges, PLD(), DELTA).epsilon == epsilon((A, 20))
     chain = [charge(t, share=share) for t, share in enumerate([(0.0, 0.4), (0.3, 0.7), (0.6, 1.0)])]
     assert server_view(chain, PLD(), DELTA).epsilon == epsilon((A, 10))
-    mixture = third_party_view(
-        charges, PLD(), DELTA, silos=[0], participation=dict.fromkeys(range(3), 0.5),
-        pattern=lambda silo, t: [Planned(A, 10, ((0.0, 1.0), FIRST, SECOND)[t])],
-    )  # fmt: skip
-    assert mixture.epsilon == epsilon((A, 10, 2, 0.5))
+    mixture = third_party_composed(
+        costs(3, 0.5), {}, lambda silo, cost: [Planned(A, 10, ((0.0, 1.0), FIRST, SECOND)[of_round(cost)])], silos=[0]
+    )
+    assert mixture.stated(PLD(), DELTA).epsilon == epsilon((A, 10, 2, 0.5))
 
 
 @settings(max_examples=200, deadline=None)
@@ -218,13 +239,13 @@ def test_ten_thousand_silos_of_their_own_sizes_are_quick() -> None:
 
 
 def views(
-    charges: list[Charge], rounds: int, p: float, shape: object = pattern, silos: Iterable[int] = (0,)
+    charges: list[Charge], rounds: int, p: float, shape: Releases = pattern, silos: Iterable[int] = (0,)
 ) -> tuple[float, float, float]:
-    given_ = {"silos": list(silos), "pattern": shape}
+    given_ = costs(rounds, p), Tally(charges).again(), shape
     return (
         server_view(charges, PLD(), DELTA).epsilon,
-        worst_case_view(charges, PLD(), DELTA, rounds=range(rounds), **given_).epsilon,  # type: ignore[arg-type]
-        third_party_view(charges, PLD(), DELTA, participation=dict.fromkeys(range(rounds), p), **given_).epsilon,  # type: ignore[arg-type]
+        worst_case_composed(*given_, silos=list(silos)).stated(PLD(), DELTA).epsilon,
+        third_party_composed(*given_, silos=list(silos)).stated(PLD(), DELTA).epsilon,
     )
 
 
@@ -248,18 +269,17 @@ def test_third_party_never_exceeds_the_worst_case(p: float) -> None:
 
 
 def test_a_silo_that_was_never_picked_has_an_ex_ante_epsilon() -> None:
-    def by_size(silo: int, round: int) -> list[Planned]:
+    def by_size(silo: int, cost: RoundCost) -> list[Planned]:
         return [Planned(replace(A, rate=0.3 if silo == 7 else 0.1), 5)]
 
-    view = third_party_view(
-        [charge(0)], PLD(), DELTA, silos=[0, 7], participation=dict.fromkeys(range(10), 0.1), pattern=by_size
-    )
+    view = third_party_composed(costs(10, 0.1), {}, by_size, silos=[0, 7]).stated(PLD(), DELTA)
     assert view.worst_silo == 7 and view.view == "third_party"
     assert view.per_silo[0] == epsilon((A, 5, 10, 0.1)) < view.per_silo[7]
 
 
 def test_rounds_with_different_probabilities() -> None:
-    view = third_party_view([], PLD(), DELTA, silos=[0], participation={0: 1.0, 1: 0.1, 2: 0.1}, pattern=pattern)
+    of_rounds = costs(3, 0.1) | costs(1)
+    view = third_party_composed(of_rounds, {}, pattern, silos=[0]).stated(PLD(), DELTA)
     assert view.epsilon == epsilon((A, 5, 1, 1.0), (A, 5, 2, 0.1))
 
 
@@ -272,8 +292,8 @@ def test_a_round_released_twice_counts_twice_and_as_certain() -> None:
 
 
 def test_disjoint_shares_in_the_other_views() -> None:
-    def phases(silo: int, round: int) -> list[Planned]:
-        return [Planned(A, 5, FIRST if round < 10 else SECOND)]
+    def phases(silo: int, cost: RoundCost) -> list[Planned]:
+        return [Planned(A, 5, FIRST if of_round(cost) < 10 else SECOND)]
 
     _, worst, third = views([], 30, 0.2, phases)
     assert worst == epsilon((A, 100))
@@ -283,23 +303,23 @@ def test_disjoint_shares_in_the_other_views() -> None:
 def test_a_round_on_two_shares_and_one_with_two_releases() -> None:
     both = lambda silo, round: [Planned(A, 5, FIRST), Planned(B, 2, SECOND)]  # noqa: E731
     assert views([], 9, 0.2, both)[2] == max(epsilon((A, 5, 9, 0.2)), epsilon((B, 2, 9, 0.2)))
-    twice = lambda silo, round: [Planned(A, 5), Planned(A, 2)]  # noqa: E731
+    twice = lambda silo, cost: [Planned(A, 5), Planned(A, 2)]  # noqa: E731
     assert views([], 9, 0.2, twice)[2] == epsilon((A, 7, 9, 0.2))
-    mixed = lambda silo, round: [Planned(A, 5), Planned(B, 2)]  # noqa: E731
+    mixed = lambda silo, cost: [Planned(A, 5), Planned(B, 2)]  # noqa: E731
     assert views([], 9, 1.0, mixed)[2] == epsilon((A, 45), (B, 18))
     with pytest.raises(UnsupportedError, match="different releases"):
         views([], 9, 0.2, mixed)
 
 
 def test_a_cap_on_participation() -> None:
-    common = {"silos": [0], "rounds": range(30), "pattern": pattern}
-    capped = worst_case_view([charge(0)], PLD(), DELTA, cap=4, **common)  # type: ignore[arg-type]
-    assert capped.epsilon == epsilon((A, 20)) and "4 rounds, the cap" in capped.basis
-    assert worst_case_view([], PLD(), DELTA, cap=99, **common).epsilon == epsilon((A, 150))  # type: ignore[arg-type]
-    repeated = [charge(0), charge(0, noise_id="again")]  # a silo that was in both has used up two rounds of its cap
-    assert worst_case_view(repeated, PLD(), DELTA, cap=4, **common).epsilon == epsilon((A, 20))  # type: ignore[arg-type]
-    all_of_them = worst_case_view(repeated, PLD(), DELTA, cap=31, **common)  # type: ignore[arg-type]
-    assert all_of_them.epsilon == epsilon((A, 155)) and "each of the 30 rounds" in all_of_them.basis
+    def worst(cap: int, attempts: Mapping[int, int] = MappingProxyType({})) -> ViewEpsilon:
+        return worst_case_composed(costs(30), attempts, pattern, silos=[0], cap=cap).stated(PLD(), DELTA)
+
+    assert worst(4).epsilon == epsilon((A, 20)) and "4 rounds, the cap" in worst(4).basis
+    assert worst(99).epsilon == epsilon((A, 150))
+    # A silo that was in both attempts has used up two rounds of its cap.
+    assert worst(4, {0: 2}).epsilon == epsilon((A, 20))
+    assert worst(31, {0: 2}).epsilon == epsilon((A, 155)) and "each of the 30 rounds" in worst(31, {0: 2}).basis
 
 
 def test_a_cap_takes_the_dearest_rounds() -> None:
@@ -366,10 +386,8 @@ def _one(release: SampledGaussian, count: int) -> tuple[Term, ...]:
 def test_charges_outside_the_pattern_are_refused() -> None:
     for bad in (charge(99), charge(0, count=6), charge(0, release=B), charge(0, share=FIRST)):
         with pytest.raises(LedgerError):
-            views([bad], 10, 0.5)
-    for p in (-0.1, 1.1, math.nan):
-        with pytest.raises(ConfigError, match="participation"):
-            views([], 10, p)
+            check_charges(Tally([charge(1), bad]), costs(10), pattern)
+    check_charges(Tally([charge(9)]), costs(10), pattern)
 
 
 def test_fewer_releases_at_a_larger_rate_can_be_the_worst():
@@ -405,15 +423,8 @@ def test_an_outsider_sees_sums_over_a_sample_of_silos() -> None:
 def test_an_outsider_never_learns_more_than_a_third_party() -> None:
     """Who knows all single uploads and who sent them knows the sums."""
     charges = [charge(round, release=SILO, count=1) for round in range(8)]
-    third = third_party_view(
-        charges,
-        PLD(),
-        DELTA,
-        silos=[0],
-        participation=dict.fromkeys(range(8), 0.1),
-        pattern=lambda silo, round: [Planned(SILO, 1)],
-    )
-    assert outsider(dict.fromkeys(range(8), (9, 90)), *charges) < third.epsilon
+    third = third_party_composed(costs(8, 0.1), {}, lambda silo, cost: [Planned(SILO, 1)], silos=[0])
+    assert outsider(dict.fromkeys(range(8), (9, 90)), *charges) < third.stated(PLD(), DELTA).epsilon
 
 
 def test_a_sampled_sum_is_no_more_private_than_its_profile_says() -> None:

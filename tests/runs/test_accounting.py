@@ -26,8 +26,7 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.participation import CERTAIN, Participation
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
-from dpfl_plugin.runs.accounting import make_account
-from dpfl_plugin.runs.round_costs import in_runs, read_costs
+from dpfl_plugin.runs.accounting import in_runs, make_account, read_costs
 
 SIGMA, RATE, RECORDS = 8.0, 0.5, 20
 OLD_LEDGER = Path(__file__).parents[1] / "privacy" / "ledgers" / "without_kinds.jsonl"  # as earlier versions wrote it
@@ -522,7 +521,7 @@ def test_a_statement_of_a_ledger_alone_is_that_of_the_run(config: dict[str, Any]
     stated = account(ledger=writes.ledger, **given, stating=True)
     for accountant in (PLD(), RDP(), PLD()):
         expected = account(ledger=writes.ledger, accountant=accountant, budget_accountant=PLD(), **given)
-        assert stated.by(accountant).views() == expected.views()
+        assert stated.statement().views(accountant) == expected.views()
     with pytest.raises(AssertionError):
         stated.affords(9, PLAN)
     with pytest.raises(AssertionError):

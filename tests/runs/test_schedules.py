@@ -225,6 +225,38 @@ def test_a_plan_that_changes_is_checked_anew(schedule: Schedule, participants: i
 
 
 @BOTH
+def test_a_round_that_is_released_again_counts_at_once(schedule: Schedule) -> None:
+    """Rounds that were known to fit may not, once one of those before was released more than once."""
+    one, undisturbed = account(schedule), spend(account(schedule), 60)
+    assert spend(one, 3) == 3
+    for attempt in range(8):
+        one.append(one.charges(2, planned(2), f"again {attempt}"))
+    assert 3 < spend(one, 60, first=3) < undisturbed
+    assert one.views()["server"]["epsilon"] <= 2.0
+
+
+@BOTH
+@pytest.mark.parametrize("view", ["server", "third_party"])
+def test_a_round_is_checked_again_before_it_is_released_again(schedule: Schedule, view: str) -> None:
+    one, attempts = account(schedule, view), 0
+    assert spend(one, 3) == 3
+    while one.affords(2, planned(2)) and attempts < 99:
+        one.append(one.charges(2, planned(2), f"again {attempts}"))
+        attempts += 1
+    assert 0 < attempts < 99 and one.server.spent({}) <= 2.0
+
+
+def test_a_round_whose_other_attempt_made_different_releases_counts_as_certain() -> None:
+    """No mixture of different releases is proven, whichever attempt made them."""
+    one = account(BY_STEP, "third_party", participants=2, epsilon=None)
+    for releases in (3, 0):
+        plan = replace(planned(4, 2), num_gradients=releases, most_gradients=None)
+        one.begin_round(4, replace(plan, participation="all" if releases else "sampled"))
+        one.append(one.charges(4, plan))
+    assert len(one.costs[4].levels) > 1 and one.costs[4].probability == 1
+
+
+@BOTH
 def test_a_resumed_account_ends_where_the_undisturbed_one_does(schedule: Schedule) -> None:
     """With the charges of rounds that will be repeated bit for bit, and with those that are released afresh."""
     undisturbed = spend(account(schedule), 60)
