@@ -40,7 +40,7 @@ from dpfl_plugin.privacy.clipping import Clipping, clip_update
 from dpfl_plugin.privacy.cycles import Cycles
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.noise import Scale, SiloNoise
-from dpfl_plugin.privacy.released import Squares, check_released
+from dpfl_plugin.privacy.post_processing import Squares, check_released
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic, usual_most
 

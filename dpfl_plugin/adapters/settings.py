@@ -17,7 +17,7 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import layers
-from dpfl_plugin.privacy.released import check_released
+from dpfl_plugin.privacy.post_processing import check_released
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.rules import privacy_rules
 

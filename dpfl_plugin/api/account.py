@@ -33,9 +33,9 @@ from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import FROM_THE_SEED, Statement
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, Paper, noble_third_party_epsilon
-from dpfl_plugin.privacy.registered import Run as SharingRun
-from dpfl_plugin.privacy.registered import adaptive_total, planned_total, plans_in, runs_in
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.shared_ledger import Run as SharingRun
+from dpfl_plugin.privacy.shared_ledger import adaptive_total, planned_total, plans_in, runs_in
 from dpfl_plugin.privacy.views import server_composed, server_view
 from dpfl_plugin.runs.accounting import make_account, read_costs
 from dpfl_plugin.runs.algorithm_setting import make_setting

@@ -26,12 +26,12 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.models.fields import Fields, fields_of
 from dpfl_plugin.runs.backbone import Backbone
+from dpfl_plugin.runs.finished_run import FinishedRun
 from dpfl_plugin.runs.folder import try_folder
 from dpfl_plugin.runs.prediction_input import PredictionInput
 from dpfl_plugin.runs.predictions import Predictions, predict
 from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
 from dpfl_plugin.runs.result import views_of_all
-from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.tuning.winner import check_run
 
 FILES: Final = {"torch": "model.pt2", "onnx": "model.onnx"}
@@ -147,7 +147,7 @@ def export(run: Run | str | Path, out: str | Path, *, onnx: bool = False) -> Exp
         raise ConfigError(f"{target} cannot be written: {error.strerror}. Name another folder.") from error
     folder = run.folder if isinstance(run, Run) else Path(run)
     check_run(folder, "export", str(target))
-    trained = Trained.at(folder)
+    trained = FinishedRun.at(folder)
     source = Run.open(trained.folder.path)
     config = trained.config
     if not config.fresh and trained.result["noise_multiplier"]:
@@ -228,7 +228,7 @@ def _onnx(program: torch.export.ExportedProgram, x: Tensor, module: nn.Module) -
     return content
 
 
-def _compare(module: nn.Module, x: Tensor, trained: Trained) -> tuple[Predictions, tuple[int, ...]]:
+def _compare(module: nn.Module, x: Tensor, trained: FinishedRun) -> tuple[Predictions, tuple[int, ...]]:
     """By the way that `dpfl predict` goes, with its own preprocessing.
 
     Returns:
@@ -258,7 +258,7 @@ def _same(actual: Tensor, expected: Tensor, what: str) -> None:
 
 
 def model_card(
-    trained: Trained, predictions: Predictions, shape: tuple[int, ...], *, onnx: bool, fields: Fields | None = None
+    trained: FinishedRun, predictions: Predictions, shape: tuple[int, ...], *, onnx: bool, fields: Fields | None = None
 ) -> str:
     """The card of a finished run's model, as Hugging Face's hub reads it; nothing in it was computed from records.
 

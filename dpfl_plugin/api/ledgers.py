@@ -10,7 +10,7 @@ from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.privacy import ledger as ledgers
 from dpfl_plugin.privacy.accountants import named_accountant
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.registered import adaptive_total, runs_in
+from dpfl_plugin.privacy.shared_ledger import adaptive_total, runs_in
 from dpfl_plugin.privacy.views import server_composed
 
 

@@ -19,11 +19,11 @@ from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.runs.csv_cells import csv_text
+from dpfl_plugin.runs.finished_run import FinishedRun
 from dpfl_plugin.runs.prediction_input import id_notes, ids_of, read, read_array, read_frame, written_otherwise
 from dpfl_plugin.runs.predictions import Predictions, by_record
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
-from dpfl_plugin.runs.trained import Trained
 from dpfl_plugin.runs.training_diagnostics import worse_than_baseline
 from dpfl_plugin.tuning.winner import check_run
 
@@ -213,7 +213,7 @@ def predict(
         )
     folder = run.folder if isinstance(run, Run) else Path(run)
     check_run(folder, "predict", str(data) if named else "DATA")
-    trained = Trained.at(folder)
+    trained = FinishedRun.at(folder)
     records = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
     ids = None if id_column is None else ids_of(trained, data, id_column)
     predictions = predict_records(trained, records)
@@ -254,7 +254,7 @@ def _plainly(value: float, most: int) -> str:
     return text
 
 
-def _statement(trained: Trained) -> list[str]:
+def _statement(trained: FinishedRun) -> list[str]:
     """At which epsilon the model was trained, and what it covers."""
     epsilon = trained.result["epsilon"]
     views = views_of_all(trained.result)

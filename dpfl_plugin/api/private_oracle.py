@@ -59,7 +59,7 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import (
+from dpfl_plugin.privacy.shared_ledger import (
     Registration,
     adaptive_total,
     first_line,

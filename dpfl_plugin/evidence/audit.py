@@ -28,8 +28,9 @@ from dpfl_plugin.evidence.audit_scores import Measured
 from dpfl_plugin.evidence.canaries import CanaryEngine, Planting, plant
 from dpfl_plugin.evidence.linear_response import SeenRound, responses
 from dpfl_plugin.evidence.probes import influence, worst_pair
-from dpfl_plugin.federation.evaluations import Evaluations
-from dpfl_plugin.federation.planning import Planner, drawn_silos
+from dpfl_plugin.federation.evaluation_schedule import EvaluationSchedule
+from dpfl_plugin.federation.participant_sampling import drawn_silos
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import ChargeSink, Observer, Runtime
@@ -249,7 +250,7 @@ def _round_loop(parts: Parts, config: Config, runtime: Runtime, account: Privacy
         expected_rounds=rounds,
         run_name=f"audit-{seed}",
         fresh=config.fresh,
-        evaluations=Evaluations(rounds, rounds),
+        evaluations=EvaluationSchedule(rounds, rounds),
         dissimilarity=False,
         checkpoint_every=None,
         checkpoint_seconds=math.inf,

@@ -18,7 +18,7 @@ from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
-from dpfl_plugin.federation.evaluations import Evaluations
+from dpfl_plugin.federation.evaluation_schedule import EvaluationSchedule
 from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
@@ -64,7 +64,7 @@ class RoundLoop:
     until: int | None = None
     expected_rounds: int
     run_name: str
-    evaluations: Evaluations
+    evaluations: EvaluationSchedule
     dissimilarity: bool
     checkpoint_every: int | None
     checkpoint_seconds: float

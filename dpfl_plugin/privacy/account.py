@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import PluginError
-from dpfl_plugin.privacy import ahead
+from dpfl_plugin.privacy import budget_forecast
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.composition import Planned, ReleasesBySilo, Spending, Terms
@@ -25,8 +25,8 @@ from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade, Kind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import Server, Statement, ThirdParty, finite, outsider
 from dpfl_plugin.privacy.participation import Draw, Plan
-from dpfl_plugin.privacy.registered import Joint, Registration
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.shared_ledger import Joint, Registration
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import View, ViewEpsilon, in_every_round
@@ -235,7 +235,7 @@ class PrivacyAccount:
         """
         again = bool(self.noise_ids.get(round))
         if again or self._cleared.shape != _shape(plan) or round >= self._cleared.until:
-            self._cleared = _Cleared(_shape(plan), round + ahead.most_rounds(self, round, plan))
+            self._cleared = _Cleared(_shape(plan), round + budget_forecast.most_rounds(self, round, plan))
         return round < self._cleared.until
 
     def affords_beside(self, kind: Kind, round: int, noise_id: str) -> bool:
@@ -266,7 +266,7 @@ class PrivacyAccount:
 
     def expected_rounds(self, plan: Plan, limit: int) -> int:
         """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
-        return ahead.expected_rounds(self, plan, limit)
+        return budget_forecast.expected_rounds(self, plan, limit)
 
     @property
     def restricts(self) -> bool:

@@ -268,8 +268,8 @@ def third_party_composed(
       bounds whatever anybody makes of the models. The same goes for batches, whose amplification is an average over
       their draw in every view.
 
-    Therefore fresh runs draw participants from the operating system's randomness (`planning.fresh_coins`), and the
-    basis of a simulation's number says that it holds as if they had been.
+    Therefore fresh runs draw participants from the operating system's randomness
+    (`participant_sampling.fresh_coins`), and the basis of a simulation's number says that it holds as if they had been.
 
     Args:
         costs, attempts, silos: as `worst_case_composed`.

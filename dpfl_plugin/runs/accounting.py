@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.federation.planning import drawn_silos
+from dpfl_plugin.federation.participant_sampling import drawn_silos
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost

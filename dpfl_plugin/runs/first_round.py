@@ -11,7 +11,7 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.privacy.cycles import check_round
 from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
-from dpfl_plugin.privacy.released import check_released
+from dpfl_plugin.privacy.post_processing import check_released
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
 

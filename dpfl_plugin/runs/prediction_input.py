@@ -20,8 +20,8 @@ from dpfl_plugin.data.labels import KnownLabels, numbers_of, plain_names, shape_
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.errors import ConfigError, DataError, nearest
+from dpfl_plugin.runs.finished_run import FILES, FinishedRun
 from dpfl_plugin.runs.public_facts import has_schema
-from dpfl_plugin.runs.trained import FILES, Trained
 
 RESERVED: Final = ("line", "record", "predicted", "probabilities", "survival")
 """Columns that predictions have by themselves."""
@@ -46,7 +46,7 @@ class PredictionInput:
     unused: tuple[str, ...] = ()
 
 
-def read(trained: Trained, data: str) -> PredictionInput:
+def read(trained: FinishedRun, data: str) -> PredictionInput:
     """The records in a CSV or NPZ file, or the test part of the run's own data set by its name.
 
     Raises:
@@ -66,7 +66,7 @@ def read(trained: Trained, data: str) -> PredictionInput:
     return _table(trained, path) if named else _arrays(trained, path)
 
 
-def read_frame(trained: Trained, frame: Any) -> PredictionInput:
+def read_frame(trained: FinishedRun, frame: Any) -> PredictionInput:
     """The records in a data frame, by the names of its columns.
 
     Raises:
@@ -83,7 +83,7 @@ def read_frame(trained: Trained, frame: Any) -> PredictionInput:
     return replace(found, lines=None)  # a row is counted as a record is, from 0
 
 
-def read_array(trained: Trained, given: Any) -> PredictionInput:
+def read_array(trained: FinishedRun, given: Any) -> PredictionInput:
     """The records in an array or a tensor, [n, *shape] as before preprocessing.
 
     Raises:
@@ -97,7 +97,7 @@ def read_array(trained: Trained, given: Any) -> PredictionInput:
     return PredictionInput(numeric_features(x, where))
 
 
-def ids_of(trained: Trained, data: Any, name: str) -> list[str]:
+def ids_of(trained: FinishedRun, data: Any, name: str) -> list[str]:
     """The id column [n] of the records that `read` or `read_frame` read, as text.
 
     Raises:
@@ -110,7 +110,7 @@ def ids_of(trained: Trained, data: Any, name: str) -> list[str]:
     return _column_cells(data, name, _columns(trained), options)
 
 
-def written_otherwise(trained: Trained, records: PredictionInput) -> list[str]:
+def written_otherwise(trained: FinishedRun, records: PredictionInput) -> list[str]:
     """What to say of columns that would be labels, but for capitals, where no label was found."""
     if records.labels is not None and records.labels.known.any():
         return []
@@ -124,18 +124,18 @@ def written_otherwise(trained: Trained, records: PredictionInput) -> list[str]:
     ]
 
 
-def _by_schema(trained: Trained, found: tables.Asked) -> PredictionInput:
+def _by_schema(trained: FinishedRun, found: tables.Asked) -> PredictionInput:
     """Records of a table that a schema describes: what it refuses in training is refused here, too."""
     if found.columns != trained.inputs.columns:
         raise DataError(f"{trained.folder.config}: data.schema makes other features than the run was trained on.")
     return PredictionInput(found.features, found.labels, found.lines, found.notes, found.unused)
 
 
-def _table(trained: Trained, path: Path) -> PredictionInput:
+def _table(trained: FinishedRun, path: Path) -> PredictionInput:
     return _of_table(trained, *_columns(trained).read_new(path, trained.inputs.columns))
 
 
-def _columns(trained: Trained) -> Columns:
+def _columns(trained: FinishedRun) -> Columns:
     options = trained.config.data.dataset.options
     return Columns(
         options.get("label_column", "label"),
@@ -146,11 +146,11 @@ def _columns(trained: Trained) -> Columns:
     )
 
 
-def _of_table(trained: Trained, table: Table, unused: tuple[str, ...]) -> PredictionInput:
+def _of_table(trained: FinishedRun, table: Table, unused: tuple[str, ...]) -> PredictionInput:
     return PredictionInput(table.features, _labels(trained, table), table.lines, unused=unused)
 
 
-def _labels(trained: Trained, table: Table) -> KnownLabels | None:
+def _labels(trained: FinishedRun, table: Table) -> KnownLabels | None:
     """Of words; "" for none."""
     if not trained.outcome.has_classes:
         return _of_outcome(trained, table, table.labels != "")
@@ -167,7 +167,7 @@ def _labels(trained: Trained, table: Table) -> KnownLabels | None:
     return KnownLabels(np.array([number[name] for name in names], dtype=np.int64), table.labels != "")
 
 
-def _of_outcome(trained: Trained, table: Table, known: NDArray[np.bool_]) -> KnownLabels:
+def _of_outcome(trained: FinishedRun, table: Table, known: NDArray[np.bool_]) -> KnownLabels:
     """Of an outcome without classes."""
     found = unlabelled(trained.outcome, trained.inputs.num_classes, len(known))
     if not known.any():
@@ -179,7 +179,7 @@ def _of_outcome(trained: Trained, table: Table, known: NDArray[np.bool_]) -> Kno
     return KnownLabels(found.values, known)
 
 
-def _arrays(trained: Trained, path: Path) -> PredictionInput:
+def _arrays(trained: FinishedRun, path: Path) -> PredictionInput:
     if path.suffix != ".npz":
         raise DataError(f"{path}: the run was trained on arrays, not on a table. Give an .npz file with an array x.")
     arrays, shape = read_npz(path), trained.inputs.shape
@@ -196,7 +196,9 @@ def _sizes(shape: tuple[int, ...]) -> str:
     return ", ".join(map(str, shape))
 
 
-def _array_labels(trained: Trained, arrays: Mapping[str, NDArray[Any]], count: int, path: Path) -> KnownLabels | None:
+def _array_labels(
+    trained: FinishedRun, arrays: Mapping[str, NDArray[Any]], count: int, path: Path
+) -> KnownLabels | None:
     y = arrays.get("y", arrays.get("labels"))
     if y is None:
         return None
@@ -208,7 +210,7 @@ def _array_labels(trained: Trained, arrays: Mapping[str, NDArray[Any]], count: i
     return _labels(trained, table)
 
 
-def _without_nan(trained: Trained, y: NDArray[Any], count: int, path: Path) -> NDArray[np.bool_]:
+def _without_nan(trained: FinishedRun, y: NDArray[Any], count: int, path: Path) -> NDArray[np.bool_]:
     """[n], of labels of an outcome without classes: which are given."""
     shape, kind = (count, *shape_of(trained.outcome, trained.inputs.num_classes)), trained.outcome.kind
     of_counts = kind == "counts" and y.shape == (count,)  # without exposures
@@ -217,7 +219,7 @@ def _without_nan(trained: Trained, y: NDArray[Any], count: int, path: Path) -> N
     return np.array([not np.isnan(label).any() for label in y.astype(np.float64)], dtype=bool)
 
 
-def _test_part(trained: Trained, name: str) -> PredictionInput:
+def _test_part(trained: FinishedRun, name: str) -> PredictionInput:
     data = trained.config.data
     source = DataSource(
         Path(data.folder) if data.folder else None, trained.config.public_seed, data.num_silos, trained.base

@@ -24,11 +24,11 @@ from dpfl_plugin.measures.tables import Table, table
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.backbone import MORE_STEPS, without_cache
+from dpfl_plugin.runs.finished_run import FinishedRun, inputs_of
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.prediction_input import PredictionInput
 from dpfl_plugin.runs.records import federate, steps_of
-from dpfl_plugin.runs.trained import Trained, inputs_of
 
 AT_ONCE: Final = 4096  # records; so many outputs and hidden layers are in memory
 ONLY_KNOWN: Final = "The model knows no other: correct the record, or leave it out."
@@ -60,7 +60,7 @@ class Predictions:
     label_type: LabelType = "text"
 
 
-def predict(trained: Trained, records: PredictionInput, *, made_up: bool = False) -> Predictions:
+def predict(trained: FinishedRun, records: PredictionInput, *, made_up: bool = False) -> Predictions:
     """What the model says of records, preprocessed as those of its training were; and how well, where they have labels.
 
     Args:
@@ -139,7 +139,7 @@ def _preprocessed(
     return federation
 
 
-def check_backbones(trained: Trained, backbones: tuple[str, ...]) -> None:
+def check_backbones(trained: FinishedRun, backbones: tuple[str, ...]) -> None:
     """Raise DataError unless the frozen modules that make features now are those of the training."""
     if backbones != trained.inputs.backbones:
         raise DataError(
@@ -175,7 +175,7 @@ def trained_model(
     return model
 
 
-def _fed(trained: Trained, x: Features) -> torch.Tensor:
+def _fed(trained: FinishedRun, x: Features) -> torch.Tensor:
     """Preprocessed records as the model gets them."""
     fed = torch.from_numpy(x).to(getattr(torch, trained.config.runtime.dtype))
     return fed if trained.scaling is None else torch.cat([trained.scaling(piece) for piece in fed.split(AT_ONCE)])

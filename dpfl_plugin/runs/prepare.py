@@ -18,8 +18,9 @@ from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError
-from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluation_work, round_work
-from dpfl_plugin.federation.planning import Planner, fresh_coins
+from dpfl_plugin.federation.evaluation_schedule import EvaluationSchedule, affordable, evaluation_work, round_work
+from dpfl_plugin.federation.participant_sampling import fresh_coins
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
@@ -28,7 +29,8 @@ from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import Plan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import (
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.shared_ledger import (
     Reuse,
     Run,
     check_protection,
@@ -41,7 +43,6 @@ from dpfl_plugin.privacy.registered import (
     unused,
     without_reused,
 )
-from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.slots import count_kinds
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.accounting import make_account
@@ -331,12 +332,12 @@ def new_account(
     )
 
 
-def evaluations_of(run: PreparedRun) -> Evaluations:
+def evaluations_of(run: PreparedRun) -> EvaluationSchedule:
     config, parts = run.config, run.parts
     if run.stage is not None and not run.stage.measured:
-        return Evaluations(every=MOST_ROUNDS, last=MOST_ROUNDS, made=False)
+        return EvaluationSchedule(every=MOST_ROUNDS, last=MOST_ROUNDS, made=False)
     if config.evaluation.every is not None:
-        return Evaluations(config.evaluation.every, run.expected)
+        return EvaluationSchedule(config.evaluation.every, run.expected)
     planner, server = planner_of(config, parts), parts.algorithm.init_server(parts.model, parts.setting)
     plans = [planner.asks(server, round) for round in range(min(PLANS_LOOKED_AT, run.expected))]
     d = parts.model.numel()

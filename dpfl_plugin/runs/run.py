@@ -39,7 +39,7 @@ from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
-from dpfl_plugin.privacy.registered import Joint, Registration
+from dpfl_plugin.privacy.shared_ledger import Joint, Registration
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.accounting import in_runs, read_costs

@@ -23,9 +23,9 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import finite
-from dpfl_plugin.privacy.registered import adaptive_total, planned_total, runs_in
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
+from dpfl_plugin.privacy.shared_ledger import adaptive_total, planned_total, runs_in
 from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.plugins import is_ours

@@ -10,7 +10,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.ledgers import Wait
-from dpfl_plugin.runs.registering import register_ahead
+from dpfl_plugin.runs.run_registration import register_ahead
 from dpfl_plugin.runtimes.mpi import job
 
 
@@ -47,7 +47,7 @@ def register(
     """Register several runs in their shared ledger before the first of them begins, where this process can.
 
     MPI ranks and silos with folders of their own have records that it does not see: their runs are registered one by
-    one, when each begins. Errors as `runs.registering.register_ahead`.
+    one, when each begins. Errors as `runs.run_registration.register_ahead`.
     """
     here = job.num_started() == 1 and all(config.runtime.silo_folder is None for config in configs)
     if ledger is not None and len(configs) > 1 and here:

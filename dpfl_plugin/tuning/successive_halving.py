@@ -23,7 +23,7 @@ from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import plans_in
+from dpfl_plugin.privacy.shared_ledger import plans_in
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.existing_run import begun_seed

@@ -32,7 +32,7 @@ from dpfl_plugin.gradients import losses, outcome_losses
 from dpfl_plugin.models.ordinal import Thresholds
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import plans_in
+from dpfl_plugin.privacy.shared_ledger import plans_in
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.randn(50, 3, generator=RNG)
@@ -134,7 +134,7 @@ import os, signal, sys
 import torch
 import dpfl_plugin as dpfl
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import plans_in
+from dpfl_plugin.privacy.shared_ledger import plans_in
 
 def made(path):
     data = torch.randn(20, 3), torch.zeros(20, dtype=torch.int64)

@@ -25,13 +25,13 @@ from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.shares import part_of
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.privacy import registered
+from dpfl_plugin.privacy import shared_ledger
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import plans_in, runs_in
+from dpfl_plugin.privacy.shared_ledger import plans_in, runs_in
 from dpfl_plugin.runs import checkpoint
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.extra_releases import beside
@@ -407,7 +407,7 @@ def test_what_is_released_beside_the_rounds_is_registered_in_a_shared_ledger(tmp
     again = run(config, "--ledger", ledger, "--set", "algorithm.local_lr=0.01")
     held = Ledger.open(ledger, append=False)
     one, two = runs_in(held)
-    assert not registered.planned_total(held, DELTA) and not any(run.more for run in (one, two))
+    assert not shared_ledger.planned_total(held, DELTA) and not any(run.more for run in (one, two))
     assert set(held.tally_of_run(two.name)) == charges(again["folder"])  # what was not run is each run's own
 
 

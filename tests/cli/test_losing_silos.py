@@ -13,7 +13,7 @@ import torch
 from dpfl_plugin.algorithms.scaffnew import ScaffNew
 from dpfl_plugin.algorithms.scaffold import Scaffold, ScaffoldWarm
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import plans_in
+from dpfl_plugin.privacy.shared_ledger import plans_in
 from dpfl_plugin.runs.checkpoint import load
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 from tests.cli.losing import Losing, losing

@@ -23,7 +23,7 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import plans_in, runs_in, unused
+from dpfl_plugin.privacy.shared_ledger import plans_in, runs_in, unused
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, one_message, run
 from tests.cli.command import write as written

@@ -17,7 +17,7 @@ from dpfl_plugin.cli import status as status_command
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import runs_in
+from dpfl_plugin.privacy.shared_ledger import runs_in
 from dpfl_plugin.sweeps import manifest
 from dpfl_plugin.sweeps.sweep import COMPOSES
 from tests.cli.command import Done, dpfl, one_message

@@ -9,7 +9,8 @@ import pytest
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.fedavg import FedAvg
-from dpfl_plugin.federation.planning import Planner, draw_participants, draw_with_replacement
+from dpfl_plugin.federation.participant_sampling import draw_participants, draw_with_replacement
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.privacy.participation import CERTAIN, Participation, participation
 
 SETTING = Setting(num_silos=4, num_participants=2, silo_rate=0.5, record_rate=None)

@@ -14,7 +14,7 @@ import yaml
 
 from dpfl_plugin.data import heart_disease
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import runs_in
+from dpfl_plugin.privacy.shared_ledger import runs_in
 from tests.cli.command import run
 from tests.privacy import cuts
 

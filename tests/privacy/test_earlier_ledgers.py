@@ -12,7 +12,7 @@ import pytest
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.registered import adaptive_total
+from dpfl_plugin.privacy.shared_ledger import adaptive_total
 from dpfl_plugin.privacy.views import server_composed
 
 FOLDER = Path(__file__).with_name("ledgers")

@@ -16,7 +16,7 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import PluginError
-from dpfl_plugin.federation.planning import draw_participants
+from dpfl_plugin.federation.participant_sampling import draw_participants
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.costs import RoundCost

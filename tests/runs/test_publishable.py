@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.core.rounding import digits
-from dpfl_plugin.federation.planning import draw_participants
+from dpfl_plugin.federation.participant_sampling import draw_participants
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.folder import RunFolder

@@ -26,7 +26,7 @@ FILES: Final = ("csv", "npz", tables.NAME)
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class FinishedRun:
     """A finished run.
 
     Attributes:
@@ -43,7 +43,7 @@ class Trained:
     notes: tuple[str, ...]
 
     @classmethod
-    def at(cls, path: Path) -> Trained:
+    def at(cls, path: Path) -> FinishedRun:
         """The run whose folder is at ``path``.
 
         Raises:

@@ -1,6 +1,6 @@
 """Runs of one file, or of a sweep, registered in their shared ledger before the first of them releases anything.
 
-Together they are then one plan, whatever is seen of some before others begin: see `dpfl_plugin.privacy.registered`.
+Together they are then one plan, whatever is seen of some before others begin: see `dpfl_plugin.privacy.shared_ledger`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.filters import Plan
-from dpfl_plugin.privacy.registered import first_line
+from dpfl_plugin.privacy.shared_ledger import first_line
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared

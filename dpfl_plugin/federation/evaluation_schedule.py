@@ -22,7 +22,7 @@ LITTLE: Final = 100_000_000  # so much work in all, about a tenth of a second, i
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluations:
+class EvaluationSchedule:
     """Every so often, and in the last 10 % of rounds, whose mean is the number to report.
 
     Attributes:
@@ -50,7 +50,7 @@ class Evaluations:
         return rounds % self.every == 0 or in_tail or (self.first and rounds == 1)
 
 
-def affordable(rounds: int, round_work: float, evaluation_work: float) -> Evaluations:
+def affordable(rounds: int, round_work: float, evaluation_work: float) -> EvaluationSchedule:
     """As many evaluations as are a tenth of the run's work, or little work; `EVALUATIONS` and the tail at most.
 
     Args:
@@ -60,12 +60,12 @@ def affordable(rounds: int, round_work: float, evaluation_work: float) -> Evalua
     budget = max(training * SHARE / (1 - SHARE), LITTLE)
     most = max(1, math.floor(budget / evaluation_work))
     if most >= rounds:
-        return Evaluations(max(1, rounds // EVALUATIONS), rounds, first=True)
+        return EvaluationSchedule(max(1, rounds // EVALUATIONS), rounds, first=True)
     in_tail = max(1, min(MOST_IN_TAIL, math.ceil(rounds / 10), most // 2))
     rest = most - in_tail
     every = max(1, rounds // EVALUATIONS, math.ceil(rounds / rest) if rest else rounds)
     # The first round's is among them: where every so often makes all of the rest, the last one is in the tail, too.
-    return Evaluations(every, rounds, in_tail, first=rest > 0)
+    return EvaluationSchedule(every, rounds, in_tail, first=rest > 0)
 
 
 def evaluation_work(num_train: Iterable[int], num_test: Iterable[int], dimension: int, dissimilarity: bool) -> float:

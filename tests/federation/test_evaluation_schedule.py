@@ -7,13 +7,20 @@ from dataclasses import replace
 import pytest
 
 from dpfl_plugin.algorithms.base import RoundPlan
-from dpfl_plugin.federation.evaluations import CALL, LITTLE, Evaluations, affordable, evaluation_work, round_work
+from dpfl_plugin.federation.evaluation_schedule import (
+    CALL,
+    LITTLE,
+    EvaluationSchedule,
+    affordable,
+    evaluation_work,
+    round_work,
+)
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 
 
-def count(when: Evaluations, rounds: int) -> int:
+def count(when: EvaluationSchedule, rounds: int) -> int:
     return sum(when.due(number) for number in range(1, rounds + 1))
 
 
@@ -30,7 +37,7 @@ def test_evaluations_are_a_tenth_of_the_work_at_most(rounds: int, ratio: float) 
 
 def test_cheap_evaluations_are_as_many_as_a_plot_needs() -> None:
     when = affordable(400, 1e12, 1e6)
-    assert when == Evaluations(4, 400, first=True) and when.due(1)
+    assert when == EvaluationSchedule(4, 400, first=True) and when.due(1)
     assert all(when.due(rounds) for rounds in range(361, 401))
 
 
