@@ -232,7 +232,7 @@ def is_begun(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             line = file.readline()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error

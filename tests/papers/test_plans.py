@@ -477,7 +477,7 @@ def test_li_says_which_theorem_and_what_does_not_fit(tmp_path: Path) -> None:
         ("scaffnew", ["--psi0", "-1"], "--psi0=-1.0 must be positive"),
         ("scaffnew", ["--strong-convexity", "9"], "--strong-convexity=9.0 must be at most L"),
         ("scaffnew", ["--set", "l2=0"], "l2=0.0 must be above 0"),
-        ("scaffnew", ["--set", "silo_rate=0.5"], "silo_rate=0.5 must be 1 for scaffnew"),
+        ("scaffnew", ["--set", "silo_rate=0.5"], "algorithm=scaffnew does not go with silo_rate=0.5"),
         ("scaffnew", ["--set", "data.preprocess=[]"], "mu is known without looking at records for"),
         ("scaffnew", ["--set", "privacy.clip_norm=inf"], "clip_norm=inf"),
         ("gao2024", [], "no theorem of Gao et al. 2024 has a schedule for it"),

@@ -14,6 +14,7 @@ from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffnew import ScaffNew
 from dpfl_plugin.algorithms.scaffold import Scaffold, ScaffoldWarm
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.federation.rehearsal import Unread, rehearsal, rounds_ahead
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.runs.forecast import Forecast, solving
@@ -58,6 +59,10 @@ def ahead(algorithm: Algorithm, drawn: int = 2, **privacy: Any) -> Forecast:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_rounds_cost_what_a_rehearsal_of_them_says(name: str, drawn: int) -> None:
     forecast = ahead(ALGORITHMS[name], drawn)
+    if (name, drawn) == ("random steps", 2):
+        with pytest.raises(ConfigError, match=r"silo_rate=0\.5 must be 1"):
+            forecast.costs(ROUNDS)
+        return
     counted, rehearsed = forecast.account(), forecast.account()
     assert list(rounds_ahead(counted, forecast.planner, ROUNDS)) == list(range(1, ROUNDS + 1))
     assert list(rehearsal(rehearsed, forecast.planner, ROUNDS)) == list(range(1, ROUNDS + 1))
