@@ -201,6 +201,7 @@ def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(
     assert (result["status"], result["rounds"]) == (status, rounds)
     assert f"Broken failed in {at}: OSError: no such server" in result["reason"] and "log.txt" in result["reason"]
     assert "Traceback" in RunFolder(Path(result["folder"])).log.read_text()
+    assert "A callback failed and ended the run" in (Path(result["folder"]) / "privacy.md").read_text()
     whole = session(tmp_path / "other")
     assert session(tmp_path, resume=True)["model_sha256"] == whole["model_sha256"]
     assert session(tmp_path / "end", Broken("on_end", OSError))["status"] == "done"
@@ -243,6 +244,26 @@ def test_a_callback_may_stop_a_run_and_all_planned_rounds_are_charged(tmp_path: 
     else:
         assert seen[0] is not None and "train_loss" in seen[0]
     assert session(tmp_path, resume=True, **SCORES)["finished"] == result["finished"], "it is not run again"
+
+
+def test_a_run_that_was_stopped_and_killed_before_its_result_stays_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was charged for the rounds that were not made would count beside those that a resume made."""
+    budget = {"rounds": 12, "privacy": {"noise_multiplier": None, "epsilon": 2.0, "randomness": "fresh"}}
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dpfl_plugin.runs.run.ActiveRun.finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            session(tmp_path, Stopper(after=3), **budget)
+    result = session(tmp_path, Spy(), resume=True, **budget)
+    assert (result["rounds"], result["cause"]) == (3, "callback") and "pruned" in result["reason"]
+    assert 1.9 < result["epsilon"]["server"]["epsilon"] <= 2.0
+    page = (Path(result["folder"]) / "privacy.md").read_text()
+    assert "pruned" not in page and "saw measurements of raw records stopped the run" in page
 
 
 FACTOR = [1.0]

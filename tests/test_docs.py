@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import dpfl_plugin
 from dpfl_plugin.api.projects import rendered_package as rendered
 from dpfl_plugin.config.load import load, read_yaml
 from dpfl_plugin.config.sweep import expand
@@ -135,7 +136,7 @@ def test_the_page_on_plugins_shows_what_dpfl_new_writes_and_it_trains(tmp_path, 
 
 def test_the_callback_of_the_page_is_called(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "callbacks.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, limit = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     trackers = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[-1])
     (tmp_path / "curve.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -144,3 +145,7 @@ def test_the_callback_of_the_page_is_called(tmp_path, monkeypatch):
     last = (tmp_path / "my-curve.csv").read_text().splitlines()[-1].split(",")
     assert last[0] == "2" and float(last[1]) == result["test_accuracy"]["last"]
     assert float(last[2]) == result["epsilon"]["server"]["epsilon"]
+    names = {}
+    exec(limit, names)
+    stopped = dpfl_plugin.load(write(tmp_path, {"rounds": 9})).run(callbacks=[names["Limit"](minutes=0.0)])
+    assert stopped.status == "done" and "more than 0 minutes" in stopped.result["reason"]

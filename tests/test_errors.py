@@ -55,7 +55,7 @@ def test_a_number_that_is_text_is_told_so(value: object, must: str, told: str) -
 
 # Which are words of a command that is named with them.
 WITH_THEIR_COMMAND = {
-    "trained.py": {"--resume"},
+    "finished_run.py": {"--resume"},
     "ledgers.py": {"--ledger", "--ledger-wait"},
 }
 

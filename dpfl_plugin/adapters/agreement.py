@@ -19,6 +19,7 @@ from dpfl_plugin.adapters.settings import check_first_round, check_parts, check_
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.load import NOT_IN_ID, configure
+from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout, Vectors
@@ -127,6 +128,8 @@ def agree(
     least = values.pop("num_records", None)
     require(least is None or (type(least) is int and least > 0), f"{source}: num_records", least, "be a positive count")
     require(num_silos >= 1, f"{source}: number of silos", num_silos, "be at least 1")
+    if isinstance(values.get("privacy"), PrivacyConfig):
+        values["privacy"] = values["privacy"].model_dump(mode="python", exclude_unset=True)
     if isinstance(values.get("privacy"), Mapping):
         values["privacy"] = {**{k: v for k, v in values["privacy"].items() if k != "secure"}, "randomness": "fresh"}
     if values.get("seed") is None:

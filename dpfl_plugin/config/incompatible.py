@@ -189,10 +189,12 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "augmentation": "attacks know gradients of records as they are. Leave it out",
     },
     "limits": {
+        "privacy.sampler=cyclic": "limits are agreed on release by release. Use sampler: fixed",
         "silos": "they are checked for silos that all have the same settings; others are not implemented. Leave silos "
-        "out"
+        "out",
     },
     "platform": {
+        "privacy.sampler=cyclic": "a silo may be asked for the same round twice, or for none. Use sampler: fixed",
         **dict.fromkeys(EXTRA_RELEASES, _ON_ONE_MACHINE),
         "augmentation": "views of images are not implemented there. Use dpfl run, also on MPI ranks",
         "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",

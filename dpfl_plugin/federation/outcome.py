@@ -20,6 +20,7 @@ class Cause(StrEnum):
     EARLY_STOPPING = "early_stopping"
     CALLBACK = "callback"  # which saw measurements of raw records
     CALLBACK_OF_RELEASED = "callback_of_released"  # which saw released scores alone
+    CALLBACK_FAILED = "callback_failed"
     BUDGET = "budget"
     MAX_PARTICIPATIONS = "max_participations"  # too few silos may take part once more
     STOP_REQUESTED = "stop_requested"

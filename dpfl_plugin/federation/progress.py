@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.federation.outcome import RunOutcome
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.stopping import Score
 from dpfl_plugin.measures.histogram import accuracy
@@ -25,6 +26,7 @@ class Progress:
         measured: the last evaluation of this session, after how many rounds; not in checkpoints.
         by_silo: what silos measured in it, without gradients.
         begun: rounds that were begun, as far as checkpoints know; those that were made again more than once.
+        stopped: how a callback stopped the run, after which it is not asked again.
         statistics: released ones, as `private_statistics.scaling_of` takes them.
     """
 
@@ -39,6 +41,7 @@ class Progress:
     losses: list[dict[str, Any]] = field(default_factory=list)
     by_silo: dict[int, SiloMetrics] = field(default_factory=dict)
     begun: int = 0
+    stopped: RunOutcome | None = None
     statistics: Tensor | None = None
     histograms: list[list[float]] = field(default_factory=list)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import NoReturn
 
@@ -21,16 +21,17 @@ def rehearsal(
     server: Vectors | None = None,
     first: int = 0,
     noise_id: str = "rehearsal",
+    lost: Collection[int] = (),
 ) -> Iterator[int]:
     """Plan, charge and begin round after round that a run would make; yields how many there are by then.
 
     Args:
-        server: its state before round ``first``; None for the beginning.
+        server: its state before round ``first``; None for the beginning. lost: silos that are out.
     """
     algorithm = planner.algorithm
     server = algorithm.init_server(torch.zeros(1), planner.setting) if server is None else server
     for round in range(first, limit):
-        plan = planner.plan(server, round, account.eligible())
+        plan = planner.plan(server, round, account.eligible(), lost)
         if plan is None or not account.affords(round, plan):
             return
         account.begin_round(round, plan)

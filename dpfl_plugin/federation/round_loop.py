@@ -175,8 +175,12 @@ class RoundLoop:
         self._score(progress)
         if self._stopped(progress) or progress.rounds >= self.rounds:
             return RunOutcome("done", Cause.ROUNDS)
-        if (outcome := self.ending()) is not None:
-            return outcome
+        if progress.stopped is None and (outcome := self.ending()) is not None:
+            if outcome.status == "failed":
+                return outcome
+            progress.stopped = outcome
+        if progress.stopped is not None:
+            return progress.stopped
         if self.until is not None and progress.rounds >= self.until:
             return RunOutcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         down = self.planner.algorithm.download(progress.server)
@@ -240,7 +244,8 @@ class RoundLoop:
         length may tell of a record. The whole plan's length does not, and a run that stops is a function of it.
         """
         name = f"{NOT_RUN}.{self.run_name}" if self.fresh else NOT_RUN  # in a ledger that other runs share
-        for _ in rehearsal(self.account, self.planner, self.rounds, progress.server, progress.rounds, name):
+        rounds = (self.rounds, progress.server, progress.rounds)
+        for _ in rehearsal(self.account, self.planner, *rounds, name, progress.lost):
             pass
         if self.stopping is not None:
             left = range(progress.rounds + 1, self.rounds + 1)

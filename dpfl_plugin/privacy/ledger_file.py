@@ -157,6 +157,7 @@ class LedgerFile:
         try:
             body = json.dumps(content, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
+            self._usable = False  # what it was to charge is counted by now
             raise LedgerError(f"a ledger line must be plain JSON: {error}.") from error
         check = _checksum(self.head, body)
         self._unsynced = True

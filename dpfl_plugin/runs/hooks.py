@@ -234,7 +234,8 @@ class Calls:
             if self._may_end and event != "on_end" and not isinstance(callback, Tracker):
                 self._log(traceback_of(error))
                 what = f"callback {_name(callback)} failed in {event}: {told(error)}; the traceback is in log.txt"
-                self.ending = self.ending or RunOutcome("failed", Cause.ERROR, what)
+                self.ending = self.ending or RunOutcome("failed", Cause.CALLBACK_FAILED, what)
+                self._say(f"warning: {what}")
                 return False
             self._failed[id(callback)] += 1
             if self._failed[id(callback)] == 1:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save as serialise
@@ -17,7 +17,7 @@ from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
-from dpfl_plugin.federation.outcome import RunOutcome
+from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.scaled_records import scaling_of
 from dpfl_plugin.federation.silo_group import SiloMetrics
@@ -58,6 +58,9 @@ DERIVED = (
 )
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
+
+STOPPED: Final = "stopped by a callback; all planned rounds are charged"
+"""In what may be published: the callback's own words may say what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ def _stated(
             "num_silos": parts.setting.num_silos,
             "rounds": progress.rounds,
             "status": outcome.status,
-            "reason": outcome.reason,
+            "reason": STOPPED if outcome.cause is Cause.CALLBACK else outcome.reason,
         },
         caveats=(*parts.caveats, *seen),
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],

@@ -521,6 +521,7 @@ def _checkpoint(progress: Progress, silos: Vectors, account: PrivacyAccount, fac
     account.sync()  # so that the ledger never holds less than a checkpoint says
     more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
     more |= {"losses": progress.losses, "begun": progress.begun}
+    more |= {} if progress.stopped is None else {"stopped": [str(progress.stopped.cause), progress.stopped.reason]}
     more |= {"histograms": progress.histograms} if progress.histograms else {}
     more |= {} if account.shared is None else {"shared_head": account.shared.head}
     best = {} if progress.best is None else {BEST: progress.best.clone()}
@@ -530,7 +531,7 @@ def _checkpoint(progress: Progress, silos: Vectors, account: PrivacyAccount, fac
 
 def _progress(checkpoint: Checkpoint, device: torch.device) -> Progress:
     facts, server = checkpoint.facts, _moved(checkpoint.server, device)
-    best, statistics = server.pop(BEST, None), server.pop(SUMS, None)
+    best, statistics, stopped = server.pop(BEST, None), server.pop(SUMS, None), facts.get("stopped")
     return Progress(
         server=server,
         rounds=checkpoint.rounds,
@@ -542,6 +543,7 @@ def _progress(checkpoint: Checkpoint, device: torch.device) -> Progress:
         histograms=[list(map(float, histogram)) for histogram in facts.get("histograms", ())],
         best=best,
         losses=[dict(loss) for loss in facts.get("losses", ())],
+        stopped=None if stopped is None else RunOutcome("done", Cause(stopped[0]), str(stopped[1])),
         statistics=statistics,
     )
 

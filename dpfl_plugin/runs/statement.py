@@ -84,6 +84,8 @@ ENDED_EARLY: Final[Mapping[Cause, str]] = {
     "epsilon does not cover what that reveals.",
     Cause.CALLBACK: "A callback that saw measurements of raw records stopped the run; epsilon does not cover what the "
     "round that it ended at reveals. All planned rounds are charged.",
+    Cause.CALLBACK_FAILED: "A callback failed and ended the run; epsilon is of the rounds that ran, and does not cover "
+    "what the round that it ended at reveals.",
     Cause.STOP_REQUESTED: "The run was stopped. If somebody stopped it for what was measured, the round that it ended "
     "at depends on records; epsilon does not cover what that reveals.",
 }

@@ -71,6 +71,13 @@ def test_rounds_cost_what_a_rehearsal_of_them_says(name: str, drawn: int) -> Non
         assert [cost.num_releases for cost in counted.costs.values()] == [1, 1, 1, *range(4, ROUNDS + 1)]
 
 
+def test_rounds_that_will_not_be_made_are_those_of_the_silos_that_are_left() -> None:
+    forecast = ahead(ALGORITHMS["fedavg"], 2)
+    account = forecast.account()
+    rounds = list(rehearsal(account, forecast.planner, ROUNDS, first=3, noise_id="not-run", lost={0, 1, 2}))
+    assert rounds == list(range(4, ROUNDS + 1)) and {charge.silo for charge in account.ledger} == {3}
+
+
 def test_no_state_is_worked_out_where_no_plan_looks_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("nobody needs this")
