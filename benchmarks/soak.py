@@ -311,9 +311,8 @@ class Campaign:
 
     def _strike(self, victim: str, job: int) -> None:
         if victim == "full disk":
-            used = os.statvfs(self.folder)
-            size = (used.f_blocks - used.f_bfree) * used.f_frsize
-            remount(self.folder, f"{size}")
+            while not remount(self.folder, str(self._used())):  # more was written meanwhile
+                pass
             time.sleep(self.rng.uniform(0.5, 5))
             remount(self.folder, DISK)
         else:
@@ -330,6 +329,11 @@ class Campaign:
                 else:
                     os.kill(target, self.rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
         self.witness.kills[victim] += 1
+
+    def _used(self) -> int:
+        """Bytes of the disk."""
+        disk = os.statvfs(self.folder)
+        return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
     def _processes(self) -> list[int]:
         found = []
@@ -386,8 +390,10 @@ class Campaign:
 DISK = "256m"
 
 
-def remount(folder: Path, size: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
+def remount(folder: Path, size: str) -> bool:
+    """Give a disk another size; False if more is in it."""
+    command = ["mount", "-o", f"remount,size={size}", str(folder)]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 @contextlib.contextmanager
