@@ -351,6 +351,8 @@ def report(
     if keys is not None and len(keys) != 2:
         raise ConfigError(f"--pivot {pivot} must be two keys: --pivot algorithm.name,privacy.epsilon.")
     names = dict(text.rpartition("=")[::2] for text in label or [])
+    if "" in names or "" in names.values():
+        raise ConfigError("--label must be OLD=NEW: --label scaffold=DP-SCAFFOLD.")
 
     show(
         dpfl_plugin.report(

@@ -120,6 +120,8 @@ class Group:
         own, others = ({run.seed: run for run in group.complete} for group in (self, other))
         pairs = [(own[seed], others[seed]) for seed in own if seed in others]
         numbers = [(first.number(metric), second.number(metric)) for first, second in pairs]
+        if metric in self.measures:  # of final models: not defined in every run
+            numbers = [pair for pair in numbers if None not in pair]
         return Difference(
             Summary.of([a - b if a is not None and b is not None else None for a, b in numbers]),
             sum(first.test_part != second.test_part for first, second in pairs),
@@ -234,7 +236,6 @@ def grouped(
     variants = [run.label for members in found.values() for run in members[:1]]
     own = {run.label for run in runs} == {*variants} and all(variants) and len({*variants}) == len(found)
     words = [[label] if own else _words(config, telling) for label, config in zip(variants, configs, strict=True)]
-    _require_labels(labels or {}, words)
     texts = [_named(each, labels or {}) or "all runs" for each in words]
     groups = [
         Group(
@@ -287,13 +288,6 @@ def _telling(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[
 def _named(words: Sequence[str], labels: Mapping[str, str]) -> str:
     """By the user's names for the whole, or for words of it."""
     return labels.get(", ".join(words)) or ", ".join(labels.get(word, word) for word in words)
-
-
-def _require_labels(labels: Mapping[str, str], words: Sequence[Sequence[str]]) -> None:
-    known = list(dict.fromkeys([*(", ".join(each) for each in words), *(word for each in words for word in each)]))
-    for label in labels:
-        if label not in known:
-            raise ConfigError(f"label {label}: no row is called so{nearest(label, known)}. Rows: {'; '.join(known)}.")
 
 
 def _words(config: Mapping[str, Any], keys: Sequence[str]) -> list[str]:

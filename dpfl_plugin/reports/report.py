@@ -193,6 +193,7 @@ def report(
     for metric in metrics:
         if metric not in every:
             raise ConfigError(f"metric {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}.")
+    _require_labels(runs, list(group_by) or None, labels or {})
     sections = [
         _section(name, members, list(group_by) or None, metrics, baseline, pivot, labels)
         for name, members in _by_data(runs).items()
@@ -204,6 +205,15 @@ def report(
         )
     lines = _write(Path(out), sections, list(against) or list(DEFAULT_AXES), problems, html=html)
     return Report(Path(out), tuple(sections), problems, lines)
+
+
+def _require_labels(runs: Sequence[Run], by: Sequence[str] | None, labels: Mapping[str, str]) -> None:
+    """Check that each label is a row, or a word of one, in some data set."""
+    rows = [group.label for members in _by_data(runs).values() for group in grouped(members, by)] if labels else []
+    known = list(dict.fromkeys([*rows, *(word for row in rows for word in row.split(", "))]))
+    for label in labels:
+        if label not in known:
+            raise ConfigError(f"label {label}: no row is called so{nearest(label, known)}. Rows: {'; '.join(known)}.")
 
 
 def _by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -70,7 +70,10 @@ def test_what_a_paper_needs_without_a_line_by_hand(tmp_path: Path) -> None:
     )
     one_message(dpfl("report", tmp_path / "runs", "--out", out, "--pivot", "algorithm.name"), "must be two keys")
     made(tmp_path / "runs" / "other", changes={"data.dataset.name": "synthetic"})
-    done = dpfl("report", tmp_path / "runs", "--out", out, "--no-html")
+    one_message(dpfl("report", tmp_path / "runs", "--out", out, "--label", "fedavgs=x"), "label fedavgs", "'fedavg'")
+    one_message(dpfl("report", tmp_path / "runs", "--out", out, "--label", "fedavg"), "--label must be OLD=NEW")
+    done = dpfl("report", tmp_path / "runs", "--out", out, "--no-html", "--label", "fedavg=x")  # of one data set alone
+    assert done.code == 0, done.err
     assert {"digits-summary.csv", "synthetic-summary.csv"} <= {path.name for path in (out / "tables").iterdir()}
 
 
