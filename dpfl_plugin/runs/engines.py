@@ -195,8 +195,8 @@ def choose_engine(
 def compiled(algorithm: Algorithm, setting: Setting) -> bool:
     """Whether a run has so many steps that compiled loops save more time than they take to load.
 
-    They save 0.1 to 0.4 ms of a step, and loading them takes 0.7 s. They round differently, so that the answer depends
-    on the configuration alone, and is the same for all silos and processes of a run.
+    docs/engines.md has the measurement. They round differently, so the answer depends on the configuration alone and is
+    the same for all silos and processes of a run.
     """
     local_steps = getattr(algorithm, "local_steps", None)
     if setting.rounds is None or local_steps is None:
