@@ -56,7 +56,7 @@ class Section:
         ranked = [group for group in self.groups if group.summary(metric).mean is not None]
         if not ranked:
             return "No run is complete."
-        sentences = [f"Best: {_described(ranked[0], metric)}."]
+        sentences = [f"{'Best: ' * (len(self.groups) > 1)}{_described(ranked[0], metric)}."]
         private = [group for group in ranked if group.epsilon("server") not in (None, math.inf)]
         if private and private[0] is not ranked[0]:
             sentences.append(f"Best with a guarantee: {_described(private[0], metric)}.")
