@@ -57,7 +57,7 @@ from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.owners import lifetime
 from dpfl_plugin.owners.limits import Limits
-from dpfl_plugin.privacy import composition, filters, registered, step_loss
+from dpfl_plugin.privacy import composition, filters, shared_ledger, step_loss
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.budget import Budget
@@ -548,29 +548,29 @@ def a_run_that_ended_early_costs_what_it_registered() -> None:
     ledger = Ledger(facts={"shared": "a"})
     slots, beyond = [Planned(event(4.0), 20)], Planned(event(8.0), 1)
     facts = {"data_sha256": "x", "started": "now"}
-    ledger.begin_run({"noise": "one", "name": "one", "slots": registered.slots_to_plain({0: slots}), **facts})
+    ledger.begin_run({"noise": "one", "name": "one", "slots": shared_ledger.slots_to_plain({0: slots}), **facts})
     ledger.append([Charge(round=t, silo=0, release=event(4.0), count=1, noise_id=f"{t}") for t in range(3)])
-    assert registered.plans_in(ledger) == [filters.Plan("x", {0: slots})]
+    assert shared_ledger.plans_in(ledger) == [filters.Plan("x", {0: slots})]
     ledger.append([Charge(round=3, silo=0, release=beyond.release, count=1, noise_id="3")])
-    assert registered.plans_in(ledger) == [filters.Plan("x", {0: slots}), filters.Plan("x", {0: [beyond]})]
+    assert shared_ledger.plans_in(ledger) == [filters.Plan("x", {0: slots}), filters.Plan("x", {0: [beyond]})]
     ran = [filters.epsilon_of(math.sqrt(n) / 4.0, 0.0, DELTA) for n in range(1, 21)]
-    ledger.facts.update(registered.first_line(filters.Plan("x", {0: slots}), 1.01 * ran[-1], DELTA))
-    said = registered.adaptive_total(ledger, DELTA)["epsilon"]
+    ledger.facts.update(shared_ledger.first_line(filters.Plan("x", {0: slots}), 1.01 * ran[-1], DELTA))
+    said = shared_ledger.adaptive_total(ledger, DELTA)["epsilon"]
     assert said is None or adaptive.delta_of_a_stop([said] * 20, 1 / 4.0) <= DELTA
 
 
 def slots_that_a_run_left_serve_once_and_for_no_more_than_they_cost() -> None:
     """Of ten slots four were used: six releases of a later run need no plan of their own, and none of less noise."""
     ledger, name = Ledger(facts={"shared": "a"}), {"name": "one", "data_sha256": "x", "started": "now"}
-    slots = registered.slots_to_plain({0: [Planned(event(4.0), 10)]})
+    slots = shared_ledger.slots_to_plain({0: [Planned(event(4.0), 10)]})
     ledger.begin_run({"noise": "one", **name, "slots": slots})
     ledger.append([Charge(round=0, silo=0, release=event(4.0), count=4, noise_id="0")])
     ledger.begin_run({"noise": "one", "ended": True})
     for noise, left in ((3.0, 8), (4.0, 2), (4.0, 8)):
         wanted = {0: [Planned(event(noise), 8)]}
-        reuses = registered.unused(ledger, "x", wanted)
-        assert registered.without_reused(wanted, reuses) == {0: [Planned(event(noise), left)]}
-        made = {"slots": registered.slots_to_plain(wanted), "reuses": registered.reuses_to_plain(reuses)}
+        reuses = shared_ledger.unused(ledger, "x", wanted)
+        assert shared_ledger.without_reused(wanted, reuses) == {0: [Planned(event(noise), left)]}
+        made = {"slots": shared_ledger.slots_to_plain(wanted), "reuses": shared_ledger.reuses_to_plain(reuses)}
         ledger.begin_run({"noise": f"{left} {noise}", **name, **made})
 
 

@@ -49,7 +49,7 @@ from dpfl_plugin.privacy import (
     mechanisms,
     noise,
     pld,
-    registered,
+    shared_ledger,
     step_loss,
 )
 from dpfl_plugin.privacy.clipping import PerLayer
@@ -678,7 +678,7 @@ FAULTS = [
     fault(
         "of a run that ended early the rounds that ran are charged",
         holds.a_run_that_ended_early_costs_what_it_registered,
-        (registered, "_read", to(lambda facts, groups: {})),
+        (shared_ledger, "_read", to(lambda facts, groups: {})),
     ),
     fault(
         "of a run that stopped early the rounds that ran are charged",
@@ -688,17 +688,17 @@ FAULTS = [
     fault(
         "what a run released beyond its slots is not charged",
         holds.a_run_that_ended_early_costs_what_it_registered,
-        (registered, "_beyond", to(lambda run, runs, ledger: {})),
+        (shared_ledger, "_beyond", to(lambda run, runs, ledger: {})),
     ),
     fault(
         "a slot that a run left serves every later run",
         holds.slots_that_a_run_left_serve_once_and_for_no_more_than_they_cost,
-        (registered, "_left", lambda left: lambda run, runs, ledger: left(run, [], ledger)),
+        (shared_ledger, "_left", lambda left: lambda run, runs, ledger: left(run, [], ledger)),
     ),
     fault(
         "a slot serves a release of less noise",
         holds.slots_that_a_run_left_serve_once_and_for_no_more_than_they_cost,
-        (registered, "_dominates", to(lambda slot, kind: True)),
+        (shared_ledger, "_dominates", to(lambda slot, kind: True)),
     ),
     # Ledger, slots, limits
     fault(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.privacy import filters, registered, slots
+from dpfl_plugin.privacy import filters, shared_ledger, slots
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
@@ -27,7 +27,7 @@ SILO = SampledGaussian(noise_multiplier=10.0, sampler="full", rate=1.0, neighbou
 
 def begin(ledger: Ledger, name: str, *slots: Planned, records: str = "here", **facts: Any) -> None:
     early = {"early": True} if not len(ledger) else {}
-    plain = registered.slots_to_plain({0: slots})
+    plain = shared_ledger.slots_to_plain({0: slots})
     ledger.begin_run(
         {"noise": name, "name": name, "data_sha256": records, "started": "now", "slots": plain, **early, **facts}
     )
@@ -40,20 +40,20 @@ def charge(name: str, release: SampledGaussian = A, count: int = 1, **more: Any)
 def test_runs_that_were_registered_first_are_one_plan() -> None:
     ledger, other = Ledger(facts={"shared": "a"}), replace(A, noise_multiplier=10.0)
     begin(ledger, "one", Planned(A, 50))
-    assert registered.planned_total(ledger, DELTA) is None  # a single run says what it costs itself
+    assert shared_ledger.planned_total(ledger, DELTA) is None  # a single run says what it costs itself
     begin(ledger, "two", Planned(other, 50))
     ledger.begin_run({"noise": "one"})
     ledger.append([charge("one", count=50)])
     begin(ledger, "late", Planned(A, 50))
     early = Plan("here", {0: [Planned(A, 50), Planned(other, 50)]})
-    assert registered.plans_in(ledger) == [early, Plan("here", {0: [Planned(A, 50)]})]
+    assert shared_ledger.plans_in(ledger) == [early, Plan("here", {0: [Planned(A, 50)]})]
     terms = [Term(release=A, count=50, rounds=1), Term(release=other, count=50, rounds=1)]
-    assert registered.planned_total(ledger, DELTA) == {
+    assert shared_ledger.planned_total(ledger, DELTA) == {
         **{"epsilon": PLD().epsilon(terms, DELTA), "delta": DELTA, "num_runs": 2},
     }
     ledger.begin_run({"noise": "two"})
     ledger.append([charge("two", other, 51)])
-    assert registered.planned_total(ledger, DELTA) is None, "a round that a crash lost was in no plan"
+    assert shared_ledger.planned_total(ledger, DELTA) is None, "a round that a crash lost was in no plan"
 
 
 def test_records_of_several_kinds_are_composed_at_their_worst() -> None:
@@ -73,7 +73,7 @@ COUNTS = st.dictionaries(KINDS, st.integers(1, 9), max_size=5)
 @settings(deadline=None)
 @given(COUNTS, COUNTS)
 def test_what_slots_serve_costs_no_more_than_they_do(left: dict[Kind, int], wanted: dict[Kind, int]) -> None:
-    taken, served = registered._matched(Counter(left), Counter(wanted))
+    taken, served = shared_ledger._matched(Counter(left), Counter(wanted))
     assert taken <= Counter(left) and served <= Counter(wanted) and taken.total() == served.total()
     if taken:
         filter = filters.RenyiFilter(1.0, DELTA, 8.0)
@@ -105,31 +105,31 @@ def test_slots_are_left_once_and_by_runs_that_ended() -> None:
     begin(ledger, "one", Planned(A, 10))
     ledger.append([charge("one", count=4)])
     wanted = {0: [Planned(A, 20)]}
-    assert registered.unused(ledger, "here", wanted) == []  # it may go on
+    assert shared_ledger.unused(ledger, "here", wanted) == []  # it may go on
     ledger.begin_run({"noise": "one", "started": "now", "ended": True})
-    assert registered.unused(ledger, "there", wanted) == []
-    reuses = registered.unused(ledger, "here", wanted)
+    assert shared_ledger.unused(ledger, "there", wanted) == []
+    reuses = shared_ledger.unused(ledger, "here", wanted)
     assert reuses == [("one", {0: Counter({(A, (0.0, 1.0)): 6})}, {0: Counter({(A, (0.0, 1.0)): 6})})]
-    assert registered.without_reused(wanted, reuses) == {0: [Planned(A, 14)]}
-    begin(ledger, "two", Planned(A, 20), reuses=registered.reuses_to_plain(reuses))
-    assert registered.plans_in(ledger) == [Plan("here", {0: [Planned(A, 10)]}), Plan("here", {0: [Planned(A, 14)]})]
+    assert shared_ledger.without_reused(wanted, reuses) == {0: [Planned(A, 14)]}
+    begin(ledger, "two", Planned(A, 20), reuses=shared_ledger.reuses_to_plain(reuses))
+    assert shared_ledger.plans_in(ledger) == [Plan("here", {0: [Planned(A, 10)]}), Plan("here", {0: [Planned(A, 14)]})]
     ledger.append([charge("two", count=20)])
-    assert len(registered.plans_in(ledger)) == 2
+    assert len(shared_ledger.plans_in(ledger)) == 2
     ledger.begin_run({"noise": "two", "started": "now", "ended": True})
-    assert registered.unused(ledger, "here", wanted) == []
+    assert shared_ledger.unused(ledger, "here", wanted) == []
 
 
 @pytest.mark.parametrize("other", [POISSON, SILO])
 def test_other_meanings_are_refused(other: SampledGaussian) -> None:
     ledger = Ledger(facts={"shared": "a"})
     begin(ledger, "old", Planned(other, 1))
-    registered.check_protection(ledger, "now", "here", other)
+    shared_ledger.check_protection(ledger, "now", "here", other)
     with pytest.raises(ConfigError, match=r"'old'.*no single epsilon"):
-        registered.check_protection(ledger, "now", "here", A)
+        shared_ledger.check_protection(ledger, "now", "here", A)
 
 
 def test_a_silos_data_may_have_been_anywhere_on_other_records() -> None:
     ledger = Ledger(facts={"shared": "a"})
     begin(ledger, "old", Planned(SILO, 1))
     with pytest.raises(UnsupportedError, match="other records"):
-        registered.check_protection(ledger, "now", "there", SILO)
+        shared_ledger.check_protection(ledger, "now", "there", SILO)
