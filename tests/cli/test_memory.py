@@ -14,7 +14,7 @@ from dpfl_plugin.data.federation import FederationSpec
 from dpfl_plugin.federation import memory
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.closed_form import ClosedForm
-from dpfl_plugin.runs import setting
+from dpfl_plugin.runs import records
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
 
@@ -63,14 +63,14 @@ def test_records_that_are_others_when_they_are_read_again_end_the_run(
 ) -> None:
     """A data set of somebody's own may draw them: what is charged would be charged to the records of before."""
     small = Small(monkeypatch, 21, 16 * memory.MIB, CPU)
-    before = setting.build_federation
+    before = records.build_federation
 
     def drawn(spec: FederationSpec) -> Any:
         found = before(spec)
         found.silos[3].train_x[5] += small.failed
         return found
 
-    monkeypatch.setattr(setting, "build_federation", drawn)
+    monkeypatch.setattr(records, "build_federation", drawn)
     done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs")
     assert done.code == 2 and "the records are not those that this run began with" in done.err
     assert small.failed == 1
