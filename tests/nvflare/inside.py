@@ -465,7 +465,11 @@ def test_a_job_holds_none_of_this_packages_code(tmp_path):
             UnsupportedError,
             "mr_mtl",
         ),
-        ({"settings": {**SETTINGS, "privacy": {**NOISY, "unit": "person"}}}, UnsupportedError, "person"),
+        (
+            {"settings": {**SETTINGS, "privacy": {**NOISY, "unit": "person", "max_records_per_person": 2}}},
+            UnsupportedError,
+            "person",
+        ),
         ({"settings": {**SETTINGS, "round": 3}}, ConfigError, "settings.*round"),
     ],
 )
