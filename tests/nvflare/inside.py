@@ -467,8 +467,8 @@ def test_a_job_holds_none_of_this_packages_code(tmp_path):
         ),
         (
             {"settings": {**SETTINGS, "privacy": {**NOISY, "unit": "person", "max_records_per_person": 2}}},
-            UnsupportedError,
-            "person",
+            ConfigError,
+            "does not go with privacy.unit=person",
         ),
         ({"settings": {**SETTINGS, "round": 3}}, ConfigError, "settings.*round"),
     ],
