@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.pages import put
 from benchmarks.soak import BASE
-from dpfl_plugin.sweeps import manifest, state
+from dpfl_plugin.experiments import manifest, state
 
 GRID: dict[str, list[Any]] = {
     "algorithm.local_lr": [i / 100 for i in range(1, 101)],

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.tuning import tune as tune
     from dpfl_plugin.callbacks import Callback as Callback
     from dpfl_plugin.callbacks import Stop as Stop
+    from dpfl_plugin.experiments.reports.report import report as report
+    from dpfl_plugin.experiments.sweep import sweep as sweep
     from dpfl_plugin.owners.lifetime import limits as limits
     from dpfl_plugin.privacy.epsilon import calibrate as calibrate
     from dpfl_plugin.privacy.epsilon import epsilon as epsilon
-    from dpfl_plugin.reports.report import report as report
-    from dpfl_plugin.sweeps.sweep import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -78,11 +78,11 @@ _PUBLIC: Final = {
     "Privacy": "dpfl_plugin.api.privacy",
     "PrivateOracle": "dpfl_plugin.api.private_oracle",
     "read_tables": "dpfl_plugin.api.tables",
-    "report": "dpfl_plugin.reports.report",
+    "report": "dpfl_plugin.experiments.reports.report",
     "resume": "dpfl_plugin.api.training",
     "Run": "dpfl_plugin.api.runs",
     "statement": "dpfl_plugin.api.statement",
-    "sweep": "dpfl_plugin.sweeps.sweep",
+    "sweep": "dpfl_plugin.experiments.sweep",
     "train": "dpfl_plugin.api.training",
     "tune": "dpfl_plugin.api.tuning",
     "Tuning": "dpfl_plugin.api.tuning",

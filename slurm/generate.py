@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpfl_plugin.sweeps.scripts import rendered
+from dpfl_plugin.experiments.scripts import rendered
 
 if __name__ == "__main__":
     for name, text in rendered().items():

@@ -16,8 +16,8 @@ import typer.main
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.api import plots
+from dpfl_plugin.experiments.reports import report as reports
 from dpfl_plugin.federation import silo_group
-from dpfl_plugin.reports import report as reports
 
 # What draws, by module: the curves of runs, and the plots of reports.
 DRAW = {plots: ("curves",), reports: ("plot", "plot_tradeoff")}

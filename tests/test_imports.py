@@ -56,7 +56,7 @@ COMMANDS: dict[str, frozenset[str]] = {
     "list datasets": LIGHT,  # those whose plugins are no code of torch; algorithms, models and engines are
     "list schedules": LIGHT | ACCOUNTANTS,
     "init study --from {table} --label ill": LIGHT | {"pandas", "jinja2"},  # pandas is looked for by pyarrow
-    "import dpfl_plugin.reports.report": LIGHT,
+    "import dpfl_plugin.experiments.reports.report": LIGHT,
     "import dpfl_plugin.privacy.account": LIGHT,
     "account {run} --json": LIGHT | ACCOUNTANTS,
     "account {shared} --json": LIGHT | ACCOUNTANTS,

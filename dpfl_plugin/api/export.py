@@ -23,6 +23,7 @@ from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.text import Printed, render
 from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
+from dpfl_plugin.experiments.tuning.winner import check_run
 from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.models.fields import Fields, fields_of
 from dpfl_plugin.runs.backbone import Backbone
@@ -32,7 +33,6 @@ from dpfl_plugin.runs.prediction_input import PredictionInput
 from dpfl_plugin.runs.predictions import Predictions, predict
 from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
 from dpfl_plugin.runs.result import views_of_all
-from dpfl_plugin.tuning.winner import check_run
 
 FILES: Final = {"torch": "model.pt2", "onnx": "model.onnx"}
 CARD: Final = "README.md"

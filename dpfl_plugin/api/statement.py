@@ -21,11 +21,11 @@ from dpfl_plugin.core.text import Page
 from dpfl_plugin.data.names import told_apart
 from dpfl_plugin.data.schema import Column, Label, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
+from dpfl_plugin.experiments.tuning.winner import winner_of
 from dpfl_plugin.privacy.accountants import named_accountant
 from dpfl_plugin.privacy.statement_pages import page_to_sign, total_of
 from dpfl_plugin.runs.folder import RunFolder, write_new
 from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
-from dpfl_plugin.tuning.winner import winner_of
 
 READ: Final = {
     *("run", "guarantee", "views", "silos", "protects", "mechanism", "warnings", "caveats", "assumptions", "shared"),

@@ -17,9 +17,9 @@ from dpfl_plugin.config.load import NOT_IN_ID, flat, read_yaml
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import Printed, duration
 from dpfl_plugin.errors import ConfigError, DpflError, printable
+from dpfl_plugin.experiments.status import SweepStatus, sweep_status
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.run_status import RunStatus, runs_in
-from dpfl_plugin.sweeps.status import SweepStatus, sweep_status
 from dpfl_plugin.terminal import printed, show_table
 
 ORDER: Final = ("running", "failed", "interrupted", "done")

@@ -21,16 +21,16 @@ from dpfl_plugin.config.tune import TuneFile, tune_of
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, TrainingError, require
+from dpfl_plugin.experiments.tuning import price as prices
+from dpfl_plugin.experiments.tuning import successive_halving
+from dpfl_plugin.experiments.tuning.statement import failed_winner, price_lines, statement
+from dpfl_plugin.experiments.tuning.winner import RESULT
 from dpfl_plugin.interrupts import stopping
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.runtimes.choice import backend_here
-from dpfl_plugin.tuning import price as prices
-from dpfl_plugin.tuning import successive_halving
-from dpfl_plugin.tuning.statement import failed_winner, price_lines, statement
-from dpfl_plugin.tuning.winner import RESULT
 
 if TYPE_CHECKING:
     import pandas

@@ -166,7 +166,7 @@ def sweep(
     Exit codes: 0 done (submitted), 1 some failed, 2 bad configuration or input, 3 beyond the limit of the ledger, 4
     interrupted with checkpoints.
     """
-    from dpfl_plugin.sweeps.sweep import sweep as run_sweep
+    from dpfl_plugin.experiments.sweep import sweep as run_sweep
 
     try:
         result = run_sweep(
@@ -206,7 +206,7 @@ def sweep_task(
     jobs: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """What a batch task of a sweep does."""
-    from dpfl_plugin.sweeps.tasks import run_task
+    from dpfl_plugin.experiments.tasks import run_task
 
     raise typer.Exit(run_task(folder, task, pack, jobs))
 
@@ -217,7 +217,7 @@ def sweep_run(
     index: Annotated[int, typer.Argument(help="Which row of the manifest.")],
 ) -> None:
     """What each MPI rank of a run in a sweep does."""
-    from dpfl_plugin.sweeps.tasks import run_ranks
+    from dpfl_plugin.experiments.tasks import run_ranks
 
     raise typer.Exit(run_ranks(folder, index))
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl_plugin.errors import BusyError, ConfigError, system_says
+from dpfl_plugin.experiments import slurm
+from dpfl_plugin.experiments.scripts import LEAD_SECONDS, LEAST_SECONDS
 from dpfl_plugin.runs.folder import locked, to_json
-from dpfl_plugin.sweeps import slurm
-from dpfl_plugin.sweeps.scripts import LEAD_SECONDS, LEAST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

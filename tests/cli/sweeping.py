@@ -9,8 +9,8 @@ import yaml
 
 from benchmarks.soak import Outcome, outcomes
 from dpfl_plugin.config.sweep import Row
+from dpfl_plugin.experiments import manifest
 from dpfl_plugin.runs.checkpoint import load_facts
-from dpfl_plugin.sweeps import manifest
 from tests.cli.command import BASE, merged
 
 # At ranks the server gets what one process has anyway: losses and accuracies, to be compared.

@@ -121,7 +121,7 @@ def test_a_sweep_that_cannot_be_planned_for_lack_of_space(tmp_path: Path, monkey
     def full(path: Path, content: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("dpfl_plugin.sweeps.manifest.write_atomic", full)
+    monkeypatch.setattr("dpfl_plugin.experiments.manifest.write_atomic", full)
     path = sweeping.write(tmp_path, {"seeds": 2})
     done = dpfl("sweep", path, "--out", tmp_path / "out")
     assert done.code == 1 and "base.yaml: cannot be written" in done.err and MAKE_ROOM in done.err

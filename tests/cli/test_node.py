@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from dpfl_plugin.experiments import slurm
 from dpfl_plugin.runs import folder
-from dpfl_plugin.sweeps import slurm
 from tests.cli.command import dpfl
-from tests.sweeps.test_slurm import tool
+from tests.experiments.test_slurm import tool
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.reports.runs import scan
+from dpfl_plugin.experiments.reports.runs import scan
 from tests.cli.command import charges, dpfl, one_message, run, write
 from tests.cli.test_resume import CHANGES, crash
 

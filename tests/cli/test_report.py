@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from tests.cli.command import dpfl, one_message, run, write
-from tests.reports.folders import made
+from tests.experiments.reports.folders import made
 
 
 def test_from_real_runs_to_all_files(tmp_path: Path, pictures: None, measured: None) -> None:

@@ -16,13 +16,13 @@ import pytest
 from dpfl_plugin.cli import status as status_command
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.experiments import manifest
+from dpfl_plugin.experiments.sweep import COMPOSES
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import runs_in
-from dpfl_plugin.sweeps import manifest
-from dpfl_plugin.sweeps.sweep import COMPOSES
 from tests.cli.command import Done, dpfl, one_message
 from tests.cli.sweeping import began, check_same, deep_in_all, left, rows, write, write_long
-from tests.sweeps.test_supervisor import wait_for
+from tests.experiments.test_supervisor import wait_for
 
 SWEEP = {"list": [{"algorithm.name": "fedavg"}, {"algorithm.name": "scaffold"}], "seeds": 2}
 PYTHON = shlex.quote(sys.executable)  # for scripts and launchers: the checkout's path may have spaces
@@ -270,7 +270,7 @@ IMPORTS = """
 import sys
 from pathlib import Path
 from dpfl_plugin.config.sweep import expand
-from dpfl_plugin.sweeps import manifest, tasks
+from dpfl_plugin.experiments import manifest, tasks
 
 path = Path(sys.argv[1])
 planned = manifest.plan(expand(path), path, path.parent / "out")

@@ -18,14 +18,14 @@ from dp_accounting.pld import PLDAccountant
 
 import dpfl_plugin as dpfl_python
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.experiments.reports.runs import read as read_run
+from dpfl_plugin.experiments.tuning import successive_halving
+from dpfl_plugin.experiments.tuning.statement import apart
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.reports.runs import read as read_run
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.tuning import successive_halving
-from dpfl_plugin.tuning.statement import apart
 from tests.cli.command import dpfl, one_message, write
 
 DELTA, EPSILON = 1e-3, 3.0

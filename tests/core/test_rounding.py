@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.core.rounding import digits, digits_down, odds, places
 from dpfl_plugin.evidence import audit_report
+from dpfl_plugin.experiments.reports import page
 from dpfl_plugin.privacy.audit import Interval
-from dpfl_plugin.reports import page
 
 
 @settings(deadline=None)

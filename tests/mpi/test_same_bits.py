@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpfl_plugin.data.base import NOT_PUBLIC
-from dpfl_plugin.reports.runs import read
+from dpfl_plugin.experiments.reports.runs import read
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.measurements import join_lines, join_result
 from dpfl_plugin.runs.statement import HOLDERS

@@ -13,13 +13,13 @@ import pytest
 
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import BusyError, TrainingError
+from dpfl_plugin.experiments import manifest, state, supervisor
+from dpfl_plugin.experiments.tasks import run_ranks
 from dpfl_plugin.runtimes.mpi.ranks import SiloLostError
-from dpfl_plugin.sweeps import manifest, state, supervisor
-from dpfl_plugin.sweeps.tasks import run_ranks
 from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import ENVIRONMENT, status, sweep
+from tests.experiments.test_supervisor import wait_for
 from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
-from tests.sweeps.test_supervisor import wait_for
 
 pytestmark = needs_mpi
 
@@ -67,7 +67,7 @@ def test_a_rank_that_is_lost_is_not_noted_as_a_failure_of_the_run(
     def fail(*_: object) -> tuple[int, str]:
         raise raised
 
-    monkeypatch.setattr("dpfl_plugin.sweeps.tasks._run_row", fail)
+    monkeypatch.setattr("dpfl_plugin.experiments.tasks._run_row", fail)
     with pytest.raises(type(raised)):
         run_ranks(made.folder, 0)
     found = state.end_of(made.folder_of(made.rows[0]))

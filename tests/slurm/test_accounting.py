@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import of_the_cluster
-from dpfl_plugin.sweeps import slurm
+from dpfl_plugin.experiments import slurm
 from tests.cli.sweeping import deep_in_all, write_long
 from tests.cli.test_sweep import status
 from tests.slurm.conftest import Cluster, in_use, started

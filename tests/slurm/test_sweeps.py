@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import outcomes
-from dpfl_plugin.sweeps import slurm
+from dpfl_plugin.experiments import slurm
 from tests.cli.command import dpfl
 from tests.cli.sweeping import began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import status, sweep

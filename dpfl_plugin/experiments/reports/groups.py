@@ -1,0 +1,392 @@
+"""Runs of one configuration but for the seed, as one: names for them, means and their confidence intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from dpfl_plugin.core.outcomes import measure_range
+from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.errors import ConfigError, nearest
+from dpfl_plugin.experiments.reports.runs import POINTS, STATUSES, Run
+
+# Where several keys tell groups apart, these name them first.
+TELLING: Final = ("algorithm.name", "privacy.noise_multiplier", "privacy.epsilon", "model.name", "data.partition.name")
+
+ASKED: Final = "privacy.epsilon"
+NOISE: Final = ("privacy.noise_multiplier", ASKED)
+ALIKE: Final = 0.01  # epsilons that differ by this part at most are drawn at one place
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A number over runs.
+
+    Attributes:
+        mean, std, half_width: over ``n`` runs: std with n - 1, and half the width of the mean's 95 % confidence
+            interval (Student's t). None where there are too few, or a run's number is not finite.
+        not_finite: how many runs have none.
+    """
+
+    n: int
+    mean: float | None
+    std: float | None
+    half_width: float | None
+    not_finite: int
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Summary:
+        """Of runs; None is a number that is not finite."""
+        finite = [value for value in values if value is not None]
+        missing = len(values) - len(finite)
+        if missing or not finite:
+            return cls(len(values), None, None, None, missing)
+        std = statistics.stdev(finite) if len(finite) > 1 else None
+        half = None if std is None else half_width(std, len(finite))
+        return cls(len(finite), statistics.fmean(finite), std, half, 0)
+
+    def text(self, sign: str = "") -> str:
+        """Mean and half width, to two digits of the latter; ``sign="+"`` shows that of a difference."""
+        if self.not_finite:
+            return f"not finite in {self.not_finite} of {self.n}"
+        if self.mean is None:
+            return "-"
+        if not self.half_width or self.half_width < 1e-9 * abs(self.mean):
+            return f"{self.mean:{sign}.4g}" + ("" if self.half_width is None else " ± 0")
+        count = min(8, max(0, 1 - math.floor(math.log10(self.half_width))))
+        return f"{self.mean:{sign}.{count}f} ± {self.half_width:.{count}f}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def half_width(std: float, n: int) -> float:
+    """Half the width of the 95 % confidence interval of a mean of ``n`` normal numbers."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 0.975)) * std / math.sqrt(n)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in nothing but their seed, or in nothing that the user groups by.
+
+    Attributes:
+        keys: values of the keys in which groups differ, of those that this one has.
+        series: what it is called but for its noise: groups of one series are points of one line against epsilon.
+        telling: as few keys as tell groups apart.
+    """
+
+    label: str
+    keys: dict[str, Any]
+    runs: tuple[Run, ...]
+    series: str = ""
+    telling: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> list[Run]:
+        return [run for run in self.runs if run.complete]
+
+    @property
+    def state(self) -> str:
+        """How many runs are averaged, and what became of the others: "5", "3 of 5 (1 failed, 1 running)"."""
+        others = Counter(run.status for run in self.runs if not run.complete)
+        done = len(self.complete)
+        if not others:
+            return str(done)
+        words = ", ".join(f"{others[status]} {status}" for status in STATUSES if others[status])
+        return f"{done} of {len(self.runs)} ({words})"
+
+    def summary(self, metric: str) -> Summary:
+        """Of a metric of evaluations, or of a measure of the final models."""
+        if metric in self.measures:
+            return self.measure(metric, "model")
+        return Summary.of([run.numbers.get(metric) for run in self.complete])
+
+    def measure(self, name: str, who: str) -> Summary:
+        """A measure of the final models, of ``who``: "model" or "baseline"; of the runs in which it is defined."""
+        found = [run.measures[name][who] for run in self.complete if name in run.measures]
+        return Summary.of([value for value in found if value is not None])
+
+    def difference(self, other: Group, metric: str) -> Difference:
+        """By how much a metric is larger than another group's, seed by seed."""
+        own, others = ({run.seed: run for run in group.complete} for group in (self, other))
+        pairs = [(own[seed], others[seed]) for seed in own if seed in others]
+        numbers = [(first.number(metric), second.number(metric)) for first, second in pairs]
+        if metric in self.measures:  # of final models: not defined in every run
+            numbers = [pair for pair in numbers if None not in pair]
+        return Difference(
+            Summary.of([a - b if a is not None and b is not None else None for a, b in numbers]),
+            sum(first.test_part != second.test_part for first, second in pairs),
+            len({*own} ^ {*others}),
+        )
+
+    def baseline(self, metric: str) -> float | None:
+        """What a model without features would reach, where it is known."""
+        name = metric.removeprefix("test_")
+        return self.measure(name, "baseline").mean if name in self.measures else None
+
+    @property
+    def measures(self) -> list[str]:
+        """Names of the measures of its runs."""
+        return list(dict.fromkeys(name for run in self.complete for name in run.measures))
+
+    def epsilon(self, view: str) -> float | None:
+        """The largest of its complete runs: it bounds each of them. Infinite: no guarantee; None: no complete run."""
+        spent = [getattr(run.guarantee, view) for run in self.complete if run.guarantee is not None]
+        return max((value for value in spent if value is not None), default=None)
+
+    @property
+    def asked(self) -> float | None:
+        """privacy.epsilon, where all of its runs have the same."""
+        asked = {run.config.get(ASKED) for run in self.runs}
+        return next(iter(asked)) if len(asked) == 1 else None
+
+    def meaning(self, what: str) -> str:
+        """Unit, neighbouring, accountant or delta of its complete runs, in words."""
+        if self.epsilon("server") in (None, math.inf):
+            return "-"
+        said = {getattr(run.guarantee, what) for run in self.complete if run.guarantee is not None}
+        words = sorted(digits(value, 6) if isinstance(value, float) else str(value or "-") for value in said)
+        return ", ".join(words).replace("_", "-")
+
+    @property
+    def rounds(self) -> str:
+        done = [run.rounds for run in self.complete]
+        if not done:
+            return "-"
+        return str(min(done)) if min(done) == max(done) else f"{min(done)}-{max(done)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two groups over the seeds that both have.
+
+    Attributes:
+        other_tests: pairs of runs whose test records differ. unpaired: seeds that one of them has alone.
+    """
+
+    summary: Summary
+    other_tests: int
+    unpaired: int
+
+    def __str__(self) -> str:
+        return self.summary.text("+")
+
+
+def epsilon_text(value: float | None) -> str:
+    """Rounded up, so that what is printed is an upper bound, too."""
+    if value is None:
+        return "-"
+    return "no guarantee" if math.isinf(value) else places(value, 3)
+
+
+def value_text(value: Any) -> str:
+    """A configuration's value in short."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        return "+".join(str(item.get("name") or item.get("module")) for item in value) or "none"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def select(runs: Sequence[Run], where: Mapping[str, Any]) -> list[Run]:
+    """The runs whose configuration has these values; "seed" and "name" are keys, too.
+
+    Raises:
+        ConfigError: no run has such a key.
+    """
+    require_keys(runs, where, "where")
+    return [run for run in runs if all(_values(run).get(key) == value for key, value in where.items())]
+
+
+def require_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> None:
+    known = sorted({key for run in runs for key in _values(run)})
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"{argument} {key}: no run has this key{nearest(key, known)}.")
+
+
+def _values(run: Run) -> dict[str, Any]:
+    return {**run.config, "seed": run.seed, "name": run.name}
+
+
+def grouped(
+    runs: Sequence[Run], by: Sequence[str] | None = None, labels: Mapping[str, str] | None = None
+) -> list[Group]:
+    """Groups by the whole configuration but its seed, or ``by`` certain keys, with labels of what tells them apart.
+
+    Args:
+        labels: other names, by the whole label or by one of its words.
+    """
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        values = run.config if by is None else {key: _values(run).get(key) for key in by}
+        found.setdefault(_canonical(values), []).append(run)
+    configs = [members[0].config if by is None else _pick(members[0], by) for members in found.values()]
+    keys = differing(configs)
+    telling = _telling(configs, keys)
+    variants = [run.label for members in found.values() for run in members[:1]]
+    own = {run.label for run in runs} == {*variants} and all(variants) and len({*variants}) == len(found)
+    words = [[label] if own else _words(config, telling) for label, config in zip(variants, configs, strict=True)]
+    texts = [_named(each, labels or {}) or "all runs" for each in words]
+    groups = [
+        Group(
+            text,
+            {key: config[key] for key in keys if key in config},
+            tuple(sorted(members, key=_seed)),
+            text
+            if own
+            else _named(_words(config, [key for key in telling if key not in NOISE]), labels or {}) or "all runs",
+            tuple(telling),
+        )
+        for text, config, members in zip(texts, configs, found.values(), strict=True)
+    ]
+    return sorted(groups, key=lambda group: group.label)
+
+
+def _seed(run: Run) -> int:
+    return run.seed
+
+
+def _pick(run: Run, by: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in _values(run).items() if key in by}
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that do not have the same value everywhere, in the order of the configuration."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if len({_hashable(config, key) for config in configs}) > 1]
+
+
+def _hashable(config: Mapping[str, Any], key: str) -> str:
+    return _canonical(config[key]) if key in config else ""
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _telling(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """As few keys as tell all apart: one that others already imply is left out, the telling ones last."""
+    first = [key for key in TELLING if key in keys]
+    kept = [*first, *(key for key in keys if key not in first)]
+    for key in reversed(list(kept)):
+        others = [other for other in kept if other != key]
+        if len({tuple(_hashable(config, other) for other in others) for config in configs}) == len(configs):
+            kept = others
+    return kept or first[:1] or list(keys[:1])
+
+
+def _named(words: Sequence[str], labels: Mapping[str, str]) -> str:
+    """By the user's names for the whole, or for words of it."""
+    return labels.get(", ".join(words)) or ", ".join(labels.get(word, word) for word in words)
+
+
+def _words(config: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    last = [key.rsplit(".", 1)[-1] for key in keys]
+    words = []
+    for key, short in zip(keys, last, strict=True):
+        if key not in config:
+            continue
+        if key in NOISE and not config[key]:
+            words += _without_number(config, key, keys)
+        elif short == "name":
+            words.append(value_text(config[key]))
+        else:
+            words.append(f"{short if last.count(short) == 1 else key}={value_text(config[key])}")
+    return words
+
+
+def _without_number(config: Mapping[str, Any], key: str, keys: Sequence[str]) -> list[str]:
+    """How a label says that a run was given no noise, or a budget to solve it for, or noise and no budget."""
+    noise, epsilon = (config.get(name) for name in NOISE)
+    other = NOISE[1] if key == NOISE[0] else NOISE[0]
+    if key == NOISE[0] and noise == 0:
+        return ["no noise"]
+    if other in keys and config.get(other) is not None:
+        return []  # which says it
+    if noise is None:
+        return ["noise solved" + (f" for epsilon={value_text(epsilon)}" if epsilon is not None else "")]
+    return [f"noise_multiplier={value_text(noise)}" if noise else "no noise"]
+
+
+def key_text(key: str, value: Any) -> str:
+    """A key's value in short, as filters and rows have it."""
+    return "solved" if key == NOISE[0] and value is None else value_text(value)
+
+
+def tradeoff(group: Group, metric: str) -> tuple[float, float, float] | None:
+    """The group as a point: epsilon towards the server, mean, half width (0 for one run) over its complete runs.
+
+    None without a guarantee, or where a run has no finite value.
+    """
+    epsilon, found = group.epsilon("server"), group.summary(metric)
+    if epsilon is None or math.isinf(epsilon) or found.mean is None:
+        return None
+    return epsilon, found.mean, found.half_width or 0.0
+
+
+def within(metric: str, mean: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of intervals, cut off where the measure ends."""
+    least, most = measure_range(metric)
+    return np.maximum(mean - half, -np.inf if least is None else least), np.minimum(
+        mean + half, np.inf if most is None else most
+    )
+
+
+def drawn_at(epsilons: Iterable[float]) -> dict[float, float]:
+    """Where each is drawn: those that agree to 1 % at the largest of them, which bounds them all.
+
+    Noise is solved for an epsilon to a few digits, and an axis of these digits would tell runs of one budget apart.
+    """
+    found: dict[float, float] = {}
+    for epsilon in sorted(set(epsilons), reverse=True):
+        last = next(reversed(found.values()), math.inf)
+        found[epsilon] = last if epsilon >= (1 - ALIKE) * last and math.isfinite(last) else epsilon
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A metric against an axis: mean and half the width of its 95 % confidence interval (None for one run), [k]."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    half_width: np.ndarray | None
+
+
+def band(runs: Sequence[Run], metric: str, axis: str) -> Band | None:
+    """The mean curve of complete runs, as far as all of them reach; between evaluations by straight lines.
+
+    None if a run has no value, or one that is not finite, on either axis.
+    """
+    curves = [(run.curve.get(axis), run.curve.get(metric)) for run in runs]
+    lines = [(x, y) for x, y in curves if x is not None and y is not None and len(x)]
+    if not lines or len(lines) < len(runs) or not all(np.isfinite(x).all() and np.isfinite(y).all() for x, y in lines):
+        return None
+    first = lines[0][0]
+    same = all(np.array_equal(x, first) for x, _ in lines)
+    grid = first if same else _grid([x for x, _ in lines], whole=axis == "rounds")
+    if not len(grid):
+        return None
+    values = np.stack([np.interp(grid, x, y) for x, y in lines])
+    if len(lines) == 1:
+        return Band(grid, values[0], None)
+    return Band(grid, values.mean(axis=0), values.std(axis=0, ddof=1) * half_width(1.0, len(lines)))
+
+
+def _grid(axes: Sequence[np.ndarray], *, whole: bool) -> np.ndarray:
+    """Points that all curves reach, at most `POINTS`."""
+    low, high = max(x[0] for x in axes), min(x[-1] for x in axes)
+    if low > high:
+        return np.empty(0)
+    grid = np.linspace(low, high, POINTS)
+    return np.unique(np.round(grid)) if whole else grid

@@ -1,0 +1,314 @@
+"""Tables of groups and of runs, for programs (CSV), papers (LaTeX) and pages (Markdown)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, higher_is_better
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.experiments.reports.groups import (
+    ASKED,
+    Difference,
+    Group,
+    differing,
+    epsilon_text,
+    key_text,
+    value_text,
+)
+from dpfl_plugin.experiments.reports.runs import Run
+from dpfl_plugin.runs.csv_cells import csv_text
+
+MEANINGS: Final = {"delta": "delta", "unit": "protects", "neighbouring": "neighbours", "accountant": "accountant"}
+TITLES: Final = {"auc": "AUC", "pr_auc": "PR AUC", "mae": "MAE", "rmse": "RMSE", "test_mae": "test MAE"}
+_TEX: Final = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "±": r"$\pm$",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as text under headings.
+
+    Attributes:
+        numeric: columns that are aligned to the right.
+        caption: one line for a paper. note: what the numbers mean.
+    """
+
+    columns: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+    note: str = ""
+
+
+def title(metric: str) -> str:
+    """A metric's name for people."""
+    base = metric.removesuffix(OF_SILOS)
+    return TITLES.get(base, base.replace("_", " ")) + metric[len(base) :]
+
+
+def summary(groups: Sequence[Group], metrics: Sequence[str], over: str, baseline: Group | None = None) -> Table:
+    """A row for each group; what epsilon means is in the caption if it is the same for all, else in columns.
+
+    Args:
+        over: what is averaged over, in words.
+        baseline: the group that others are compared with, seed by seed, by the first metric.
+    """
+    same, varied = meanings(groups)
+    asked = any(group.asked is not None for group in groups)
+    columns = ["configuration", "runs", "rounds", *map(title, metrics)]
+    columns += [f"{title(metrics[0])}, less that of {baseline.label}"] if baseline is not None else []
+    columns += ["epsilon asked"] * asked + ["epsilon, server", "epsilon, third party"]
+    columns += [MEANINGS[what] for what in varied]
+    rows = []
+    differences = _differences(groups, metrics[0], baseline) if baseline is not None else {}
+    for group in groups:
+        cells = [group.label, group.state, group.rounds, *(_cell(group, metric) for metric in metrics)]
+        if baseline is not None:
+            cells.append(str(differences[group.label]) if group.label in differences else "-")
+        if asked:
+            cells.append("-" if group.asked is None else f"{group.asked:g}")
+        cells += [epsilon_text(group.epsilon(view)) for view in ("server", "third_party")]
+        rows.append((*cells, *(group.meaning(what) for what in varied)))
+    note = explanation(over, metrics, same) + no_better(groups) + _of_pairs(differences, baseline)
+    numeric = (False, False, *[True] * (len(columns) - 2))
+    return Table(tuple(columns), numeric, tuple(rows), caption(groups, same), note)
+
+
+def _cell(group: Group, metric: str) -> str:
+    """A measure that is not defined in every run says over how many it is."""
+    found = group.summary(metric)
+    partial = found.mean is not None and found.n < len(group.complete)
+    return f"{found} (n = {found.n})" if partial else str(found)
+
+
+def _differences(groups: Sequence[Group], metric: str, baseline: Group) -> dict[str, Difference]:
+    return {group.label: group.difference(baseline, metric) for group in groups if group is not baseline}
+
+
+def _of_pairs(differences: Mapping[str, Difference], baseline: Group | None) -> str:
+    """What differences are of, and where their pairs are not alike."""
+    if baseline is None:
+        return ""
+    text = f" Differences to {baseline.label} are of runs with equal seeds: their mean ± its 95 % CI."
+    moved = [label for label, found in differences.items() if found.other_tests]
+    if moved:
+        text += f" They include that of other test records: {'; '.join(moved)}."
+    apart = [f"{label} ({found.unpaired})" for label, found in differences.items() if found.unpaired]
+    return text + (f" Seeds without a partner are left out: {'; '.join(apart)}." if apart else "")
+
+
+def pivot(groups: Sequence[Group], metric: str, across: tuple[str, str], labels: Mapping[str, str]) -> Table:
+    """A metric by the values of two keys: rows by the first, columns by the second.
+
+    Raises:
+        ConfigError: a key does not vary, or others do, so that a cell would hold several groups.
+    """
+    keys = [ASKED if key == "epsilon" else key for key in across]
+    varying = differing([group.keys for group in groups])
+    for key in keys:
+        if key not in varying:
+            known = ", ".join(varying) or "none"
+            raise ConfigError(f"pivot {key}: it is the same in all of these runs. Keys that vary: {known}.")
+    cells: dict[tuple[str, str], list[Group]] = {}
+    places: list[dict[str, Any]] = [{}, {}]
+    for group in groups:
+        found = [key_text(key, group.keys.get(key)) for key in keys]
+        for place, text, key in zip(places, found, keys, strict=True):
+            place.setdefault(text, group.keys.get(key))
+        cells.setdefault((found[0], found[1]), []).append(group)
+    for (row, column), several in cells.items():
+        if len(several) > 1:
+            others = ", ".join(differing([group.keys for group in several]))
+            raise ConfigError(
+                f"pivot: {len(several)} configurations have {keys[0]}={row} and {keys[1]}={column}. They differ in "
+                f"{others}: choose by where, or average over it by group_by={keys[0]},{keys[1]}."
+            )
+    rows, columns = ([text for text, _ in sorted(place.items(), key=lambda item: _order(item[1]))] for place in places)
+    heads = [labels.get(text) or (f"{short(keys[1])}={text}" if text != "-" else text) for text in columns]
+    body = [
+        (
+            labels.get(row, row),
+            *(str(cells[row, column][0].summary(metric)) if (row, column) in cells else "-" for column in columns),
+        )
+        for row in rows
+    ]
+    same, _ = meanings(groups)
+    return Table(
+        (short(keys[0]), *heads),
+        (False, *[True] * len(columns)),
+        tuple(body),
+        f"{title(metric)}: {caption(groups, same)}",
+    )
+
+
+def short(key: str) -> str:
+    """A key in the heading of a table: its last part, or what is named."""
+    parts = key.split(".")
+    return parts[-2] if parts[-1] == "name" and len(parts) > 1 else parts[-1]
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return not number, float(value) if number else 0.0, value_text(value)
+
+
+def no_better(groups: Sequence[Group]) -> str:
+    """Which groups' models a constant would have matched: nobody sees that in a column of accuracies."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for name in {run.ranked_by: None for run in group.complete if run.ranked_by}:
+            model, baseline = (group.measure(name, who).mean for who in ("model", "baseline"))
+            if model is None or baseline is None:
+                continue
+            if not (model > baseline if higher_is_better(name) else model < baseline):
+                found.setdefault(name, []).append(group.label)
+    return "".join(
+        f" No better on test records than a baseline without features, by {title(name)}: {'; '.join(labels)}."
+        for name, labels in found.items()
+    )
+
+
+def measures(groups: Sequence[Group]) -> Table:
+    """A row for each measure of a group's final models, beside a baseline that knows no feature; none of old runs."""
+    rows = []
+    for group in groups:
+        for name in group.measures:
+            model, baseline = (str(group.measure(name, who)) for who in ("model", "baseline"))
+            rows.append((group.label, title(name), model, baseline))
+    note = (
+        "Final models (each silo's own, where silos have models of their own) on the test records of all silos (or, "
+        "where it says so, the mean over silos, weighted by their test records), beside a baseline that knows the "
+        "training labels and no features. Computed without noise: no epsilon covers them."
+    )
+    positive = sorted({run.positive_class for group in groups for run in group.complete if run.positive_class})
+    if len(positive) == 1:
+        note += f" The positive class is {positive[0]}."
+    elif positive:
+        note += f" The positive class is the second of two: {', '.join(positive)}, by configuration."
+    columns = ("configuration", "measure", "model", "baseline")
+    return Table(columns, (False, False, True, True), tuple(rows), "Final models; mean ± 95 % CI.", note)
+
+
+def meanings(groups: Sequence[Group]) -> tuple[list[str], list[str]]:
+    """What every epsilon of these groups has in common, in words; and which of `MEANINGS` differ."""
+    private = [group for group in groups if group.epsilon("server") not in (None, math.inf)]
+    same, varied = [], []
+    for what, heading in MEANINGS.items():
+        values = {group.meaning(what) for group in private}
+        if len(values) == 1:
+            same.append(f"{heading} {values.pop()}")
+        elif values:
+            varied.append(what)
+    return same, varied
+
+
+def caption(groups: Sequence[Group], same: Sequence[str]) -> str:
+    """One line for a paper."""
+    counts = sorted({len(group.complete) for group in groups})
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    delta = next((text for text in same if text.startswith("delta ")), "").replace("delta ", "; delta = ")
+    return f"Mean ± 95 % CI over {number} runs{delta}."
+
+
+def explanation(over: str, metrics: Sequence[str], same: Sequence[str]) -> str:
+    """What the numbers are; ``same``: what holds for every epsilon."""
+    meaning = f" ({', '.join(same)})" if same else ""
+    measured = " The AUC is that of the final model on all test records." if "auc" in metrics else ""
+    evaluated = [title(metric) for metric in metrics if metric == ACCURACY or metric.startswith("test_")]
+    if evaluated:
+        measured += (
+            f" Of {', '.join(evaluated)}: each run's mean over the last 10 % of rounds, and over silos, each of which "
+            "counts alike."
+        )
+    return (
+        f"Mean over {over}, complete runs only, ± half the width of its 95 % confidence interval (Student's t)."
+        f"{measured} Epsilon is that of one run, the largest among them, rounded up{meaning}."
+    )
+
+
+def to_markdown(table: Table) -> str:
+    rule = ["---:" if numeric else "---" for numeric in table.numeric]
+    cells = [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in (table.columns, *table.rows)]
+    lines = [f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:])]
+    return "\n".join([*lines, "", table.note or table.caption, ""])
+
+
+def to_csv(table: Table) -> str:
+    """Cells as they are printed."""
+    return csv_text([dict(zip(table.columns, row, strict=True)) for row in table.rows])
+
+
+def tex(text: str) -> str:
+    """Text as LaTeX, in which no character of it means anything else."""
+    return text.translate(_TEX)
+
+
+def to_latex(table: Table) -> str:
+    r"""A `table` environment with a caption of one line; needs `\usepackage{booktabs}`."""
+    align = "".join("r" if numeric else "l" for numeric in table.numeric)
+    lines = [" & ".join(map(tex, row)) + r" \\" for row in (table.columns, *table.rows)]
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            *([f"% {table.note}"] if table.note else []),
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{tex(table.caption)}}}",
+            rf"\begin{{tabular}}{{{align}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def summary_csv(groups: Sequence[Group], metrics: Sequence[str], baseline: Group | None = None) -> str:
+    """Numbers in full; an epsilon of inf is no guarantee."""
+    rows = []
+    for group in groups:
+        row: dict[str, Any] = {"configuration": group.label, "runs": len(group.runs), "complete": len(group.complete)}
+        for metric in metrics:
+            found = group.summary(metric)
+            row |= {f"{metric}_mean": found.mean, f"{metric}_ci95": found.half_width, f"{metric}_std": found.std}
+            row[f"{metric}_not_finite"] = found.not_finite
+        if baseline is not None:
+            pairs = group.difference(baseline, metrics[0])
+            row |= {"difference": pairs.summary.mean, "difference_ci95": pairs.summary.half_width}
+            row |= {"difference_pairs": pairs.summary.n, "difference_other_test_records": pairs.other_tests}
+        row["epsilon_asked"] = group.asked
+        row |= {f"epsilon_{view}": group.epsilon(view) for view in ("server", "third_party")}
+        row |= {what: group.meaning(what) for what in MEANINGS}
+        rows.append({**row, **group.keys})
+    return csv_text(rows)
+
+
+def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
+    """A row for each run, those that are not complete included."""
+    rows = []
+    for run in runs:
+        spent = run.guarantee
+        row = {"name": run.name, "id": run.id, "seed": run.seed, "status": run.status, "reason": run.reason}
+        row |= {"rounds": run.rounds, **{metric: run.number(metric) for metric in metrics}}
+        row |= {f"{name}_{who}": value for name, both in run.measures.items() for who, value in both.items()}
+        for what in ("server", "third_party", "total_server"):
+            row[f"epsilon_{what}"] = getattr(spent, what) if spent else None
+        row |= {what: getattr(spent, what) if spent else None for what in MEANINGS}
+        rows.append({**row, "folder": str(run.folder), **run.config})
+    return csv_text(rows)

@@ -1,0 +1,184 @@
+"""How far the sweeps in a folder are: runs that are pending, running, done, failed or lost; and Slurm's queue."""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from dpfl_plugin.config.sweep import Row
+from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.text import Printed, duration
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.experiments import manifest, slurm, state, submission
+from dpfl_plugin.experiments.state import State
+from dpfl_plugin.terminal import printed, show_table
+
+ORDER: Final[tuple[state.Status, ...]] = ("running", "failed", "lost", "pending", "done")
+WIDTH: Final = 200  # without a terminal to fit into
+MOST_LINES: Final = 12  # of each status, unless all are asked for
+MOST_CONFIGURATIONS: Final = 20  # in the table of scores
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStatus(Printed):
+    """All runs of the sweeps in a folder, each once, with their states; and what Slurm says of their tasks."""
+
+    rows: tuple[Row, ...]
+    states: tuple[State, ...]
+    queue: Counter[str] | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of runs with each status."""
+        counted = Counter(known.status for known in self.states)
+        return {status: counted[status] for status in ORDER}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to wait for."""
+        return bool(self.counts["running"] or self.counts["pending"] or self.counts["lost"])
+
+    @property
+    def summary(self) -> list[str]:
+        """How many runs are where; and that nobody is at them, where nobody is."""
+        counts = self.counts
+        lines = [f"{len(self.rows)} runs: " + "  ".join(f"{n} {status}" for status, n in counts.items() if n)]
+        if self.queue:
+            lines.append("Slurm tasks: " + ", ".join(f"{n} {name.lower()}" for name, n in self.queue.items()))
+        elif (counts["pending"] or counts["lost"]) and not counts["running"]:
+            lines.append("nothing is working on them; the command that began the sweep continues it")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dpfl status --json` prints of a sweep."""
+        runs = [
+            {
+                "index": row.index,
+                "id": row.id,
+                "label": row.label,
+                "status": known.status,
+                "reason": known.reason,
+                "round": known.round,
+                "rounds": row.rounds,
+                "eta_seconds": known.eta,
+                f"test_{known.score}": known.accuracy,
+                "epsilon": known.epsilon,
+            }
+            for row, known in zip(self.rows, self.states, strict=True)
+        ]
+        return {"counts": self.counts, "slurm": self.queue, "runs": runs}
+
+    def text(self, *, every: bool) -> str:
+        """The summary and a table; ``every``: of all runs, not the first of each status only."""
+        table = Table(box=None, pad_edge=False, show_header=True)
+        for name in ("run", "id", "status", "", "what"):
+            table.add_column(name)
+        for status in ORDER:
+            chosen = [pair for pair in zip(self.rows, self.states, strict=True) if pair[1].status == status]
+            shown = chosen if every else chosen[:MOST_LINES]
+            for row, known in shown:
+                table.add_row(str(row.index), row.id, status, Text(_detail(row, known)), Text(row.label))
+            if len(shown) < len(chosen):
+                table.add_row("", "", status, f"and {len(chosen) - len(shown)} more (--all)", "")
+        return "\n".join([*self.summary, printed(lambda console: show_table(console, table), WIDTH)])
+
+    def __str__(self) -> str:
+        return self.text(every=False)
+
+    def scores(self) -> str:
+        """Score and epsilon of each configuration whose runs are done, over its seeds; "" of none."""
+        groups = self._by_configuration()
+        table = Table(box=None, pad_edge=False, show_header=True)
+        for name in ("configuration", "runs", "score, last 10 % of rounds", "epsilon, at most"):
+            table.add_column(name)
+        for name, runs in groups[:MOST_CONFIGURATIONS]:
+            values = [run.accuracy for run in runs if run.accuracy is not None]
+            spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+            score = f"{runs[0].score} {statistics.fmean(values):.4f}{spread}" if values else "-"
+            spent = [run.epsilon for run in runs]
+            epsilon = "none" if None in spent else places(max(value for value in spent if value is not None), 3)
+            table.add_row(Text(name), str(len(runs)), score, epsilon)
+        more = len(groups) - MOST_CONFIGURATIONS
+        text = printed(lambda console: show_table(console, table), WIDTH) if groups else ""
+        return f"{text}\nand {more} more configurations" if more > 0 else text
+
+    def _by_configuration(self) -> list[tuple[str, list[State]]]:
+        """Runs that differ in their seeds alone are of one; by its name, in the order of the manifest."""
+        groups: dict[str, tuple[str, list[State]]] = {}
+        for row, known in zip(self.rows, self.states, strict=True):
+            if known.status != "done":
+                continue
+            changes = {key: value for key, value in row.changes.items() if key != "seed"}
+            key = json.dumps([row.name, changes], sort_keys=True, default=str)
+            words = [word for word in row.label.split(" ") if not word.startswith("seed=")]
+            groups.setdefault(key, (" ".join(words) or "base", []))[1].append(known)
+        return list(groups.values())
+
+
+def sweep_status(folder: Path) -> SweepStatus:
+    """The state of every run of the sweeps in a folder.
+
+    Raises:
+        ConfigError: there is no sweep. DataError: the only one cannot be read.
+    """
+    rows: dict[str, Row] = {}
+    folders, jobs = {}, []
+    sweeps = manifest.sweeps_in(folder)
+    for path in sweeps:
+        try:
+            sweep = manifest.read(path)
+        except (ConfigError, DataError) as error:
+            if len(sweeps) == 1:
+                raise
+            _note(f"{error} The runs of that sweep are left out.")
+            continue
+        if submission.intent_of(path).exists():
+            _note(f"{path}: dpfl sweep is submitting it, or was interrupted; the same command finds out which.")
+        jobs += [job["job"] for job in slurm.jobs_of(path, _note)]
+        for row in sweep.rows:
+            if row.id not in rows:
+                rows[row.id], folders[row.id] = row, sweep.folder_of(row)
+    states = state.states((folders[id], row.rounds) for id, row in rows.items())
+    queue = slurm.queue(jobs) if jobs else None
+    tasks = None if queue is None else Counter(queue.values())
+    return SweepStatus(tuple(rows.values()), tuple(_explained(states, jobs)), tasks)
+
+
+@functools.cache
+def _note(text: str) -> None:
+    """Told once, however often the folder is looked at."""
+    print(f"dpfl: note: {text}", file=sys.stderr)
+
+
+def _explained(states: Sequence[State], jobs: list[str]) -> Sequence[State]:
+    """With what sacct knows of the tasks of lost runs, where there is one."""
+    if not jobs or not any(known.status == "lost" for known in states):
+        return states
+    ended = slurm.accounting(jobs) or {}
+    return [_with_end(known, ended) if known.status == "lost" else known for known in states]
+
+
+def _with_end(known: State, ended: dict[str, str]) -> State:
+    how = ended.get(str((known.task or {}).get("job")))
+    return State("lost", f"{known.reason} ({how})" if how else known.reason, known.round, task=known.task)
+
+
+def _detail(row: Row, known: State) -> str:
+    if known.status == "running":
+        of = f"/{row.rounds}" if row.rounds else ""
+        left = f", {duration(known.eta)} left" if known.eta is not None else ""
+        return f"round {known.round}{of}{left}"
+    if known.status == "done":
+        score = f"{known.score} {known.accuracy:.4f}" if known.accuracy is not None else ""
+        return score + (f", epsilon {places(known.epsilon, 3)}" if known.epsilon is not None else "")
+    return known.reason

@@ -1,0 +1,252 @@
+"""`dpfl.sweep`: all runs of a sweep that are not finished, on this machine or by Slurm."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from dpfl_plugin import own_folders
+from dpfl_plugin.config.incompatible import check_compatible
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.sweep import Row, config_of, expand
+from dpfl_plugin.core.text import Printed
+from dpfl_plugin.data.outcome_option import parse
+from dpfl_plugin.data.preprocess import check_steps
+from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.errors import require
+from dpfl_plugin.experiments import manifest, resources, state, submission
+from dpfl_plugin.experiments.manifest import Sweep
+from dpfl_plugin.experiments.status import SweepStatus
+from dpfl_plugin.experiments.submission import Backend, Options
+from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED
+from dpfl_plugin.experiments.tasks import run_rows, say, try_again
+from dpfl_plugin.runs.backbone import MORE_STEPS
+from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.records import steps_of
+from dpfl_plugin.runs.rules import privacy_rules
+
+COMPOSES: Final = (
+    "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
+    "sees their composition (docs/slurm.md)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult(Printed):
+    """What a call of `sweep` came to.
+
+    Attributes:
+        folder: of the sweep. status: of all its runs. submitted: the jobs that Slurm has now. failed: whether a run of
+            this call failed, also where no file of it could say so.
+        dry_run: what would be run, and by which batch scripts, where nothing was.
+    """
+
+    folder: Path
+    status: SweepStatus
+    submitted: tuple[str, ...] = ()
+    failed: bool = False
+    dry_run: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: 1 where runs failed, unless others were submitted."""
+        failed = self.failed or self.status.counts["failed"] > 0
+        return int(failed and not self.submitted and not self.dry_run)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dpfl status --json` prints of the sweep."""
+        return self.status.to_dict()
+
+    def __str__(self) -> str:
+        if self.dry_run:
+            return self.dry_run
+        folder = shlex.quote(str(self.folder))
+        more = f"Single runs, with score and epsilon: dpfl status {folder}\nTables and plots: dpfl report {folder}"
+        return f"{self.status.scores()}\n{more}".lstrip("\n")
+
+
+def sweep(
+    config: str | Path,
+    settings: Sequence[str] = (),
+    *,
+    on: Backend = "local",
+    out: str | Path | None = None,
+    jobs: int = 1,
+    at_once: int | None = None,
+    pack: int = 1,
+    retry: bool = False,
+    dry_run: bool = False,
+    ledger: str | Path | None = None,
+) -> SweepResult:
+    """Run, or submit, all runs of a sweep that are not finished; as `dpfl sweep`. The same call continues.
+
+    On this machine each run is a process that is forked from this one: call it before anything uses a GPU.
+
+    Args:
+        config: a YAML file with `sweep:`. settings: changes of it, "key=value".
+        on: this machine ("local"), "slurm", or Slurm by "submitit".
+        out: folder of the sweep; None: sweeps/NAME.
+        jobs: runs at the same time, on this machine or in each task of Slurm. at_once: tasks at the same time. pack:
+            runs in a task.
+        retry: run failed ones again. dry_run: only say what would be run, and by which script.
+        ledger: a file that all runs share.
+
+    Raises:
+        ConfigError, DataError: the file is wrong. BudgetError: the ledger's limit does not afford all runs.
+        DpflError: Slurm refuses, or does not answer. KeyboardInterrupt: asked to stop; what began is saved.
+    """
+    require(isinstance(config, str | Path), "config", config, "be the path of a YAML file with sweep")
+    several = isinstance(settings, Sequence) and not isinstance(settings, str)
+    require(several, "settings", settings, "be a list of texts, such as ['rounds=2']")
+    require(on in get_args(Backend), "on", on, f"be one of {', '.join(get_args(Backend))}")
+    for name, count in {"jobs": jobs, "at_once": at_once, "pack": pack}.items():
+        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        require(whole or (name == "at_once" and count is None), name, count, "be a whole number of at least 1")
+    options = Options(on=on, jobs=jobs, at_once=at_once, pack=pack)
+    expansion = expand(Path(config), list(settings), Preflight(shared=ledger is not None).check)
+    folder = Path("sweeps") / expansion.rows[0].name if out is None else Path(out)
+    planned = manifest.plan(expansion, Path(config), folder, None if ledger is None else Path(ledger))
+    manifest.check_ledger(planned)
+    if planned.ledger is not None and (jobs > 1 or on != "local"):
+        say(f"ledger {planned.ledger}: one run uses it at a time, and the others wait for it.")
+    if dry_run:
+        rows, _ = _wanted(planned, expansion.duplicates, retry)
+        return SweepResult(folder, _status(planned), dry_run=_dry_run(planned, rows, options))
+    if on == "local":
+        return _run_or_submit(planned, expansion.duplicates, folder, options, retry)
+    with submission.alone(planned, say) as lock:
+        submission.settle(planned, say)
+        return _run_or_submit(planned, expansion.duplicates, folder, options, retry, lock)
+
+
+def _run_or_submit(
+    planned: Sweep, duplicates: int, folder: Path, options: Options, retry: bool, lock: int | None = None
+) -> SweepResult:
+    """Run or submit what is not finished by now; the lock's descriptor is for what submits."""
+    rows, failed = _wanted(planned, duplicates, retry)
+    manifest.write(planned)
+    if retry:
+        for row in failed:
+            try_again(planned.folder_of(row))
+    elif failed:
+        say(f"{len(failed)} failed before and are left alone; --retry runs them again. dpfl status says why.")
+    if not rows:
+        status = _status(planned)
+        at_work = status.counts["running"]
+        say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
+        return SweepResult(folder, status)
+    _register(planned, rows)
+    submitted = [] if lock is None else submission.submit(planned, rows, options, lock, say)
+    code = run_rows(planned, rows, options.jobs) if lock is None else 0
+    if code == INTERRUPTED:
+        say("interrupted; everything that began is saved. The same command continues.")
+        raise KeyboardInterrupt
+    if planned.ledger is not None:
+        say(f"epsilon of all runs together: dpfl account {shlex.quote(str(planned.ledger))}")
+    elif _is_private(planned):
+        say(COMPOSES)
+    return SweepResult(folder, _status(planned), tuple(submitted), failed=code == FAILED)
+
+
+def _status(planned: Sweep) -> SweepStatus:
+    states = state.states((planned.folder_of(row), row.rounds) for row in planned.rows)
+    return SweepStatus(planned.rows, tuple(states))
+
+
+def _wanted(planned: Sweep, duplicates: int, retry: bool) -> tuple[list[Row], list[Row]]:
+    """(Rows that are to run now, rows that failed before), after saying how far all are."""
+    status = _status(planned)
+    found = list(zip(planned.rows, status.states, strict=True))
+    counts = ", ".join(f"{n} {name}" for name, n in Counter(known.status for known in status.states).items())
+    again = f" ({duplicates} combinations are the same as others)" if duplicates else ""
+    say(f"{len(planned.rows)} runs: {counts}{again}; in {planned.runs}")
+    _say_other_code(planned, [row for row, known in found if known.status == "done"])
+    failed = [row for row, known in found if known.status == "failed"]
+    wanted = [row for row, known in found if known.status in ("pending", "lost")]
+    return sorted([*wanted, *failed], key=lambda row: row.index) if retry else wanted, failed
+
+
+def _say_other_code(planned: Sweep, done: Sequence[Row]) -> None:
+    """Name each finished run that was made with another file of users' code than there is now."""
+    own_folders.look_in(planned.source.parent)
+    for row in done:
+        if others := state.other_code(planned.folder_of(row), config_of(planned.base, row, planned.runs)):
+            say(f"{row.index}: made with another version of {', '.join(others)} than there is now  {row.label}")
+
+
+def _register(planned: Sweep, rows: Sequence[Row]) -> None:
+    """Register all runs in the ledger that they share: they are then one plan, whatever is seen of the first."""
+    if planned.ledger is None:
+        return
+    from dpfl_plugin.runs.ledgers import Wait
+    from dpfl_plugin.runtimes.choice import register
+
+    own_folders.look_in(planned.source.parent)
+    configs = [config_of(planned.base, row, planned.runs) for row in rows]
+    register(configs, planned.source.parent, planned.ledger, Wait(math.inf, say), say)
+
+
+def _dry_run(planned: Sweep, rows: Sequence[Row], options: Options) -> str:
+    lines = [f"# {row.index} {row.id} {row.label}" for row in rows]
+    if options.on == "slurm" and rows:
+        tasks = planned.tasks(rows, options.pack)
+        name = planned.rows[0].name
+        for asked, some in resources.arrays(planned, tasks, options.pack, say):
+            lines.append(submission.script(planned, asked, some, options, name))
+    return "\n".join(lines) or "nothing is left to run."
+
+
+def _is_private(planned: Sweep) -> bool:
+    privacy = planned.base.get("privacy")
+    return len(planned.rows) > 1 and isinstance(privacy, dict) and privacy.get("noise_multiplier") != 0
+
+
+class Preflight:
+    """Checks the configurations of a sweep before the first run begins, what they have in common once.
+
+    Plugins are made with their options, steps of preprocessing and schemas of tables are read. Users' own modules are
+    left to the runs, each of which loads them as they are when it begins, and records to whom they belong.
+
+    Args:
+        shared: whether its runs share a ledger.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self._seen: set[str] = set()
+        self._shared = shared
+
+    def check(self, config: Config) -> None:
+        """
+        Raises:
+            ConfigError: a value is one that no run can have; the message names the key.
+            PluginError: a plugin cannot be made.
+        """
+        privacy = config.privacy
+        if self._shared:
+            check_compatible(config, "ledger")
+        if config.algorithm.name is not None:
+            self._once("algorithm", config.algorithm.model_dump(mode="json"), lambda: make_algorithm(config))
+        if privacy.accountant.name is not None:
+            self._once("accountant", privacy.accountant.model_dump(mode="json"), lambda: make_accountant(config))
+        if None not in (privacy.mechanism.name, privacy.clip.name, privacy.schedule.name):
+            facts = [privacy.model_dump(mode="json"), config.rounds is None, config.l2]
+            self._once("privacy", facts, lambda: privacy_rules(config))
+        steps, options = steps_of(config), config.data.dataset.options
+        self._once("preprocess", steps, lambda: check_steps(steps, MORE_STEPS))
+        if config.data.dataset.name == "table":
+            self._once("schema", options.get("schema"), lambda: TableSchema.parse(options.get("schema")))
+        elif config.data.dataset.name in ("csv", "npz"):
+            given = [options.get("outcome"), options.get("classes")]
+            self._once("outcome", given, lambda: parse(*given))
+
+    def _once(self, what: str, facts: Any, look: Callable[[], object]) -> None:
+        key = what + json.dumps(facts, default=str, sort_keys=True)
+        if key not in self._seen:
+            look()
+            self._seen.add(key)
