@@ -322,7 +322,7 @@ class Silo:
             staged = self._host.staged()
         finally:
             self._host.discard()
-        upload = {name: value[0].cpu().contiguous() for name, value in up.items()}
+        upload = {name: value[0].cpu().contiguous().clone() for name, value in up.items()}
         answer = self._answer(round, tag, "upload", epsilon=self.epsilon, delta=self._config.privacy.delta)
         kept = State(settled.states, settled.counted, round, tag, asked, answer.header, staged, upload)
         save(self._files, kept, self._ledger)

@@ -184,11 +184,11 @@ class Algorithm(Protocol):
         ...
 
     def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
-        """(uploads, new silo states), (m, d) each, of m silos advanced together."""
+        """(uploads, new silo states) of m silos advanced together: (m, d) each; uploads may be (m, 1) or (m,), too."""
         ...
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
-        """The server's next state, from the weighted mean of the uploads, (d,) each. Must not change ``server``."""
+        """The server's next state, from the weighted mean of the uploads, (d,) or (1,). Must not change ``server``."""
         ...
 
     def notes(self, server: Vectors) -> list[str]:

@@ -58,6 +58,11 @@ def stack(parts: list[Vectors]) -> Vectors:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
+def columns(stacked: Vectors) -> Vectors:
+    """A number for each silo, (m,), as (m, 1): rows are vectors wherever they travel."""
+    return {name: value.unsqueeze(1) if value.dim() == 1 else value for name, value in stacked.items()}
+
+
 def all_finite(vectors: Vectors) -> bool:
     """Whether no entry is NaN or infinite."""
     return all(bool(torch.isfinite(value).all()) for value in vectors.values() if value.is_floating_point())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import Stream, stream_key
-from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.core.vectors import Vectors, columns
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.federation.participant_sampling import drawn_silos
 from dpfl_plugin.late import torch
@@ -172,4 +172,4 @@ def rehearse(algorithm: Algorithm, server: Vectors, plan: RoundPlan) -> tuple[Ve
     oracle = Rehearsal()
     silos = algorithm.init_silos(server["model"], 1)
     up, _ = algorithm.local_update(algorithm.download(server), silos, oracle, plan)
-    return up, oracle
+    return columns(up), oracle

@@ -19,7 +19,7 @@ from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import FreshStream, Source, Stream
-from dpfl_plugin.core.vectors import Layout, Vectors, stack
+from dpfl_plugin.core.vectors import Layout, Vectors, columns, stack
 from dpfl_plugin.errors import MemoryShortError, TrainingError
 from dpfl_plugin.federation.measuring import SiloAnswers, labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
@@ -211,6 +211,7 @@ class SiloGroup:
         oracle = self._oracle(ids, plan, draw, cycles)
         old = {name: value[rows] for name, value in self.states.items() if name not in OF_THE_ORACLE}
         up, new = self._algorithm.local_update(down, old, oracle, plan)
+        up = columns(up)
         oracle.close()
         oracle.check_upload(up)
         self._pending.append((rows, {**new, **_renewed(self.states, oracle, cycles)}))

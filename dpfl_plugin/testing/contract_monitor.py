@@ -142,7 +142,7 @@ class Watched:
         up, new = result
         _unchanged(down_before, down, "local_update changes", f"the download{where}")
         _unchanged(silos_before, silos, "local_update changes", f"the silos' old states{where}")
-        _check_vectors(up, (m, self._d), self._dtype, "local_update", "an upload", f"(m, d){where}")
+        _check_uploads(up, m, self._d, self._dtype, where)
         _check_vectors(new, (m, self._d), self._dtype, "local_update", "a silo state", f"(m, d){where}")
         unknown = sorted(set(new) - set(silos))
         if unknown:
@@ -274,13 +274,32 @@ def _check_vectors(vectors: Any, shape: tuple[int, ...], dtype: torch.dtype, met
                 f"{method} returns {what}, {name!r}, of {_shape(value)}; it must be {form}, here {shape}. Keep the "
                 "axis of silos even where there is one silo: no squeeze, no indexing of rows."
             )
-        if value.dtype != dtype:
+        _check_numbers(value, dtype, f"{method} returns {what}, {name!r},")
+
+
+def _check_uploads(uploads: Any, num_silos: int, d: int, dtype: torch.dtype, where: str) -> None:
+    if not isinstance(uploads, dict):
+        raise ContractError(
+            f"local_update returns {type(uploads).__name__} as uploads{where}: return a dict of tensors."
+        )
+    for name, value in uploads.items():
+        if not isinstance(value, Tensor) or value.shape not in ((num_silos, d), (num_silos, 1), (num_silos,)):
             raise ContractError(
-                f"{method} returns {what}, {name!r}, of {value.dtype}; the model is {dtype}. Make tensors from those "
-                "that are given: x.new_zeros(...), torch.zeros_like(x)."
+                f"local_update returns an upload, {name!r}, of {_shape(value)}{where}; it must be (m, d), (m, 1) or "
+                f"(m,), here ({num_silos}, {d}), ({num_silos}, 1) or ({num_silos},). Keep a row for each silo, even "
+                "where there is one silo: no squeeze, no indexing of rows, no mean over dim 0."
             )
-        if not bool(torch.isfinite(value).all()):
-            raise ContractError(f"{method} returns {what}, {name!r}, with entries that are not finite.")
+        _check_numbers(value, dtype, f"local_update returns an upload, {name!r},")
+
+
+def _check_numbers(value: Tensor, dtype: torch.dtype, what: str) -> None:
+    if value.dtype != dtype:
+        raise ContractError(
+            f"{what} of {value.dtype}; the model is {dtype}. Make tensors from those that are given: "
+            "x.new_zeros(...), torch.zeros_like(x)."
+        )
+    if not bool(torch.isfinite(value).all()):
+        raise ContractError(f"{what} with entries that are not finite.")
 
 
 def _check_apart(vectors: Vectors, method: str) -> None:

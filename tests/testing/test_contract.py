@@ -25,7 +25,11 @@ WRONG = [
     ("ChangesTheServer", "test_shapes", "aggregate changes the server's state in place: 'model' differs"),
     ("ChangesTheMean", "test_shapes", "aggregate changes the mean of the uploads in place"),
     ("ChangesTheDownload", "test_shapes", "local_update changes the download"),
-    ("Squeezes", "test_shapes", r"'model', of shape \(15,\); it must be \(m, d\) \(round 0, m = 1\), here \(1, 15\)"),
+    (
+        "Squeezes",
+        "test_shapes",
+        r"'model', of shape \(15,\) \(round 0, m = 1\); it must be \(m, d\), \(m, 1\) or \(m,\), here \(1, 15\)",
+    ),
     ("OnePointForAll", "test_shapes", r"gives oracle.gradient shape \(15,\) .* a point for each silo is needed"),
     ("OfAnotherType", "test_shapes", "'control', of torch.float32; the model is torch.float64"),
     ("StatesInOneMemory", "test_shapes", "'update' in the memory of 'control'"),
@@ -56,6 +60,11 @@ def contract(name: str) -> AlgorithmContract:
 @pytest.mark.parametrize("check", [check for check in CHECKS if check != "test_mpi"])
 def test_what_is_right_passes(check: str) -> None:
     getattr(contract("Right"), check)()
+
+
+@pytest.mark.parametrize("check", ["test_shapes", "test_stack"])
+def test_an_upload_may_be_a_number(check: str) -> None:
+    getattr(contract("ShortUploads"), check)()
 
 
 @pytest.mark.parametrize(("name", "check", "message"), WRONG, ids=lambda x: x.replace(" ", "-")[:40])
