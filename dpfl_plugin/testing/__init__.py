@@ -4,7 +4,7 @@ Nothing here imports pytest: the classes are collected by it, and work without i
 """
 
 from dpfl_plugin.testing.contract import AlgorithmContract
-from dpfl_plugin.testing.contract_monitor import ContractError
+from dpfl_plugin.testing.contract_monitor import ContractError, difference
 from dpfl_plugin.testing.engines import EngineContract
 
-__all__ = ["AlgorithmContract", "ContractError", "EngineContract"]
+__all__ = ["AlgorithmContract", "ContractError", "EngineContract", "difference"]

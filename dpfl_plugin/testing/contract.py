@@ -16,8 +16,8 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.runs.plugins import build_plugin
-from dpfl_plugin.testing import mpi, resume
-from dpfl_plugin.testing.contract_monitor import Call, ContractError, Steps, Trial, Watched, difference
+from dpfl_plugin.testing import endings
+from dpfl_plugin.testing.contract_monitor import AlgorithmMonitor, Call, ContractError, Steps, Trial, difference
 
 __tracebackhide__ = True  # pytest shows what is wrong, and the algorithm's own lines
 # Four silos of different sizes, 3 classes; d = 15 is the size of nothing else here.
@@ -33,9 +33,10 @@ BASE: dict[str, Any] = {
     "privacy": {"clip_norm": 1.0, "noise_multiplier": 4.0, "record_rate": 0.5},
 }
 SILO_LEVEL: dict[str, Any] = {"privacy": {"unit": "silo", "noise_multiplier": 20.0}}
-QUIET: dict[str, Any] = {
+NOT_PRIVATE: dict[str, Any] = {
     "privacy": {"clip_norm": float("inf"), "noise_multiplier": 0.0, "sampler": "full", "record_rate": None}
 }
+HALF: dict[str, Any] = {"silo_rate": 0.5, "silo_weights": "records"}
 
 
 class AlgorithmContract:
@@ -44,13 +45,15 @@ class AlgorithmContract:
         class TestMine(AlgorithmContract):
             algorithm = {"name": "mine", "local_steps": 3, "local_lr": 0.1}
 
+    The name of a check is what it asserts. The simplest come first: with ``pytest -x`` the first failure is the cause
+    of those after it.
+
     Attributes:
         algorithm: its block as in a configuration, with ``name``, or ``module: "package.module:Class"``.
         config: what else of the configuration it needs, e.g. {"rounds": 7} or {"loss": "hinge"}.
         silo_level: it works at ``unit: silo``; False: it is refused there, because it sends more than one release.
         partial_participation: it works with ``silo_rate`` below 1; False: it refuses, and names ``silo_rate``.
         without_clipping: it works with ``clip_norm: inf``; False: it refuses, and names ``clip_norm``.
-        ranks: numbers of MPI processes that `test_mpi` starts.
     """
 
     algorithm: ClassVar[str | Mapping[str, Any]] = ""
@@ -58,41 +61,64 @@ class AlgorithmContract:
     silo_level: ClassVar[bool] = True
     partial_participation: ClassVar[bool] = True
     without_clipping: ClassVar[bool] = True
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
     def configuration(self, *changes: Mapping[str, Any]) -> Config:
-        """A small run of the algorithm."""
+        """A small run of the algorithm; ``changes`` are made in turn, as a variant changes its file."""
         block = {"name": self.algorithm} if isinstance(self.algorithm, str) else dict(self.algorithm)
         return configure({**BASE, "algorithm": block}, self.config, *changes, source=type(self).__name__)
 
     def run(self, *changes: Mapping[str, Any], stack: int = 1) -> Steps:
-        """All rounds of `configuration`, watched."""
+        """All rounds of `configuration`: states, uploads, questions to the oracle and charges."""
         return Trial(self.configuration(*changes), stack=stack).run()
 
-    def test_options(self) -> None:
-        """It is a frozen dataclass of its options, which a run's folder can write down and read back."""
+    def test_options_are_the_same_after_they_were_written_to_a_file(self) -> None:
+        """A run's folder holds the options of a frozen dataclass, from which a resumed run makes it again."""
         config = self.configuration()
-        made = build_plugin("algorithms", config.algorithm, where="algorithm")
-        label = type(made).__name__
-        parameters = vars(type(made)).get("__dataclass_params__")  # of its own, not of a base
+        algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
+        label = type(algorithm).__name__
+        parameters = vars(type(algorithm)).get("__dataclass_params__")  # of its own, not of a base
         if parameters is None or not parameters.frozen:
             raise ContractError(
                 f"{label} is not a frozen dataclass: write @dataclass(frozen=True, kw_only=True) above it."
             )
-        dataclasses.replace(made)  # builds it anew
+        dataclasses.replace(algorithm)  # builds it anew
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "config.yaml")
             path.write_text(to_yaml(config))
-            (again,) = load(path).variants
-        other = build_plugin("algorithms", again.config.algorithm, where="algorithm")
-        if made != other:
+            (variant,) = load(path).variants
+        again = build_plugin("algorithms", variant.config.algorithm, where="algorithm")
+        if algorithm != again:
             raise ContractError(
-                f"{label} is not the same after its options were written to a file and read: {made} became {other}. "
-                "Let it be made of its options alone: numbers, text, booleans, None, or tuples of these."
+                f"{label} is not the same after its options were written to a file and read: {algorithm} became "
+                f"{again}. Make it of its options alone: numbers, text, booleans, None, or tuples of these."
             )
 
-    def test_shapes(self) -> None:
-        """Vectors are (d,) at the server and (m, d) at silos, for one silo and for many, and have the model's type."""
+    def test_equal_inputs_give_equal_results(self) -> None:
+        """A new instance that gets the same arguments and the same answers of the oracle computes the same."""
+        trial = Trial(self.configuration())
+        servers, steps = [trial.server], trial.run()
+        servers += steps.servers
+        for call in steps.calls:
+            up, new = self._new_instance(trial).local_update(
+                dict(call.down), dict(call.silos), _Replay(call), call.plan
+            )
+            for what, before, after in (("uploads", call.up, up), ("silo states", call.new, new)):
+                mismatch = difference(before, after)
+                if mismatch is not None:
+                    raise _not_repeatable("local_update", f"gives other {what} ({mismatch})", call.round)
+        for round, (mean_up, plan) in enumerate(zip(steps.means, steps.plans, strict=True)):
+            server = self._new_instance(trial).aggregate(dict(servers[round]), dict(mean_up), plan)
+            mismatch = difference(servers[round + 1], server)
+            if mismatch is not None:
+                raise _not_repeatable("aggregate", f"gives another state ({mismatch})", round)
+
+    def _new_instance(self, trial: Trial) -> AlgorithmMonitor:
+        monitor = AlgorithmMonitor(build_plugin("algorithms", self.configuration().algorithm, where="algorithm"))
+        monitor.init_server(trial.parts.model, trial.parts.setting)
+        return monitor
+
+    def test_vectors_have_the_shape_and_type_of_the_model(self) -> None:
+        """(d,) at the server and (m, d) at silos, for one silo and for many; arguments stay as they were."""
         num_silos = self.configuration().data.num_silos or 1
         for dtype in ("float32", "float64"):
             for stack in (1, num_silos):
@@ -100,76 +126,74 @@ class AlgorithmContract:
         if self.partial_participation:
             self.run({"silo_rate": 1 / num_silos}, stack=num_silos)
 
-    def test_stack(self) -> None:
-        """Silos that are advanced together compute what each of them does alone, to the last bit."""
+    def test_silos_advanced_together_compute_what_each_computes_alone(self) -> None:
+        """To the last bit, in the silos' and the server's states after every round."""
         num_silos = self.configuration().data.num_silos or 1
         alone = self.run()
         for stack in range(2, num_silos + 1):
             together = self.run(stack=stack)
-            for round, (one, many) in enumerate(zip(alone.states, together.states, strict=True)):
-                self._same(one, many, f"the silos' states after round {round}", stack)
-            for round, (one, many) in enumerate(zip(alone.servers, together.servers, strict=True)):
-                self._same(one, many, f"the server's state after round {round}", stack)
+            for of, one, many in (
+                ("silos' states", alone.states, together.states),
+                ("server's state", alone.servers, together.servers),
+            ):
+                for round, (before, after) in enumerate(zip(one, many, strict=True)):
+                    mismatch = difference(before, after)
+                    if mismatch is not None:
+                        raise ContractError(
+                            f"silos advanced {stack} at a time compute something else than one at a time: {mismatch}, "
+                            f"in the {of} after round {round}. Rows are silos: use no sum, mean or norm over dim 0 or "
+                            "over everything (dim=1, keepdim=True is a silo's), and no random numbers of your own."
+                        )
 
-    def _same(self, one: Mapping[str, Any], many: Mapping[str, Any], what: str, stack: int) -> None:
-        found = difference(one, many)
-        if found is not None:
-            raise ContractError(
-                f"silos advanced {stack} at a time compute something else than one at a time: {found}, in {what}. Rows "
-                "are silos: use no sum, mean or norm over dim 0 or over everything (dim=1, keepdim=True is a silo's), "
-                "and no random numbers of your own."
-            )
-
-    def test_plan(self) -> None:
-        """round_plan says before a round what it does: every gradient, and the same however often it is asked."""
+    def test_round_plan_announces_every_gradient(self) -> None:
+        """As many as local_update asks for, and the same however often round_plan is called."""
         steps = self.run()
         for call in steps.calls:
-            asked = sum(kind == "gradient" for kind, _, _ in call.asked)
-            if asked != call.plan.num_gradients:
+            gradients = _count(call, "gradient")
+            if gradients != call.plan.num_gradients:
                 raise ContractError(
-                    f"local_update asks for {asked} gradients in round {call.round}, and its round_plan says "
-                    f"num_gradients={call.plan.num_gradients}: the budget would stop the run for what it does not do."
+                    f"local_update asks for {gradients} gradients in round {call.round}, but its round_plan says "
+                    f"num_gradients={call.plan.num_gradients}, which would be charged to the budget. Plan as many as "
+                    "are asked for."
                 )
         trial = Trial(self.configuration())
         for round in range(len(steps.plans)):
             server = steps.servers[round - 1] if round else trial.server
-            plans = [self._plan(trial, server, round) for _ in range(2)]
-            if plans[0] != plans[1]:
+            first, second = (
+                trial.monitor.round_plan(dict(server), round, trial.parts.setting, stream(3, "plan", round))
+                for _ in range(2)
+            )
+            if first != second:
                 raise ContractError(
-                    f"round_plan answers two equal questions differently in round {round}: {plans[0]} and {plans[1]}. "
-                    "It may depend on its arguments only, and draw by rng only: what a round costs is computed before."
+                    f"round_plan answers two equal questions differently in round {round}: {first} and {second}. The "
+                    "cost of a round is computed before it starts: depend on the arguments only, and draw by rng only."
                 )
 
-    def _plan(self, trial: Trial, server: Mapping[str, Any], round: int) -> Any:
-        return trial.watched.round_plan(dict(server), round, trial.parts.setting, stream(3, "plan", round))
-
-    def test_partial_participation(self) -> None:
-        """With a share of the silos in each round, weighted by their records, it works, or refuses."""
-        half: dict[str, Any] = {"silo_rate": 0.5, "silo_weights": "records"}
+    def test_half_of_the_silos_can_take_part_or_silo_rate_is_refused(self) -> None:
+        """``silo_rate: 0.5`` with weights by records works, and half of the silos take part."""
         if not self.partial_participation:
-            self._refused(half, "silo_rate", "partial_participation")
+            self._refused(HALF, "silo_rate", "partial_participation")
             return
         try:
-            steps = self.run(half, stack=2)
+            steps = self.run(HALF, stack=2)
         except ConfigError as error:
             raise ContractError(
                 f"refuses silo_rate: 0.5: {error} If that is so by its theory, set partial_participation = False."
             ) from None
-        for plan in steps.plans:
-            if plan.participation == "all":
-                raise ContractError(
-                    "round_plan lets all silos take part although silo_rate is 0.5, which then means nothing. Refuse "
-                    "it in init_server if setting.num_participants != setting.num_silos, with a ConfigError that "
-                    "names silo_rate, and set partial_participation = False."
-                )
+        if any(plan.participation == "all" for plan in steps.plans):
+            raise ContractError(
+                "round_plan lets all silos take part although silo_rate is 0.5. Leave participation out; or refuse it "
+                "in init_server if setting.num_participants != setting.num_silos, with a ConfigError that names "
+                "silo_rate, and set partial_participation = False."
+            )
 
-    def test_without_noise(self) -> None:
-        """noise_multiplier: 0 and clip_norm: inf are the algorithm that is not private, by the same code."""
+    def test_clipping_and_noise_can_be_left_out_or_clip_norm_is_refused(self) -> None:
+        """``noise_multiplier: 0`` and ``clip_norm: inf`` give the algorithm that is not private, by the same code."""
         if not self.without_clipping:
-            self._refused(QUIET, "clip_norm", "without_clipping")
+            self._refused(NOT_PRIVATE, "clip_norm", "without_clipping")
             return
         try:
-            self.run(QUIET)
+            self.run(NOT_PRIVATE)
         except ConfigError as error:
             raise ContractError(
                 f"refuses clip_norm: inf: {error} If it needs C, set without_clipping = False."
@@ -184,34 +208,8 @@ class AlgorithmContract:
             raise ContractError(f"its refusal does not name {key}; name it in the message: {error}") from None
         raise ContractError(f"{declared} is False, but {key} is not refused: set it to True, or refuse it.")
 
-    def test_resume(self) -> None:
-        """Interrupted after any round and resumed, it gives the same model, metrics and ledger, to the last bit."""
-        resume.check(self.configuration())
-
-    def test_replay(self) -> None:
-        """A new instance that gets the same arguments and the same answers of the oracle computes the same."""
-        trial = Trial(self.configuration())
-        steps = trial.run()
-        config = self.configuration()
-        replayed = Watched(build_plugin("algorithms", config.algorithm, where="algorithm"))
-        replayed.init_server(trial.parts.model, trial.parts.setting)
-        for call in steps.calls:
-            self._replay(replayed, call)
-
-    def _replay(self, algorithm: Watched, call: Call) -> None:
-        algorithm.round = call.round
-        up, new = algorithm.local_update(dict(call.down), dict(call.silos), _Replay(call), call.plan)
-        for what, before, after in (("uploads", call.up, up), ("silo states", call.new, new)):
-            found = difference(before, after)
-            if found is not None:
-                raise ContractError(
-                    f"repeated with the same answers of the oracle, round {call.round} gives other {what}: {found}. "
-                    "They depend on something beside the oracle, the download, the silos' states and the plan: on what "
-                    "an earlier call left behind, or on random numbers of its own."
-                )
-
-    def test_ledger(self) -> None:
-        """At both privacy units, every answer of the oracle is charged, and at silo level nothing else is sent."""
+    def test_every_answer_of_the_oracle_is_charged(self) -> None:
+        """At record level each gradient; at ``unit: silo`` the one release of a round, and nothing else is sent."""
         self._check_charges(self.run(), "gradient")
         if not self.silo_level:
             try:
@@ -223,69 +221,79 @@ class AlgorithmContract:
             steps = self.run(SILO_LEVEL)
         except UnsupportedError as error:
             raise ContractError(
-                f"{error} Send oracle.release(update) and nothing else, computed from it or not; or, if it has to send "
-                "more, set silo_level = False."
+                f"{error} To fix it, send oracle.release(update) as it is and nothing else; if the algorithm has to "
+                "send more, set silo_level = False."
             ) from None
         self._check_charges(steps, "release")
         for call in steps.calls:
-            released = [answer for kind, _, answer in call.asked if kind == "release"]
-            if len(released) != 1:
-                raise ContractError(f"local_update calls release {len(released)} times in round {call.round}: once.")
+            releases = _count(call, "release")
+            if releases != 1:
+                raise ContractError(f"local_update calls release {releases} times in round {call.round}: call it once.")
 
     def _check_charges(self, steps: Steps, charged: str) -> None:
         unit = "record" if charged == "gradient" else "silo"
-        expected: dict[tuple[int, int], int] = {}
+        answers: dict[tuple[int, int], int] = {}
         for round, plan in enumerate(steps.plans):
             calls = [call for call in steps.calls if call.round == round]  # one silo each, in the order of their ids
             for silo, call in zip(plan.participants, calls, strict=True):
-                expected[round, silo] = sum(kind == charged for kind, _, _ in call.asked)
-        found: dict[tuple[int, int], int] = {}
+                answers[round, silo] = _count(call, charged)
+        charges: dict[tuple[int, int], int] = {}
         for charge in steps.charges:
             key = (charge.round, charge.silo)
-            found[key] = found.get(key, 0) + charge.count
+            charges[key] = charges.get(key, 0) + charge.count
             if charge.release.unit != unit or charge.share != steps.plans[charge.round].share:
                 raise ContractError(f"a charge says something else than the round did: {charge}.")
             if not charge.release.noise_multiplier > 0:
                 raise ContractError(f"a release without noise, where noise was asked for: {charge}.")
-        if found != expected:
-            wrong = sorted({*found.items()} ^ {*expected.items()})[0][0]
+        if charges != answers:
+            round, silo = min({*charges.items()} ^ {*answers.items()})[0]
             raise ContractError(
-                f"round {wrong[0]}, silo {wrong[1]}: {expected.get(wrong, 0)} answers of oracle.{charged}, and "
-                f"{found.get(wrong, 0)} in the ledger. Nothing may leave that is not charged: is dpfl as released?"
+                f"round {round}, silo {silo}: {answers.get((round, silo), 0)} answers of oracle.{charged}, and "
+                f"{charges.get((round, silo), 0)} in the ledger. Nothing may leave that is not charged: is dpfl as "
+                "released?"
             )
 
-    def test_mpi(self) -> None:
-        """On MPI processes it gives the model, metrics and ledger of the run in one process, to the last bit."""
-        reason = mpi.missing()
+    def test_a_resumed_run_ends_as_an_uninterrupted_one(self) -> None:
+        """Interrupted after any round: the same model, metrics and ledger, to the last bit."""
+        endings.check_resume(self.configuration())
+
+    def test_mpi_processes_end_as_one_process(self) -> None:
+        """The same model, metrics and ledger, to the last bit; skipped, with the reason, where there is no MPI."""
+        reason = endings.mpi_missing()
         if reason is not None:
             raise unittest.SkipTest(reason)
-        for ranks in self.ranks:
-            found = mpi.difference(self.configuration(), ranks)
-            if found is not None:
-                raise ContractError(
-                    f"mpirun -n {ranks} gives another result than one process: {found}. Silos are in other processes "
-                    "there: what is kept belongs into the states, and random numbers into round_plan's rng."
-                )
+        endings.check_mpi(self.configuration())
+
+
+def _count(call: Call, kind: str) -> int:
+    return sum(asked == kind for asked, _, _ in call.queries)
+
+
+def _not_repeatable(method: str, what: str, round: int) -> ContractError:
+    return ContractError(
+        f"called again with equal inputs in round {round}, {method} {what}. Keep nothing in self, in the class or in "
+        "globals, and draw no random numbers: memory belongs into the states, random choices into round_plan (by rng), "
+        "and noise comes from the oracle."
+    )
 
 
 class _Replay:
-    """Gives the answers that another oracle gave, to the same questions in the same order."""
+    """An oracle that repeats recorded answers to the same questions in the same order."""
 
     def __init__(self, call: Call) -> None:
-        self.num_silos, self._call, self._answers = call.num_silos, call, iter(call.asked)
-
-    def _next(self, kind: str, value: torch.Tensor) -> torch.Tensor:
-        known, given, answer = next(self._answers, ("", value, value))
-        if known != kind or not torch.equal(given, value):
-            raise ContractError(
-                f"repeated with the same answers of the oracle, local_update asks for another {kind} in round "
-                f"{self._call.round}. What it asks depends on something beside the oracle's earlier answers, the "
-                "download, the silos' states and the plan."
-            )
-        return answer.clone()
+        self.num_silos, self._round, self._queries = call.num_silos, call.round, iter(call.queries)
 
     def gradient(self, y: torch.Tensor) -> torch.Tensor:
         return self._next("gradient", y)
 
     def release(self, update: torch.Tensor) -> torch.Tensor:
         return self._next("release", update)
+
+    def squared_norm(self, update: torch.Tensor, scale: float) -> torch.Tensor:
+        return self._next("squared_norm", update)
+
+    def _next(self, kind: str, value: torch.Tensor) -> torch.Tensor:
+        recorded, argument, answer = next(self._queries, ("", value, value))
+        if recorded != kind or not torch.equal(argument, value):
+            raise _not_repeatable("local_update", f"asks oracle.{kind} for something else", self._round)
+        return answer.clone()

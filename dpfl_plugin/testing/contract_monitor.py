@@ -1,17 +1,18 @@
-"""A federation of a few small silos, and an algorithm in it that is watched: what it gets, asks, says and keeps."""
+"""A small federation whose algorithm is monitored: every argument, question to the oracle, upload and state."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_plugin.algorithms.base import Algorithm, Oracle, RoundPlan, Setting
+from dpfl_plugin.algorithms.base import Algorithm, Oracle, RoundPlan, Setting, SquaringOracle
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.federation.planning import Planner
@@ -25,13 +26,13 @@ __tracebackhide__ = True
 
 
 class ContractError(AssertionError):
-    """An algorithm breaks its contract: what is wrong, where, and how to mend it."""
+    """An algorithm breaks its contract: what is wrong, where, and how to fix it."""
 
     __module__ = "dpfl_plugin.testing"  # where it is imported from
 
 
-Asked = tuple[str, Tensor, Tensor]
-"""("gradient" or "release", what was given to the oracle, its answer), (m, d) each."""
+Query = tuple[str, Tensor, Tensor]
+"""(method of the oracle, its argument (m, d), its answer)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,41 +44,54 @@ class Call:
     plan: RoundPlan
     down: Vectors
     silos: Vectors
-    asked: tuple[Asked, ...]
+    queries: tuple[Query, ...]
     up: Vectors
     new: Vectors
 
 
 @dataclass(slots=True)
 class Steps:
-    """What a run left behind, round by round: the server's and the silos' states, and every call."""
+    """What a run left behind, round by round: states, calls, plans and means of the uploads."""
 
     servers: list[Vectors] = field(default_factory=list)
     states: list[Vectors] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     plans: list[RoundPlan] = field(default_factory=list)
+    means: list[Vectors] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)
 
 
-class WatchedOracle:
-    """The oracle of a run, which writes down what it is asked and what it answers."""
+class OracleMonitor:
+    """The oracle of a run, whose questions and answers are recorded."""
 
     def __init__(self, oracle: Oracle, plan: RoundPlan, where: str) -> None:
         self.num_silos = oracle.num_silos
-        self._oracle_of_the_run, self._plan, self._where = oracle, plan, where
-        self.asked: list[Asked] = []
+        self._oracle, self._plan, self._where = oracle, plan, where
+        self.queries: list[Query] = []
 
     def gradient(self, y: Tensor) -> Tensor:
-        done = sum(kind == "gradient" for kind, _, _ in self.asked)
+        done = sum(kind == "gradient" for kind, _, _ in self.queries)
         if done >= self._plan.num_gradients:
             raise ContractError(
                 f"local_update asks for gradient {done + 1}{self._where}, but its round_plan says num_gradients="
                 f"{self._plan.num_gradients}, which the budget was checked for. Plan as many as are asked for."
             )
-        return self._ask("gradient", y, self._oracle_of_the_run.gradient)
+        return self._ask("gradient", y, self._oracle.gradient)
 
     def release(self, update: Tensor) -> Tensor:
-        return self._ask("release", update, self._oracle_of_the_run.release)
+        return self._ask("release", update, self._oracle.release)
+
+    def squared_norm(self, update: Tensor, scale: float) -> Tensor:
+        oracle = cast(SquaringOracle, self._oracle)
+        return self._ask("squared_norm", update, functools.partial(oracle.squared_norm, scale=scale))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ContractError(
+            f"local_update reads oracle.{name}{self._where}: an algorithm never sees records. Use oracle.gradient(y), "
+            "oracle.release(update) and oracle.num_silos, which is all that an oracle has."
+        )
 
     def _ask(self, kind: str, value: Tensor, ask: Any) -> Tensor:
         what = "a point" if kind == "gradient" else "an update"
@@ -88,12 +102,12 @@ class WatchedOracle:
             )
         given = value.detach().clone()
         answer: Tensor = ask(value)
-        self.asked.append((kind, given, answer.detach().clone()))
+        self.queries.append((kind, given, answer.detach().clone()))
         return answer
 
 
-class Watched:
-    """An algorithm whose every call is checked for shapes, names, types and for leaving what it is given alone."""
+class AlgorithmMonitor:
+    """An algorithm whose every call is checked: shapes, names, types, and arguments that stay as they were."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -135,8 +149,8 @@ class Watched:
     def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
         m, where = oracle.num_silos, f" (round {self.round}, m = {oracle.num_silos})"
         down_before, silos_before = _copy(down), _copy(silos)
-        watched = WatchedOracle(oracle, plan, where)
-        result = self.algorithm.local_update(down, silos, watched, plan)
+        monitor = OracleMonitor(oracle, plan, where)
+        result = self.algorithm.local_update(down, silos, monitor, plan)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise ContractError(f"local_update returns {type(result).__name__}{where}: it must be (uploads, states).")
         up, new = result
@@ -150,8 +164,7 @@ class Watched:
                 f"local_update keeps the state {unknown[0]!r}{where}, which init_silos does not begin: it has "
                 f"{sorted(silos) or 'none'}. Give it its first value there."
             )
-        asked = tuple(watched.asked)
-        call = Call(self.round, m, plan, down_before, silos_before, asked, _copy(up), _copy(new))
+        call = Call(self.round, m, plan, down_before, silos_before, tuple(monitor.queries), _copy(up), _copy(new))
         self.steps.calls.append(call)
         return up, new
 
@@ -188,54 +201,54 @@ class Watched:
 
 
 class Trial:
-    """A run of a configuration, a round at a time, with everything in reach of a check.
+    """A run of a configuration in memory, monitored.
 
     Args:
         stack: silos advanced together.
-        algorithm: instead of the configuration's.
     """
 
     def __init__(self, config: Config, *, stack: int = 1) -> None:
         self.parts: Parts = build(config, Path())
         parts = self.parts
-        self.watched = Watched(parts.algorithm)
-        self.steps = self.watched.steps
-        self.server = self.watched.init_server(parts.model, parts.setting)
+        self.monitor = AlgorithmMonitor(parts.algorithm)
+        self.steps = self.monitor.steps
+        self.server = self.monitor.init_server(parts.model, parts.setting)
         self.host = SiloGroup(
             model=parts.module,
             loss=parts.loss,
-            algorithm=self.watched,
+            algorithm=self.monitor,
             rules=parts.rules,
             engine=parts.engine,
             train=parts.train,
             test=parts.test,
-            states=self.watched.init_silos(parts.model, parts.setting.num_silos),
+            states=self.monitor.init_silos(parts.model, parts.setting.num_silos),
         )
         self._runtime = InProcess(self.host, self, stack_size=stack)
-        self._planner = Planner(self.watched, parts.setting, parts.setting.weights, config.public_seed)
+        self._planner = Planner(self.monitor, parts.setting, parts.setting.weights, config.public_seed)
         self._rounds = config.rounds or 1
 
     def append(self, charges: Sequence[Charge]) -> None:
-        """Of the sink that the runtime charges."""
+        """Take the runtime's charges, as a ledger does."""
         self.steps.charges += charges
 
     def sync(self) -> None:
-        """Of the sink that the runtime charges: it is in memory."""
+        """Do nothing: the charges are in memory."""
 
     def run(self) -> Steps:
         """All rounds."""
         for round in range(self._rounds):
-            self.watched.round = round
+            self.monitor.round = round
             plan = self._planner.plan(self.server, round)
             assert plan is not None
             draw = Draw(self._planner.seed, round)
-            mean_up = self._runtime.run_round(self.watched.download(self.server), plan, draw)
-            self.server = self.watched.aggregate(self.server, mean_up, plan)
+            mean_up = self._runtime.run_round(self.monitor.download(self.server), plan, draw)
+            self.steps.means.append(_copy(mean_up))
+            self.server = self.monitor.aggregate(self.server, mean_up, plan)
             self._runtime.commit()
             self.steps.plans.append(plan)
             self.steps.servers.append(_copy(self.server))
             self.steps.states.append(_copy(self._runtime.states()))
-        self.watched.notes(self.server)
+        self.monitor.notes(self.server)
         return self.steps
 
 
@@ -257,11 +270,11 @@ def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str
 
 
 def _unchanged(before: Vectors, after: Vectors, what: str, whose: str) -> None:
-    found = difference(before, after)
-    if found is not None:
+    mismatch = difference(before, after)
+    if mismatch is not None:
         raise ContractError(
-            f"{what} {whose}: {found}. Others read it after: compute a new tensor (y = y - g, not y -= g, on what was "
-            "given), or clone it first."
+            f"{what} {whose}: {mismatch}. It is read again: compute a new tensor (y = y - g, not y -= g), or "
+            "clone it first."
         )
 
 

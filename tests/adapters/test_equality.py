@@ -16,7 +16,7 @@ CASES = {
     "scaffnew": {"algorithm": {"name": "scaffnew", "local_lr": 0.2, "p": 0.4, "average": "ema"}},
     "fedavg, momentum": {"algorithm": {**SCAFFOLD, "name": "fedavg", "server_optimizer": "adam", "server_lr": 0.1}},
     "uploads of a number": {
-        "algorithm": {"module": "tests.testing.right:ShortUploads", "local_steps": 3, "local_lr": 0.5}
+        "algorithm": {"module": "tests.testing.algorithms:ShortUploads", "local_steps": 3, "local_lr": 0.5}
     },
     "silo level": {
         "algorithm": {**SCAFFOLD, "name": "fedavg", "server_optimizer": "fedexp"},

@@ -1,85 +1,94 @@
-"""The contract notices what is wrong, each by the check that is for it, and says how to mend it."""
+"""The contract notices every fault by the check that is for it, and says how to fix it."""
 
-import re
-from pathlib import Path
+from __future__ import annotations
 
 import pytest
 
-import dpfl_plugin
-from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.oracle import PrivateOracle
-from dpfl_plugin.testing import AlgorithmContract, ContractError
-from tests.testing import right, wrong
+from dpfl_plugin.testing import AlgorithmContract, ContractError, endings
 
-CHECKS = sorted(name for name in vars(AlgorithmContract) if name.startswith("test_"))
-WRONG = [
-    ("NotFrozen", "test_options", "is not a frozen dataclass: write @dataclass"),
-    ("OptionsThatChange", "test_options", "is not the same after its options were written"),
-    ("StateOnSelf", "test_resume", "interrupted after round . and resumed, the run ends with another model"),
-    ("StateInAGlobal", "test_resume", "neither attributes of self nor globals"),
-    ("CoinsOfItsOwn", "test_resume", "nor the state of a random generator"),
-    ("CoinsOfItsOwn", "test_stack", "no random numbers of your own"),
-    ("MoreGradients", "test_plan", r"asks for gradient 4 \(round 0, m = 1\), but its round_plan says num_gradients=3"),
-    ("FewerGradients", "test_plan", "asks for 3 gradients in round 0, and its round_plan says num_gradients=4"),
-    ("PlanOfItsOwn", "test_plan", "round_plan answers two equal questions differently"),
-    ("ChangesTheServer", "test_shapes", "aggregate changes the server's state in place: 'model' differs"),
-    ("ChangesTheMean", "test_shapes", "aggregate changes the mean of the uploads in place"),
-    ("ChangesTheDownload", "test_shapes", "local_update changes the download"),
+OPTIONS = "test_options_are_the_same_after_they_were_written_to_a_file"
+SHAPES = "test_vectors_have_the_shape_and_type_of_the_model"
+REPEAT = "test_equal_inputs_give_equal_results"
+TOGETHER = "test_silos_advanced_together_compute_what_each_computes_alone"
+PLAN = "test_round_plan_announces_every_gradient"
+HALF = "test_half_of_the_silos_can_take_part_or_silo_rate_is_refused"
+CHARGES = "test_every_answer_of_the_oracle_is_charged"
+RESUME = "test_a_resumed_run_ends_as_an_uninterrupted_one"
+MPI = "test_mpi_processes_end_as_one_process"
+STEPS = {"local_steps": 3, "local_lr": 0.1}
+FAULTS = [
+    ("NotFrozen", OPTIONS, "is not a frozen dataclass: write @dataclass"),
+    ("OptionsThatChange", OPTIONS, "is not the same after its options were written"),
+    ("ReadsRecords", SHAPES, r"local_update reads oracle.records \(round 0, m = 1\): an algorithm never sees records"),
+    ("StateOnSelf", RESUME, "interrupted after round . and resumed, the run ends with another model"),
+    ("StateInAGlobal", RESUME, "neither attributes of self nor globals"),
+    (
+        "StateOnSelf",
+        REPEAT,
+        "with equal inputs in round 1, aggregate gives another state .* memory belongs into the states",
+    ),
+    ("CoinsOfItsOwn", RESUME, "nor random generators"),
+    ("CoinsOfItsOwn", TOGETHER, "no random numbers of your own"),
+    ("MoreGradients", PLAN, r"asks for gradient 4 \(round 0, m = 1\), but its round_plan says num_gradients=3"),
+    ("FewerGradients", PLAN, "asks for 3 gradients in round 0, but its round_plan says num_gradients=4"),
+    ("PlanOfItsOwn", PLAN, "round_plan answers two equal questions differently"),
+    ("ChangesTheServer", SHAPES, "aggregate changes the server's state in place: 'model' differs"),
+    ("ChangesTheMean", SHAPES, "aggregate changes the mean of the uploads in place"),
+    ("ChangesTheDownload", SHAPES, "local_update changes the download"),
     (
         "Squeezes",
-        "test_shapes",
+        SHAPES,
         r"'model', of shape \(15,\) \(round 0, m = 1\); it must be \(m, d\), \(m, 1\) or \(m,\), here \(1, 15\)",
     ),
-    ("OnePointForAll", "test_shapes", r"gives oracle.gradient shape \(15,\) .* a point for each silo is needed"),
-    ("OfAnotherType", "test_shapes", "'control', of torch.float32; the model is torch.float64"),
-    ("StatesInOneMemory", "test_shapes", "'update' in the memory of 'control'"),
-    ("RowsInOneMemory", "test_shapes", "'anchor' in the memory of itself"),
-    ("StateFromNowhere", "test_shapes", "keeps the state 'last' .* which init_silos does not begin"),
+    ("OnePointForAll", SHAPES, r"gives oracle.gradient shape \(15,\) .* a point for each silo is needed"),
+    ("OfAnotherType", SHAPES, "'control', of torch.float32; the model is torch.float64"),
+    ("StatesInOneMemory", SHAPES, "'update' in the memory of 'control'"),
+    ("RowsInOneMemory", SHAPES, "'anchor' in the memory of itself"),
+    ("StateFromNowhere", SHAPES, "keeps the state 'last' .* which init_silos does not begin"),
     (
         "NameThatComesLater",
-        "test_shapes",
+        SHAPES,
         r"returns the states \['model', 'velocity'\] in round 0, and got \['model'\]",
     ),
-    ("NotesAreText", "test_shapes", "notes returns 'one string'"),
-    ("MixesSilos", "test_stack", "silos advanced 2 at a time compute something else than one at a time: 'model'"),
-    ("SendsWhatWasNotReleased", "test_ledger", "sends 'model' without releasing it as it is"),
-    ("SendsMoreThanWasReleased", "test_ledger", "sends 'half' without releasing it as it is"),
-    ("IgnoresTheSiloRate", "test_partial_participation", "lets all silos take part although silo_rate is 0.5"),
-    ("CoinsInLocalUpdate", "test_replay", "repeated with the same answers of the oracle, round 0 gives other uploads"),
+    ("NotesAreText", SHAPES, "notes returns 'one string'"),
+    ("MixesSilos", TOGETHER, "silos advanced 2 at a time compute something else than one at a time: 'model'"),
+    ("SendsWhatWasNotReleased", CHARGES, "sends 'model' without releasing it as it is"),
+    ("SendsMoreThanWasReleased", CHARGES, "sends 'half' without releasing it as it is"),
+    ("IgnoresTheSiloRate", HALF, "lets all silos take part although silo_rate is 0.5"),
+    (
+        "CoinsInLocalUpdate",
+        REPEAT,
+        "with equal inputs in round 0, local_update gives other uploads .* draw no random numbers",
+    ),
 ]
 
 
-def contract(name: str) -> AlgorithmContract:
+def contract(algorithm: dict[str, object]) -> AlgorithmContract:
     made = AlgorithmContract()
-    module = next(one for one in (right, wrong) if hasattr(one, name))
-    made.algorithm = {"module": f"{module.__name__}:{name}", **wrong.RIGHT}
+    made.algorithm = {**algorithm, **STEPS}
     made.config = {"rounds": 2}
     return made
 
 
-@pytest.mark.parametrize("check", [check for check in CHECKS if check != "test_mpi"])
-def test_what_is_right_passes(check: str) -> None:
-    getattr(contract("Right"), check)()
-
-
-@pytest.mark.parametrize("check", ["test_shapes", "test_stack"])
-def test_an_upload_may_be_a_number(check: str) -> None:
-    getattr(contract("ShortUploads"), check)()
-
-
-@pytest.mark.parametrize(("name", "check", "message"), WRONG, ids=lambda x: x.replace(" ", "-")[:40])
-def test_what_is_wrong_is_noticed(name: str, check: str, message: str) -> None:
+@pytest.mark.parametrize(("name", "check", "message"), FAULTS)
+def test_a_fault_is_noticed(name: str, check: str, message: str) -> None:
     with pytest.raises(ContractError, match=message):
-        getattr(contract(name), check)()
+        getattr(contract({"module": f"tests.testing.algorithms:{name}"}), check)()
 
 
-def test_an_oracle_that_was_kept_answers_no_more() -> None:
-    with pytest.raises(TrainingError, match="an oracle of a round that is over: it would not be charged"):
-        contract("KeepsTheOracle").test_ledger()
+@pytest.mark.parametrize("check", [SHAPES, REPEAT, TOGETHER])
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"module": "tests.testing.algorithms:ShortUploads"}, {"name": "fedavg", "server_optimizer": "fedexp"}],
+    ids=["of our own", "fedexp"],
+)
+def test_an_upload_may_be_a_number(algorithm: dict[str, object], check: str) -> None:
+    getattr(contract(algorithm), check)()
 
 
 @pytest.mark.parametrize("unit", ["record", "silo"])
-def test_a_release_that_the_ledger_lacks_is_noticed(monkeypatch, unit) -> None:
+def test_an_answer_that_the_ledger_lacks_is_noticed(monkeypatch, unit) -> None:
     real = PrivateOracle.charges
 
     def charges(self):
@@ -87,12 +96,23 @@ def test_a_release_that_the_ledger_lacks_is_noticed(monkeypatch, unit) -> None:
 
     monkeypatch.setattr(PrivateOracle, "charges", charges)
     with pytest.raises(ContractError, match=r"round 0, silo 2: \d answers of oracle\.\w+, and 0 in the ledger"):
-        contract("Right").test_ledger()
+        getattr(contract({"name": "fedavg"}), CHARGES)()
 
 
-def test_the_suite_is_there_without_pytest() -> None:
-    """Nothing of the package imports it, now or later."""
-    package = Path(dpfl_plugin.__file__).parent
-    wanting = re.compile(r"^\s*(import|from) _?pytest\b|import_module\(.pytest", re.MULTILINE)
-    files = list(package.rglob("*.py"))
-    assert len(files) > 100 and not [path for path in files if wanting.search(path.read_text())]
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('exec "$python" "$@" --set algorithm.local_lr=0.2', "mpirun -n 3 ends with another model than one process"),
+        ("echo no slots left >&2; exit 3", r"exit code 3:\nno slots left"),
+    ],
+    ids=["another result", "a failure"],
+)
+def test_a_fault_on_ranks_is_noticed(tmp_path, monkeypatch, script: str, message: str) -> None:
+    """In place of mpirun stands what runs the command in one process, changed."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f'#!/bin/sh\ntest "$1 $4 $5 $6" = "-n -P -m mpi4py" || exit 9\npython=$3; shift 6\n{script}\n')
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(endings, "_mpirun", lambda: str(mpirun))
+    monkeypatch.setattr(endings, "mpi_missing", lambda: None)
+    with pytest.raises(ContractError, match=message):
+        getattr(contract({"name": "fedavg"}), MPI)()

@@ -1,4 +1,4 @@
-"""Algorithms with one thing wrong each. The contract has to notice, and say what."""
+"""An algorithm with uploads of every shape, and algorithms with one fault each, which the contract has to notice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ import torch
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.fedavg import FedAvg
 
-RIGHT = {"local_steps": 3, "local_lr": 0.1}
+
+@dataclass(frozen=True, kw_only=True)
+class ShortUploads(FedAvg):
+    """Sends a number beside its update, as [m, 1] and as [m], and steps by their means."""
+
+    def local_update(self, down, silos, oracle, plan):
+        up, new = super().local_update(down, silos, oracle, plan)
+        norm = up["model"].norm(dim=1, keepdim=True)
+        return {**up, "column": norm, "number": norm.squeeze(1)}, new
+
+    def aggregate(self, server, mean_up, plan):
+        assert mean_up["column"].shape == mean_up["number"].shape == (1,)
+        return {**server, "model": server["model"] + mean_up["model"] / (mean_up["column"] + mean_up["number"])}
 
 
 class NotFrozen(FedAvg):
@@ -25,6 +37,12 @@ class OptionsThatChange(FedAvg):
 
     def __post_init__(self):
         object.__setattr__(self, "salt", random.random())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsRecords(FedAvg):
+    def local_update(self, down, silos, oracle, plan):
+        return {"model": oracle.records[0].features.mean() + down["model"].expand(oracle.num_silos, -1)}, {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +86,6 @@ class FewerGradients(FedAvg):
     def round_plan(self, server, round, setting, rng):
         K = self.local_steps
         return RoundPlan(local_steps=K, local_lr=0.1, num_gradients=K + 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeepsTheOracle(FedAvg):
-    """Plans a gradient more than it asks for, and asks for it when the round was charged."""
-
-    kept: list = field(default_factory=list, init=False, compare=False)
-
-    def round_plan(self, server, round, setting, rng):
-        return RoundPlan(local_steps=self.local_steps, local_lr=0.1, num_gradients=self.local_steps + 1)
-
-    def local_update(self, down, silos, oracle, plan):
-        if self.kept:
-            self.kept.pop().gradient(down["model"].expand(oracle.num_silos, -1))
-        self.kept.append(oracle)
-        return super().local_update(down, silos, oracle, plan)
 
 
 @dataclass(frozen=True, kw_only=True)
