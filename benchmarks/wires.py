@@ -23,11 +23,11 @@ from typing import Any, Final
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from dpfl_plugin.testing.wire import WireContract
-from dpfl_plugin.testing.wire_faults import Declared, Elsewhere, Impossible, Theirs
+from dpfl_plugin.testing.wire_faults import DecidedByPlatform, Declared, Elsewhere, Impossible
 
 PAGE: Final = "docs/adapters.md"
 TESTED: Final = "yes"
-KINDS: Final = {Impossible: "cannot happen", Theirs: "the platform's own", Elsewhere: "tested elsewhere"}
+KINDS: Final = {Impossible: "cannot happen", DecidedByPlatform: "the platform's own", Elsewhere: "tested elsewhere"}
 OFFLINE: Final = "examples/fedml_existing_project/offline"
 
 

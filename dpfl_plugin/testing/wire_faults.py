@@ -53,7 +53,7 @@ class Impossible(Declared):
     """The fault cannot happen on this wire."""
 
 
-class Theirs(Declared):
+class DecidedByPlatform(Declared):
     """The platform decides it before any code of an adapter sees it; the reason says how."""
 
 
@@ -105,7 +105,9 @@ class FaultChecks(ABC):
             if not hasattr(getattr(cls, name, None), "fault"):
                 raise TypeError(f"{cls.__name__}.declared: {name} is not a check of the contract.")
             if not isinstance(why, Declared) or type(why) is Declared:
-                raise TypeError(f"{cls.__name__}.declared[{name!r}] must be Impossible, Theirs or Elsewhere.")
+                raise TypeError(
+                    f"{cls.__name__}.declared[{name!r}] must be Impossible, DecidedByPlatform or Elsewhere."
+                )
             setattr(cls, name, None)
 
     @classmethod

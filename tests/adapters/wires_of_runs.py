@@ -9,12 +9,12 @@ import contextlib
 from typing import ClassVar
 
 from dpfl_plugin.testing.wire import Federation, Parties, WireContract
-from dpfl_plugin.testing.wire_faults import Declared, Elsewhere, Impossible, Theirs
+from dpfl_plugin.testing.wire_faults import DecidedByPlatform, Declared, Elsewhere, Impossible
 
 CALLS = Impossible("silos are asked by function calls in the process of the server")
-ONCE = Theirs("MPI delivers a message once, whole and in order, or ends the job")
-RANKS = Theirs("MPI knows a rank by its place in the job, which whoever starts it decides")
-BUFFERS = Theirs("uploads go into buffers of the agreed length, and MPI refuses what does not fit")
+ONCE = DecidedByPlatform("MPI delivers a message once, whole and in order, or ends the job")
+RANKS = DecidedByPlatform("MPI knows a rank by its place in the job, which whoever starts it decides")
+BUFFERS = DecidedByPlatform("uploads go into buffers of the agreed length, and MPI refuses what does not fit")
 FULL = Elsewhere(
     "for the checkpoint and the ledger",
     ("tests/cli/test_full_disk.py::test_wherever_the_space_ends_the_run_says_so_and_goes_on",),

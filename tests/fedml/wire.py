@@ -29,7 +29,7 @@ from dpfl_plugin.adapters import agree, fedml_ends
 from dpfl_plugin.adapters.fedml import PrivateAggregator, PrivateTrainer
 from dpfl_plugin.adapters.fedml_ends import end_together
 from dpfl_plugin.testing.wire import WireContract
-from dpfl_plugin.testing.wire_faults import Theirs
+from dpfl_plugin.testing.wire_faults import DecidedByPlatform
 from tests.adapters.wires import check_page, no_power_cuts  # noqa: F401
 
 SERVER = 0
@@ -197,10 +197,10 @@ class TestFedML(WireContract):
         "a part of the silos in a round, but in simulations",
     )
     declared: ClassVar = {
-        "test_what_is_too_large_does_not_count": Theirs(
+        "test_what_is_too_large_does_not_count": DecidedByPlatform(
             "FedML reads and unpickles up to 1 GB before anybody sees it, and takes no notice of what follows"
         ),
-        "test_what_is_announced_is_not_allocated": Theirs(
+        "test_what_is_announced_is_not_allocated": DecidedByPlatform(
             "FedML unpickles what comes, which makes whatever it says: let only members reach its ports"
         ),
     }
