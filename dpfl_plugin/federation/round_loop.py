@@ -207,7 +207,7 @@ class RoundLoop:
             return
         plan, down = self.planner.of_all("score", lost=progress.lost), {"model": progress.server["model"]}
         draw = self.draw(progress, progress.rounds, "score")
-        if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
+        if not self.account.affords_extra("score", progress.rounds, draw.noise_id):
             return
         mean = self._sent(progress, down, plan, draw)
         progress.scored(mean["score"].flatten().tolist())
@@ -270,7 +270,7 @@ class RoundLoop:
         if self.personalise is not None:
             own = self.personalise
             draw = self.draw(progress, self.rounds, "personalise")
-            if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
+            if self.account.affords_extra("personalise", self.rounds, draw.noise_id):
                 made = self._own_models(progress, own)
                 self.survivors.retry(progress, lambda: made(draw))
             else:

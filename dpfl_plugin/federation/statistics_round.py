@@ -53,7 +53,7 @@ class StatisticsRound:
             plan = self.planner.of_all("statistics", lost=progress.lost)
             plan = replace(plan, weights=(1.0,) * len(plan.participants))  # a sum, and no mean
             named = draw(progress, 0, "statistics")
-            if not self.account.affords_beside("statistics", 0, named.noise_id):
+            if not self.account.affords_extra("statistics", 0, named.noise_id):
                 return False
             sums = send(progress, down, plan, named)["sums"]
             of = sum(self.num_records[silo] for silo in plan.participants), len(plan.participants)

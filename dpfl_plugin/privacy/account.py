@@ -21,7 +21,7 @@ from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.composition import Planned, ReleasesBySilo, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, Pricing, RoundCost, dearer, made_certain
 from dpfl_plugin.privacy.events import Batch, Charge, batches
-from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade, Kind
+from dpfl_plugin.privacy.extra_releases import NOT_RUN, ExtraPlan, ExtraReleases, Kind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import Server, Statement, ThirdParty, finite, outsider
 from dpfl_plugin.privacy.participation import Draw, Plan
@@ -52,7 +52,7 @@ class PrivacyAccount:
 
     Args:
         spec: what the run may spend, and who spends it.
-        beside: what is planned beside the rounds.
+        extra_plan: what is planned beside the rounds.
         draw: who would take part in rounds to come, for `expected_rounds` alone.
         shared: a ledger that other runs on the same data write to as well. The budget is this run's alone.
         costs: of the rounds that were begun before a resume, from the checkpoint.
@@ -84,7 +84,7 @@ class PrivacyAccount:
         *,
         rules: PrivacyRules,
         accountant: Accountant,
-        beside: Beside,
+        extra_plan: ExtraPlan,
         draw: Draw,
         ledger: Ledger,
         shared: Ledger | None = None,
@@ -100,8 +100,8 @@ class PrivacyAccount:
         self.budget: Budget | None = None
         if spec.epsilon is not None:
             self.budget = Budget(spec.epsilon, spec.delta, budget_accountant or accountant, spec.epsilons)
-        ledger.tally.settle(beside.guessed_kind)
-        self.extra = BesideMade(beside, rules, spec.num_records)
+        ledger.tally.settle(extra_plan.guessed_kind)
+        self.extra = ExtraReleases(extra_plan, rules, spec.num_records)
         self.pricing = Pricing(spec, rules, lost=lost)
         self.costs = {round: made_certain(cost) if lost else cost for round, cost in (costs or {}).items()}
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
@@ -238,19 +238,19 @@ class PrivacyAccount:
             self._cleared = _Cleared(_shape(plan), round + budget_forecast.most_rounds(self, round, plan))
         return round < self._cleared.until
 
-    def affords_beside(self, kind: Kind, round: int, noise_id: str) -> bool:
+    def affords_extra(self, kind: Kind, round: int, noise_id: str) -> bool:
         """Whether a release beside the rounds, the next of all silos, stays within the budget.
 
         Together with what was spent and with all that is planned. That has room for each such release once: one that a
         crash makes silos make again with fresh noise is another.
         """
         if self._limited:
-            one, _ = self.beside.planned(kind, self.rules, min(self.spec.num_records))
+            one, _ = self.extra_plan.planned(kind, self.rules, min(self.spec.num_records))
             if self._beyond_limit({silo: [one] for silo in range(self.spec.num_silos)}):
                 return False
         if self.budget is None:
             return True
-        return self.bounded.affords_beside(self.extra.releases(ahead=True, following=(kind, round, noise_id)))
+        return self.bounded.affords_extra(self.extra.releases(ahead=True, following=(kind, round, noise_id)))
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether the budget lets rounds with these costs happen, so many of each, whoever is drawn."""
@@ -355,7 +355,7 @@ class PrivacyAccount:
             self.spec,
             rules=self.rules,
             accountant=self.accountant,
-            beside=self.beside,
+            extra_plan=self.extra_plan,
             draw=self.draw,
             ledger=self.ledger,
             costs=self.costs,
@@ -387,7 +387,7 @@ class PrivacyAccount:
         return self.pricing.lost
 
     @property
-    def beside(self) -> Beside:
+    def extra_plan(self) -> ExtraPlan:
         """What is planned beside the rounds."""
         return self.extra.plan
 
@@ -439,7 +439,7 @@ class PrivacyAccount:
     def everywhere(
         self,
         counted: Counter[RoundCost],
-        beside: ReleasesBySilo | None = None,
+        extra: ReleasesBySilo | None = None,
         silos: Iterable[int] | None = None,
         participants: Iterable[int] = (),
     ) -> list[Terms]:
@@ -450,11 +450,11 @@ class PrivacyAccount:
             participants: who is about to take part.
         """
         cap = self.most_attempts(participants)
-        beside = self.extra.releases(ahead=True) if beside is None else beside
+        extra = self.extra.releases(ahead=True) if extra is None else extra
         silos = self.silos if silos is None else silos
         return [
             terms
-            for of_silo in in_every_round(counted, self.pricing.planned, silos, cap, beside).values()
+            for of_silo in in_every_round(counted, self.pricing.planned, silos, cap, extra).values()
             for terms in of_silo
         ]
 

@@ -11,7 +11,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.calibration import most
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Term
-from dpfl_plugin.privacy.extra_releases import terms_beside
+from dpfl_plugin.privacy.extra_releases import extra_terms
 from dpfl_plugin.privacy.participation import CERTAIN, Plan, participation
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def expected_rounds(account: PrivacyAccount, plan: Plan, limit: int) -> int:
     elif budget is not None:
         planned = account.extra.releases(ahead=True)
         each = {
-            kind: account.server.most_rounds(silo, cost, each[kind], terms_beside(planned, silo, cost.share))
+            kind: account.server.most_rounds(silo, cost, each[kind], extra_terms(planned, silo, cost.share))
             for kind, silo in account.kinds.items()
         }
     if participation(plan, spec) == CERTAIN:
@@ -93,9 +93,9 @@ def _expected_of_draws(account: PrivacyAccount, plan: Plan, limit: int) -> int:
 
 def _check_accountant(account: PrivacyAccount, cost: RoundCost) -> None:
     """Raise UnsupportedError now if the accountant does not know what will be released, not after it was."""
-    beside = account.extra.releases(ahead=True)
+    extra = account.extra.releases(ahead=True)
     for silo in account.silos:
         for planned, probability in itertools.product(account.pricing.planned(silo, cost), {1.0, cost.probability}):
             term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
-            for terms in terms_beside(beside, silo, cost.share):
+            for terms in extra_terms(extra, silo, cost.share):
                 account.accountant.epsilon([term, *terms], account.spec.delta)

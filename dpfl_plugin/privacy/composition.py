@@ -143,14 +143,14 @@ def compositions(planned: Iterable[Planned]) -> tuple[Terms, ...]:
     return compose(certain_parts(planned))
 
 
-def silo_compositions(charges: Iterable[Charge], beside: ReleasesBySilo = NO_RELEASES) -> dict[int, tuple[Terms, ...]]:
+def silo_compositions(charges: Iterable[Charge], extra: ReleasesBySilo = NO_RELEASES) -> dict[int, tuple[Terms, ...]]:
     """Per silo its compositions, one for each elementary interval; a record is in one of them only.
 
     Raises:
         ConfigError: as `Spending.compositions`.
     """
     spending = Spending(charges)
-    return {silo: spending.compositions(silo, beside.get(silo, ())) for silo in sorted({*spending, *beside})}
+    return {silo: spending.compositions(silo, extra.get(silo, ())) for silo in sorted({*spending, *extra})}
 
 
 def shares_by_interval(shares: Iterable[Share], unit: Unit) -> tuple[frozenset[Share], ...]:

@@ -25,7 +25,7 @@ NOT_RUN: Final = "not-run"  # how the noise_id of what is charged and was not re
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ExtraPlan:
     """The plan of a run.
 
     Attributes:
@@ -78,14 +78,14 @@ class Beside:
         return tuple(kind for kind, is_planned in planned.items() if is_planned)
 
 
-class BesideMade:
+class ExtraReleases:
     """What silos released beside the rounds of a run, together with what is planned of it.
 
     Args:
         num_records: of each silo.
     """
 
-    def __init__(self, plan: Beside, rules: PrivacyRules, num_records: tuple[int, ...]) -> None:
+    def __init__(self, plan: ExtraPlan, rules: PrivacyRules, num_records: tuple[int, ...]) -> None:
         self.plan, self._rules, self._num_records = plan, rules, num_records
         # round -> name of noise -> silos, of each kind of release.
         self._made: dict[Kind, defaultdict[int, defaultdict[str, set[int]]]]
@@ -142,12 +142,12 @@ class BesideMade:
         ]
 
 
-def terms_beside(beside: ReleasesBySilo, silo: int, share: Share = WHOLE) -> list[list[Term]]:
+def extra_terms(extra: ReleasesBySilo, silo: int, share: Share = WHOLE) -> list[list[Term]]:
     """What to compose with a silo's releases that read ``share``, in each elementary interval that it covers.
 
     At least one composition, which may be empty.
     """
-    planned = beside.get(silo, ())
+    planned = extra.get(silo, ())
     if not planned:
         return [[]]
     intervals = shares_by_interval([share, *(one.share for one in planned)], planned[0].release.unit)

@@ -19,7 +19,7 @@ from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.composition import ReleasesBySilo, Terms, compositions, undominated
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, attempted, made_certain
 from dpfl_plugin.privacy.events import Term
-from dpfl_plugin.privacy.extra_releases import NOT_RUN, WHOLE, terms_beside
+from dpfl_plugin.privacy.extra_releases import NOT_RUN, WHOLE, extra_terms
 from dpfl_plugin.privacy.participation import Plan
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import (
@@ -61,7 +61,7 @@ SCHEDULED = "rounds for which no mixture is proven, by their noise schedule, cou
 
 
 def _most_rounds(
-    account: PrivacyAccount, budget: Budget, silo: int, cost: RoundCost, limit: int, beside: Iterable[Sequence[Term]]
+    account: PrivacyAccount, budget: Budget, silo: int, cost: RoundCost, limit: int, extra: Iterable[Sequence[Term]]
 ) -> int:
     """How many rounds of this cost a silo may be in within a budget, with each of what is ``beside`` them."""
     # All that there is, where noise does not vary.
@@ -70,7 +70,7 @@ def _most_rounds(
         return limit
     one = Term(release=planned.release, count=planned.count, rounds=1, participation=cost.probability)
     likely = account.spec.rounds or 1  # alone, more rounds never seem cheaper than fewer
-    return min(budget.most(one, tuple(terms), limit, likely if terms else 1) for terms in beside)
+    return min(budget.most(one, tuple(terms), limit, likely if terms else 1) for terms in extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ class Server:
 
     def affords(self, round: int, cost: RoundCost, plan: Plan) -> bool:
         """Whether those who were drawn for the next round stay within the budget."""
-        beside, releases = self.account.extra.releases(ahead=True), self.account.pricing.planned
-        return self._allows({silo: [*releases(silo, cost), *beside.get(silo, ())] for silo in plan.participants})
+        extra, releases = self.account.extra.releases(ahead=True), self.account.pricing.planned
+        return self._allows({silo: [*releases(silo, cost), *extra.get(silo, ())] for silo in plan.participants})
 
-    def affords_beside(self, beside: ReleasesBySilo) -> bool:
+    def affords_extra(self, extra: ReleasesBySilo) -> bool:
         """Whether all silos stay within it with these releases ``beside`` the rounds."""
-        return self._allows(beside)
+        return self._allows(extra)
 
     def _allows(self, releases: ReleasesBySilo) -> bool:
         assert self.account.budget is not None
@@ -115,26 +115,26 @@ class Server:
         account = self.account
         assert account.budget is not None
         planned = [one for cost in costs for one in account.pricing.planned(silo, cost)]
-        beside = account.extra.releases(ahead=True).get(silo, ())
-        return all(account.budget.fits(terms) for terms in compositions([*planned, *beside]))
+        extra = account.extra.releases(ahead=True).get(silo, ())
+        return all(account.budget.fits(terms) for terms in compositions([*planned, *extra]))
 
-    def most_rounds(self, silo: int, cost: RoundCost, limit: int, beside: Iterable[Sequence[Term]] = ((),)) -> int:
+    def most_rounds(self, silo: int, cost: RoundCost, limit: int, extra: Iterable[Sequence[Term]] = ((),)) -> int:
         """How many rounds of this cost a silo may be in, with each of what is ``beside`` them; up to ``limit``."""
         assert self.account.budget is not None
         certain = made_certain(cost)
-        return _most_rounds(self.account, self.account.budget.of(silo), silo, certain, limit, beside)
+        return _most_rounds(self.account, self.account.budget.of(silo), silo, certain, limit, extra)
 
     def _ahead(self, costs: Iterable[RoundCost]) -> list[Terms]:
         """Compositions that dominate what any silo has released by the end of rounds to come."""
-        account, beside = self.account, self.account.extra.releases(ahead=True)
+        account, extra = self.account, self.account.extra.releases(ahead=True)
         counted, alike = Counter(costs), account.alike()
         noises = {noise for cost in counted for noise, _ in cost.levels} | account.spending.noise_multipliers()
         found: list[Terms] = []
         for kind, silo in account.kinds.items():
-            planned = [*account.spending.envelope(alike[kind]), *beside.get(silo, ())]
+            planned = [*account.spending.envelope(alike[kind]), *extra.get(silo, ())]
             for cost, rounds in counted.items():
                 planned += [replace(one, count=one.count * rounds) for one in account.pricing.planned(silo, cost)]
-            if len(noises) + len(beside.get(silo, ())) > MOST_LEVELS:
+            if len(noises) + len(extra.get(silo, ())) > MOST_LEVELS:
                 # A silo may have more of them than what dominates it, and be accounted for by levels.
                 planned = [replace(one, release=rounded_down(one.release)) for one in planned]
             found += compositions(planned)
@@ -147,14 +147,14 @@ class Server:
         account = self.account
         return worst_epsilon(account.accountant, account.everywhere(rounds), account.spec.delta)
 
-    def spent(self, beside: ReleasesBySilo) -> float:
+    def spent(self, extra: ReleasesBySilo) -> float:
         """Epsilon of what silos released, in rounds and beside them; with a schedule, of what dominates a kind."""
         account, spending = self.account, self.account.spending
         if account.rules.varies:
             made = [terms for silos in account.alike().values() for terms in compositions(spending.envelope(silos))]
         else:
-            silos = {*spending, *beside}
-            made = [terms for silo in silos for terms in spending.compositions(silo, beside.get(silo, ()))]
+            silos = {*spending, *extra}
+            made = [terms for silo in silos for terms in spending.compositions(silo, extra.get(silo, ()))]
         return worst_epsilon(account.accountant, made, account.spec.delta)
 
 
@@ -184,13 +184,13 @@ class ThirdParty:
             return counted.total() <= self.most_alike(next(iter(counted)), MOST_ROUNDS)
         for alike, number in self._longest(certain).items():  # as in `attempted`
             counted[made_certain(alike)] += number
-        beside = account.extra.releases(ahead=True)
-        return all(map(account.budget.fits, undominated(self._compositions(counted, beside, plan.participants))))
+        extra = account.extra.releases(ahead=True)
+        return all(map(account.budget.fits, undominated(self._compositions(counted, extra, plan.participants))))
 
-    def affords_beside(self, beside: ReleasesBySilo) -> bool:
+    def affords_extra(self, extra: ReleasesBySilo) -> bool:
         """Whether the rounds that were begun stay within it with these releases ``beside`` them."""
         assert self.account.budget is not None
-        return self.so_far(beside) <= self.account.budget.epsilon
+        return self.so_far(extra) <= self.account.budget.epsilon
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether rounds with these costs fit, so many of each, whoever is drawn."""
@@ -205,19 +205,19 @@ class ThirdParty:
         assert account.budget is not None
         costs = {**account.found, **account.costs, **{n: account.dearer(n, cost) for n, cost in later.items()}}
         again = {round: len(account.noise_ids[round]) + 1 for round in later if account.noise_ids.get(round)}
-        beside = account.extra.releases(ahead=True)
-        return self._epsilon(costs, {**account.attempts(), **again}, beside) <= account.budget.epsilon
+        extra = account.extra.releases(ahead=True)
+        return self._epsilon(costs, {**account.attempts(), **again}, extra) <= account.budget.epsilon
 
     def most_alike(self, cost: RoundCost, limit: int) -> int:
         """How many rounds of this cost a third party's budget allows, up to ``limit``."""
         account, cap = self.account, self.account.spec.max_participations
         assert account.budget is not None
-        beside, last = account.extra.releases(ahead=True), limit
+        extra, last = account.extra.releases(ahead=True), limit
         if account.cap_matters():
             assert cap is not None
             cost, last = made_certain(cost), min(cap, limit)
         most = min(
-            _most_rounds(account, account.budget, silo, cost, last, terms_beside(beside, silo, cost.share))
+            _most_rounds(account, account.budget, silo, cost, last, extra_terms(extra, silo, cost.share))
             for silo in account.kinds.values()
         )
         return limit if account.cap_matters() and most == cap else most
@@ -230,29 +230,29 @@ class ThirdParty:
 
     def of_begun(self) -> float:
         """Epsilon of all rounds that were begun, with all that they are composed with."""
-        account, beside = self.account, self.account.extra.releases(ahead=True)
+        account, extra = self.account, self.account.extra.releases(ahead=True)
         if self._draws_decide(account.costs.values()):
-            return self.stated(account.costs, {}, beside).stated(account.accountant, account.spec.delta).epsilon
-        return self.so_far(beside) if account.repeated else self.epsilon_of(Counter(account.costs.values()))
+            return self.stated(account.costs, {}, extra).stated(account.accountant, account.spec.delta).epsilon
+        return self.so_far(extra) if account.repeated else self.epsilon_of(Counter(account.costs.values()))
 
-    def so_far(self, beside: ReleasesBySilo) -> float:
+    def so_far(self, extra: ReleasesBySilo) -> float:
         """Epsilon of the rounds that count by now."""
-        return self._epsilon({**self.account.found, **self.account.costs}, self.account.attempts(), beside)
+        return self._epsilon({**self.account.found, **self.account.costs}, self.account.attempts(), extra)
 
-    def _epsilon(self, costs: Mapping[int, RoundCost], attempts: Mapping[int, int], beside: ReleasesBySilo) -> float:
-        return self._worst(attempted(self.account.pricing.dearest(costs), attempts), beside)
+    def _epsilon(self, costs: Mapping[int, RoundCost], attempts: Mapping[int, int], extra: ReleasesBySilo) -> float:
+        return self._worst(attempted(self.account.pricing.dearest(costs), attempts), extra)
 
-    def _worst(self, counted: Counter[RoundCost], beside: ReleasesBySilo) -> float:
-        return worst_epsilon(self.account.accountant, self._compositions(counted, beside), self.account.spec.delta)
+    def _worst(self, counted: Counter[RoundCost], extra: ReleasesBySilo) -> float:
+        return worst_epsilon(self.account.accountant, self._compositions(counted, extra), self.account.spec.delta)
 
     def _compositions(
-        self, counted: Counter[RoundCost], beside: ReleasesBySilo, participants: Iterable[int] = ()
+        self, counted: Counter[RoundCost], extra: ReleasesBySilo, participants: Iterable[int] = ()
     ) -> list[Terms]:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
         account = self.account
         if account.cap_matters():
-            return account.everywhere(counted, beside, participants=participants)
-        of_silos = in_drawn_rounds(counted, account.pricing.planned, account.silos, beside).values()
+            return account.everywhere(counted, extra, participants=participants)
+        of_silos = in_drawn_rounds(counted, account.pricing.planned, account.silos, extra).values()
         return [terms for of_silo in of_silos for terms in of_silo]
 
     def _longest(self, rounds: Counter[RoundCost]) -> Counter[RoundCost]:
@@ -264,7 +264,7 @@ class ThirdParty:
 
     # What is stated
 
-    def stated(self, costs: Mapping[int, RoundCost], attempts: Mapping[int, int], beside: ReleasesBySilo) -> Composed:
+    def stated(self, costs: Mapping[int, RoundCost], attempts: Mapping[int, int], extra: ReleasesBySilo) -> Composed:
         """The third party's guarantee where the draws of participants may decide how a run goes.
 
         With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
@@ -281,12 +281,12 @@ class ThirdParty:
         why = GIVEN_WHO if limit_ended else self._why_given(alike, ended)
         if why is not None:
             certain = {round: made_certain(cost) for round, cost in costs.items()}
-            given = self._mixture(certain, attempts, beside).because(why)
+            given = self._mixture(certain, attempts, extra).because(why)
             return given if limit_ended else replace(given, within=within)
         if not ended:
-            return self._named(self._mixture(alike, attempts, beside), alike)
+            return self._named(self._mixture(alike, attempts, extra), alike)
         if account.cap_matters():
-            return replace(self._mixture(costs, attempts, beside), within=within)
+            return replace(self._mixture(costs, attempts, extra), within=within)
         drawn = [round for round, cost in alike.items() if cost.probability < 1]
         padded = dict(alike)
         if len(alike) != account.spec.rounds:
@@ -294,17 +294,17 @@ class ThirdParty:
             if last.share == WHOLE:  # rounds on other records may go on where more on the same would not
                 limit = self._most_rounds_of_any_draws(last)
             padded |= dict.fromkeys(range(first, first + limit - len(drawn)), last)
-        whole = self._mixture(padded, attempts, beside)
+        whole = self._mixture(padded, attempts, extra)
         return replace(whole.because(f"over the {len(padded)} rounds that the budget may allow"), within=within)
 
-    def _mixture(self, costs: Mapping[int, RoundCost], attempts: Mapping[int, int], beside: ReleasesBySilo) -> Composed:
+    def _mixture(self, costs: Mapping[int, RoundCost], attempts: Mapping[int, int], extra: ReleasesBySilo) -> Composed:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
         account, releases, silos = self.account, self.account.pricing.planned, self.account.silos
         if account.cap_matters():
             cap = account.most_attempts()
-            worst = worst_case_composed(costs, attempts, releases, silos=silos, cap=cap, beside=beside)
+            worst = worst_case_composed(costs, attempts, releases, silos=silos, cap=cap, extra=extra)
             return replace(worst.because(CAPPED), view="third_party")
-        mixture = third_party_composed(costs, attempts, releases, silos=silos, beside=beside)
+        mixture = third_party_composed(costs, attempts, releases, silos=silos, extra=extra)
         drawn = any(cost.probability < 1 for cost in costs.values())
         return mixture.because(FROM_THE_SEED) if drawn and not account.rules.fresh else mixture
 
@@ -462,12 +462,12 @@ class Statement:
         charges, made = account.charged()
         costs: Mapping[int, RoundCost] = account.pricing.dearest(made) if account.lost else made
         check_charges(charges, costs, releases)
-        attempts, beside = charges.again(), account.extra.releases(ahead=False)
+        attempts, extra = charges.again(), account.extra.releases(ahead=False)
         cap = account.most_attempts()
-        worst = worst_case_composed(costs, attempts, releases, silos=account.silos, cap=cap, beside=beside)
+        worst = worst_case_composed(costs, attempts, releases, silos=account.silos, cap=cap, extra=extra)
         if account.lost:
             return worst, replace(worst.because(LOST), view="third_party")
-        return worst, account.third_party.stated(costs, attempts, beside)
+        return worst, account.third_party.stated(costs, attempts, extra)
 
 
 def _taken_part(tally: Tally) -> tuple[set[int], Counter[int]]:

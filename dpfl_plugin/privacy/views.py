@@ -98,24 +98,24 @@ class Composed:
 
 
 def server_view(
-    charges: Iterable[Charge], accountant: Accountant, delta: float, *, beside: ReleasesBySilo = NO_RELEASES
+    charges: Iterable[Charge], accountant: Accountant, delta: float, *, extra: ReleasesBySilo = NO_RELEASES
 ) -> ViewEpsilon:
     """What the server learned: each silo's realised releases, the worst silo.
 
     Args:
-        beside: what is to be composed with them.
+        extra: what is to be composed with them.
 
     Raises:
         ConfigError: neighbouring relations or units are mixed, or delta is outside (0, 1).
         UnsupportedError: no sound bound is known for a release.
     """
-    return server_composed(charges, beside=beside).stated(accountant, delta)
+    return server_composed(charges, extra=extra).stated(accountant, delta)
 
 
-def server_composed(charges: Iterable[Charge], *, beside: ReleasesBySilo = NO_RELEASES) -> Composed:
+def server_composed(charges: Iterable[Charge], *, extra: ReleasesBySilo = NO_RELEASES) -> Composed:
     """What `server_view` states."""
     basis = "all releases that each silo made, in the rounds it took part in; disjoint record shares in parallel"
-    return Composed("server", silo_compositions(charges, beside), basis)
+    return Composed("server", silo_compositions(charges, extra), basis)
 
 
 def worst_case_composed(
@@ -125,7 +125,7 @@ def worst_case_composed(
     *,
     silos: Iterable[int],
     cap: int | None = None,
-    beside: ReleasesBySilo = NO_RELEASES,
+    extra: ReleasesBySilo = NO_RELEASES,
 ) -> Composed:
     """What the server could have learned by picking a silo in every round that was run, or in ``cap`` of them.
 
@@ -135,7 +135,7 @@ def worst_case_composed(
             after a crash counts as often, by whichever silos: one that no attempt had might have been in all of them.
         silos: ids to state it for; one of each kind (number of records) is enough.
         cap: the most rounds that a silo may take part in; see `worst_case_terms`.
-        beside: as `server_view`.
+        extra: as `server_view`.
 
     Raises:
         ConfigError, UnsupportedError: as `server_view` and `worst_case_terms`.
@@ -145,7 +145,7 @@ def worst_case_composed(
     capped = cap is not None and cap < counted.total()
     where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(costs)} rounds run{again}"
     basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
-    return Composed("server", in_every_round(counted, releases, silos, cap, beside), basis)
+    return Composed("server", in_every_round(counted, releases, silos, cap, extra), basis)
 
 
 def in_every_round(
@@ -153,7 +153,7 @@ def in_every_round(
     releases: Releases,
     silos: Iterable[int],
     cap: int | None = None,
-    beside: ReleasesBySilo = NO_RELEASES,
+    extra: ReleasesBySilo = NO_RELEASES,
 ) -> dict[int, tuple[Terms, ...]]:
     """Compositions of silos in all rounds of these costs, so many of each, or in ``cap`` of them."""
     found = {}
@@ -161,12 +161,12 @@ def in_every_round(
         plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
         for cost, rounds in counted.items():
             plans[tuple(releases(silo, cost))] += rounds
-        found[silo] = worst_case_terms(plans, cap, beside.get(silo, ()))
+        found[silo] = worst_case_terms(plans, cap, extra.get(silo, ()))
     return found
 
 
 def worst_case_terms(
-    plans: Mapping[tuple[Planned, ...], int], cap: int | None = None, beside: Iterable[Planned] = ()
+    plans: Mapping[tuple[Planned, ...], int], cap: int | None = None, extra: Iterable[Planned] = ()
 ) -> tuple[Terms, ...]:
     """A silo's compositions, had it taken part in every round, or in the dearest ``cap`` of them.
 
@@ -178,7 +178,7 @@ def worst_case_terms(
     Args:
         plans: what a round makes of the silo, and how many rounds do, each as often as it was released.
         cap: the most rounds, fresh releases of a round included, that a silo may take part in.
-        beside: releases to be composed with them.
+        extra: releases to be composed with them.
 
     Raises:
         ConfigError: the cap is below 0, or as `Spending.compositions`.
@@ -195,7 +195,7 @@ def worst_case_terms(
             counts[planned.share, planned.release] += planned.count
         for key, count in counts.items():
             rounds[key][count] += number
-    parts = certain_parts(beside)
+    parts = certain_parts(extra)
     for (share, release), numbers in rounds.items():
         left = sum(numbers.values()) if cap is None else cap
         for count in sorted(numbers, reverse=True):
@@ -243,7 +243,7 @@ def third_party_composed(
     releases: Releases,
     *,
     silos: Iterable[int],
-    beside: ReleasesBySilo = NO_RELEASES,
+    extra: ReleasesBySilo = NO_RELEASES,
 ) -> Composed:
     """What anyone learns from the global models, when participation was drawn honestly, unpredictably and
     independently of the data.
@@ -273,7 +273,7 @@ def third_party_composed(
 
     Args:
         costs, attempts, silos: as `worst_case_composed`.
-        beside: as `server_view`; composed as certain.
+        extra: as `server_view`; composed as certain.
 
     Raises:
         ConfigError: as `server_view`.
@@ -285,14 +285,14 @@ def third_party_composed(
     )
     if attempts:
         basis += "; a round that was released again counts as certain, as often as it was released"
-    return Composed("third_party", in_drawn_rounds(attempted(costs, attempts), releases, silos, beside), basis)
+    return Composed("third_party", in_drawn_rounds(attempted(costs, attempts), releases, silos, extra), basis)
 
 
 def in_drawn_rounds(
     counted: Mapping[RoundCost, int],
     releases: Releases,
     silos: Iterable[int],
-    beside: ReleasesBySilo = NO_RELEASES,
+    extra: ReleasesBySilo = NO_RELEASES,
 ) -> dict[int, tuple[Terms, ...]]:
     """Compositions of silos that are drawn for rounds of these costs, so many of each: see `third_party_composed`."""
     found = {}
@@ -300,7 +300,7 @@ def in_drawn_rounds(
         totals: Counter[tuple[tuple[Planned, ...], float]] = Counter()
         for cost, rounds in counted.items():
             totals[tuple(releases(silo, cost)), cost.probability] += rounds
-        found[silo] = _mixtures(totals, beside.get(silo, ()))
+        found[silo] = _mixtures(totals, extra.get(silo, ()))
     return found
 
 
@@ -357,14 +357,14 @@ def outsider_view(
     return _statement("outsider", {0: (normalise(terms),)} if terms else {}, accountant, delta, basis)
 
 
-def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], beside: Sequence[Planned]) -> tuple[Terms, ...]:
+def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], extra: Sequence[Planned]) -> tuple[Terms, ...]:
     """Compositions of rounds that either make all their releases or none, and of releases ``beside`` them."""
-    everything = [*beside, *(p for plan, _ in totals for p in plan)]
+    everything = [*extra, *(p for plan, _ in totals for p in plan)]
     if not everything:
         return ()
     found = set[Terms]()
     for covering in shares_by_interval((p.share for p in everything), everything[0].release.unit):
-        terms = [term for share, term in certain_parts(beside) if share in covering]
+        terms = [term for share, term in certain_parts(extra) if share in covering]
         for (plan, probability), rounds in totals.items():
             merged: Counter[SampledGaussian] = Counter()
             for planned in plan:

@@ -18,7 +18,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import CERTAIN, Participation, Plan
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
-from dpfl_plugin.runs.extra_releases import beside
+from dpfl_plugin.runs.extra_releases import extra_plan
 
 
 def make_account(
@@ -57,7 +57,7 @@ def make_account(
         spec_of(config, setting, num_records, in_sums=in_sums, epsilons=_epsilons(config, epsilons)),
         rules=rules,
         accountant=accountant,
-        beside=beside(config, budget_accountant or accountant),
+        extra_plan=extra_plan(config, budget_accountant or accountant),
         draw=draw,
         ledger=ledger,
         shared=shared,

@@ -32,7 +32,7 @@ from dpfl_plugin.privacy.composition import Planned, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.slots import Kind, count_kinds, planned_of
-from dpfl_plugin.runs.extra_releases import beside
+from dpfl_plugin.runs.extra_releases import extra_plan
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast
 
 SPARE: Final = 3  # rounds that may be run again where no epsilon says how many; a server gives up after 3 void rounds
@@ -102,7 +102,7 @@ class _Rounds:
         self._of_round: list[tuple[Planned, ...]] = []
         self._drawn: list[tuple[Planned, ...]] = []  # the same, as long as the seed's draws make them
         self._of_cost: dict[RoundCost, tuple[tuple[Planned, ...], tuple[Planned, ...]]] = {}
-        releases = beside(forecast.config, forecast.accountant)
+        releases = extra_plan(forecast.config, forecast.accountant)
         made = [releases.planned(kind, rules, num_records) for kind in releases.kinds]
         self._once = [one for one, count in made if count]  # beside the rounds
         self._beside = [replace(one, count=one.count * count) for one, count in made if count]

@@ -26,7 +26,7 @@ from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.models.fixed import Before, state_before
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
-from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.extra_releases import ExtraPlan
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.engines import (
@@ -39,7 +39,7 @@ from dpfl_plugin.runs.engines import (
     plan_memory,
     stack_of,
 )
-from dpfl_plugin.runs.extra_releases import beside, statistics_of, statistics_planned
+from dpfl_plugin.runs.extra_releases import extra_plan, statistics_of, statistics_planned
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
@@ -71,7 +71,7 @@ class Parts:
         holding: what is known of all records, without those themselves.
         engine_reason: why this engine.
         memory: what this process may use.
-        beside: what silos release beside the algorithm's rounds.
+        extra_plan: what silos release beside the algorithm's rounds.
         module, loss, engine: the model and its per-example gradients.
         planned: what all rounds cost, how many of each, where noise was solved for them; else None.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
@@ -92,7 +92,7 @@ class Parts:
     caveats: tuple[str, ...]
     engine_reason: str
     memory: Memory
-    beside: Beside
+    extra_plan: ExtraPlan
     module: torch.nn.Module
     loss: engines.Loss
     engine: engines.Engine
@@ -209,7 +209,7 @@ def build(
         ConfigError, DataError: something in the configuration or in the data files is wrong.
     """
     draft = _draft(config, base, hold, chunk_bytes, module, loss, passed)
-    own, survey, setting, extra = draft.own, draft.holding.survey, draft.setting, beside(config, draft.accountant)
+    own, survey, setting, extra = draft.own, draft.holding.survey, draft.setting, extra_plan(config, draft.accountant)
     noise, planned = _noise(config, draft, noise_multiplier)
     if own.of and silo_noise is None:
         silo_noise = noise_of(config, own, survey.num_records, lambda c, n: _forecast(c, draft, n).noise())
@@ -236,7 +236,7 @@ def build(
         caveats=(*survey.caveats, *weak_claims(config, rules, survey.num_records), *no_guarantee(rules)),
         engine_reason=draft.engine_reason,
         memory=draft.room,
-        beside=extra,
+        extra_plan=extra,
         module=draft.module,
         loss=draft.loss,
         engine=draft.engine,
@@ -309,7 +309,7 @@ def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...]) -> Fo
     return Forecast(config, draft.algorithm, draft.accountant, draft.setting, num_records, privacy_rules)
 
 
-def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Beside, *, lockstep: bool) -> SiloGroup:
+def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: ExtraPlan, *, lockstep: bool) -> SiloGroup:
     graphs = bool(draft.train) and graphs_of(config, draft.engine, rules)
     return SiloGroup(
         model=draft.module,

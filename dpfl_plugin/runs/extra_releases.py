@@ -15,14 +15,14 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import least_noise
 from dpfl_plugin.privacy.events import SampledGaussian, Term
-from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.extra_releases import ExtraPlan
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.statistics import Statistics
 
 LAST: Final = 10**6  # the round of the last release where only a budget ends a run; none has as many
 
 
-def beside(config: Config, accountant: Accountant) -> Beside:
+def extra_plan(config: Config, accountant: Accountant) -> ExtraPlan:
     """What a configuration plans beside its rounds.
 
     The noise of scores is given, or the least with which all of them fit ``privacy.epsilon``: they read other records
@@ -36,7 +36,7 @@ def beside(config: Config, accountant: Accountant) -> Beside:
     last = config.rounds if config.rounds is not None else LAST
     steps, statistics = own.local_steps if own is not None else 0, _of_statistics(config, accountant)
     if scoring is None:
-        return Beside(last, local_steps=steps, statistics=statistics)
+        return ExtraPlan(last, local_steps=steps, statistics=statistics)
     num_scores = scoring.number(last)
     noise, privacy = scoring.noise_multiplier, config.privacy
     if noise is None:
@@ -47,7 +47,7 @@ def beside(config: Config, accountant: Accountant) -> Beside:
         mend = f"Use {{:g}} or more, a larger {scoring.key}.every, or leave it out."
         _check_noise(f"{scoring.key}.noise_multiplier", noise, num_scores, config, accountant, what, mend)
     scores = Scores((1.0 - scoring.share, 1.0), noise, scoring.bins)
-    return Beside(last, scores, num_scores, steps, statistics)
+    return ExtraPlan(last, scores, num_scores, steps, statistics)
 
 
 def _of_statistics(config: Config, accountant: Accountant) -> float | None:
@@ -122,7 +122,7 @@ def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]
     return measured
 
 
-def statistics_planned(config: Config, inputs: Inputs | None, planned: Beside) -> Statistics | None:
+def statistics_planned(config: Config, inputs: Inputs | None, planned: ExtraPlan) -> Statistics | None:
     """How a run releases statistics; None for none. Raises as `statistics_of`."""
     measured = statistics_of(config, inputs)
     return Statistics(measured, planned.statistics) if measured and planned.statistics is not None else None

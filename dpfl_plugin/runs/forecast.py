@@ -24,7 +24,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.algorithm_setting import make_setting
-from dpfl_plugin.runs.extra_releases import beside, statistics_of
+from dpfl_plugin.runs.extra_releases import extra_plan, statistics_of
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.records import check_records, federate
@@ -111,7 +111,7 @@ class Forecast:
 
     def unlimited(self) -> Forecast:
         """Without the budget, but with the noise of scores and statistics that is solved for it."""
-        planned = beside(self.config, self.accountant)
+        planned = extra_plan(self.config, self.accountant)
         scores, config = planned.scores, self.config.with_statistics_noise(planned.statistics)
         if scores is not None:
             config = config.with_score_noise(scores.noise_multiplier)
@@ -121,7 +121,7 @@ class Forecast:
     def planner(self) -> Planner:
         num_silos = self.setting.num_silos
         equal = (1 / num_silos,) * num_silos
-        training = beside(self.config, self.accountant).training
+        training = extra_plan(self.config, self.accountant).training
         return Planner(self.algorithm, self.setting, equal, self.config.public_seed, training)
 
     def costs(self, limit: int, noise_multiplier: float = 1.0) -> Mapping[int, RoundCost]:

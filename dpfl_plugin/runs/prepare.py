@@ -359,7 +359,7 @@ def stopping_of(config: Config) -> Stopping | None:
 
 def planner_of(config: Config, parts: Parts, coins: str = "") -> Planner:
     return Planner(
-        parts.algorithm, parts.setting, parts.setting.weights, config.public_seed, parts.beside.training, coins
+        parts.algorithm, parts.setting, parts.setting.weights, config.public_seed, parts.extra_plan.training, coins
     )
 
 

@@ -321,7 +321,7 @@ def _dearest(views: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> in
 
 
 def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[str, Any] | None:
-    stopping, scores = stopping_of(config), parts.beside.scores
+    stopping, scores = stopping_of(config), parts.extra_plan.scores
     if stopping is None or scores is None or config.early_stopping is None:
         return None
     best = stopping.best(progress.scores)
@@ -337,7 +337,7 @@ def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[st
 def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
     """Scores, and the standard deviation of the noise in each: that of a mean of silos' noisy shares. Of histograms
     they are the accuracies that follow, and beside them the AUCs."""
-    scores = parts.beside.scores
+    scores = parts.extra_plan.scores
     if config.private_evaluation is None or scores is None:
         return {}
     planner = planner_of(config, parts)
@@ -361,11 +361,11 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
 
 def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
     """Private statistics of columns, and the scaling by them: releases, or made of them; {} without any."""
-    statistics = statistics_planned(config, parts.inputs, parts.beside)
+    statistics = statistics_planned(config, parts.inputs, parts.extra_plan)
     if statistics is None or progress.statistics is None:
         return {}
     scaling = scaling_of(statistics, progress.statistics, parts.rules.neighbouring)
-    noise = parts.beside.statistics
+    noise = parts.extra_plan.statistics
     return {"private_statistics": {"noise_multiplier": noise, "columns": scaling.told(), "scaling": scaling.plain()}}
 
 

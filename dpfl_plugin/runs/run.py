@@ -298,7 +298,7 @@ class ActiveRun:
         run, config, parts = self.run, self.run.config, self.parts
         every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
         planner, first = planner_of(config, parts, run.coins), None
-        if parts.beside.statistics is not None:
+        if parts.extra_plan.statistics is not None:
             num_records = tuple(training_records(config, count) for count in parts.num_records)
             first = StatisticsRound(planner, self.account, num_records)
         return RoundLoop(

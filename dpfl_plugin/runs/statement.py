@@ -329,15 +329,15 @@ def _formula(rules: PrivacyRules) -> str:
 
 def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> list[str]:
     """What silos release beside the rounds, in words."""
-    scores, own = account.beside.scores, config.personalise
+    scores, own = account.extra_plan.scores, config.personalise
     return items(
         "pages/beside.md.jinja",
         persons=config.privacy.unit == "person",
-        statistics=account.beside.statistics,
+        statistics=account.extra_plan.statistics,
         scores=scores,
         share=None if scores is None else round(1 - scores.share[0], 12),
         std=None if scores is None else scores.noise_multiplier * scores.sensitivity(rules.neighbouring),
-        num_scores=account.beside.num_scores,
+        num_scores=account.extra_plan.num_scores,
         own_models=None if own is None else own.local_steps,
     )
 

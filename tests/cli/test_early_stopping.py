@@ -34,7 +34,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import plans_in, runs_in
 from dpfl_plugin.runs import checkpoint
 from dpfl_plugin.runs.build import build
-from dpfl_plugin.runs.extra_releases import beside
+from dpfl_plugin.runs.extra_releases import extra_plan
 from tests.cli.command import charges, dpfl, merged, one_message, run, write
 
 DELTA = 1e-3
@@ -102,7 +102,7 @@ def test_gradients_and_scores_read_other_records(tmp_path):
     config = load(write(tmp_path, {**STOPS, **OWN}), []).variants[0].config
     parts = build(config, tmp_path)
     records = parts.host.train[0]
-    one, other = (part_of(records, share).features for share in (TRAINED, parts.beside.scores.share))
+    one, other = (part_of(records, share).features for share in (TRAINED, parts.extra_plan.scores.share))
     assert len(one) == 18 and len(other) == 6
     both = torch.cat([one, other])
     assert len(torch.unique(both, dim=0)) == len(records)
@@ -111,11 +111,11 @@ def test_gradients_and_scores_read_other_records(tmp_path):
 def _first_messages(tmp_path, changed=None, noise=0.0, more=None):
     """(score, upload, number of validation records, draw of the score) of silo 1, one of whose labels is changed."""
     parts = build(load(write(tmp_path, merged(STOPS, more or {})), []).variants[0].config, tmp_path)
-    planner = Planner(parts.algorithm, parts.setting, parts.setting.weights, 3, parts.beside.training)
+    planner = Planner(parts.algorithm, parts.setting, parts.setting.weights, 3, parts.extra_plan.training)
     if changed is not None:
         labels = parts.host.train[1].labels
         labels[changed] = (labels[changed] + 1) % 3
-    parts.host._scores = replace(parts.beside.scores, noise_multiplier=noise)
+    parts.host._scores = replace(parts.extra_plan.scores, noise_multiplier=noise)
     draw, server = Draw(3, 2), parts.algorithm.init_server(parts.model, parts.setting)
     score, _ = parts.host.run([1], {"model": parts.model}, planner.of_all("score"), draw)
     up, _ = parts.host.run([1], parts.algorithm.download(server), planner.plan(server, 0), Draw(3, 0))
@@ -368,7 +368,7 @@ def test_a_plan_counts_the_noise_of_scores_that_is_solved_for(tmp_path, epsilon,
     privacy = {"epsilon": epsilon, "delta": DELTA, "noise_multiplier": None}
     config = write(tmp_path, {"rounds": 12, "early_stopping": {"share": 0.25, "every": every}, "privacy": privacy})
     answer = dpfl("plan", config, "--solve", "noise_multiplier", "--json").json
-    noise = beside(load(config).variants[0].config, PLD()).scores.noise_multiplier
+    noise = extra_plan(load(config).variants[0].config, PLD()).scores.noise_multiplier
     scores = PLD().epsilon([gaussian_term(noise, 12 // every)], DELTA)
     assert 0.99 * epsilon < scores <= answer["epsilon"]["server"] <= epsilon
 

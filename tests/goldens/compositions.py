@@ -12,7 +12,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.extra_releases import ExtraPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -176,12 +176,12 @@ def _account(told: Story) -> PrivacyAccount:
     )
     noise, num_scores = told.get("scores") or (None, 0)
     scores = None if noise is None else Scores((0.8, 1.0), noise)
-    beside = Beside(rounds, scores, num_scores, told.get("own_models", 0), told.get("statistics"))
+    extra_plan = ExtraPlan(rounds, scores, num_scores, told.get("own_models", 0), told.get("statistics"))
     return PrivacyAccount(
         spec,
         rules=rules,
         accountant=registry.load("accountants", told["accountant"])(),
-        beside=beside,
+        extra_plan=extra_plan,
         draw=lambda round, plan, eligible: told["rounds"][round % rounds][0],
         ledger=Ledger(),
     )
@@ -189,13 +189,13 @@ def _account(told: Story) -> PrivacyAccount:
 
 def _beside(account: PrivacyAccount, told: Story) -> None:
     """Half of the planned scores, and all else that is planned beside the rounds."""
-    for kind in account.beside.kinds:
-        planned, count = account.beside.planned(kind, account.rules, min(told["num_records"]))
+    for kind in account.extra_plan.kinds:
+        planned, count = account.extra_plan.planned(kind, account.rules, min(told["num_records"]))
         for number in range((count + 1) // 2):
             account.append(
                 [
                     Charge(
-                        round=number if kind == "score" else account.beside.last,
+                        round=number if kind == "score" else account.extra_plan.last,
                         silo=silo,
                         release=planned.release,
                         count=planned.count,

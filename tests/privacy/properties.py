@@ -65,7 +65,7 @@ from dpfl_plugin.privacy.clipping import Adaptive, PerLayer
 from dpfl_plugin.privacy.composition import Planned, Spending
 from dpfl_plugin.privacy.correlation import Chain, correlation
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
-from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.extra_releases import ExtraPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -491,7 +491,7 @@ def a_third_partys_claim_holds_whatever_the_draws_decide() -> None:
             spec,
             rules=rules(8.0, 1.0, FixedSize(record_rate=0.5)),
             accountant=RDP(),
-            beside=Beside(20),
+            extra_plan=ExtraPlan(20),
             draw=lambda round, plan, eligible: (0, 1),
             ledger=Ledger(),
         )

@@ -15,7 +15,7 @@ from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP, Accountant
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, Term, Unit
-from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.extra_releases import ExtraPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -54,7 +54,7 @@ def account(unit: Unit = "record", beta: float = 1.0, **given: Any) -> PrivacyAc
         fresh=given.pop("fresh", False),
         schedule=Constant() if beta == 1 else Geometric(beta=beta, threshold=3),
     )
-    more: dict[str, Any] = {"accountant": RDP(), "beside": Beside(200), "ledger": Ledger(), **given}
+    more: dict[str, Any] = {"accountant": RDP(), "extra_plan": ExtraPlan(200), "ledger": Ledger(), **given}
     return PrivacyAccount(spec, rules=rules, draw=lambda round, plan, eligible: (0, 1), **more)
 
 
@@ -244,7 +244,7 @@ def test_a_budget_counts_a_round_that_is_planned_anew_as_the_dearer_of_its_attem
 def test_after_a_loss_attempts_at_a_score_count_whoever_was_in_them() -> None:
     def worst(*attempts: tuple[int, ...]) -> float:
         scores = Scores((0.8, 1.0), 3.0)
-        one = account(beside=Beside(200, scores=scores, num_scores=1), rounds=3)
+        one = account(extra_plan=ExtraPlan(200, scores=scores, num_scores=1), rounds=3)
         run(one, 2, Round((0, 1, 2, 3), participation="all", share=(0.0, 0.8)))
         one.lose()
         release = scores.release("replace_one")
@@ -320,10 +320,10 @@ def test_rounds_that_are_made_again_count_once_and_only_when_they_are_made() -> 
 
 
 def test_statistics_that_are_made_again_count_in_a_third_partys_budget_at_once() -> None:
-    given: dict[str, Any] = {"view": "third_party", "epsilon": 2.5, "beside": Beside(200, statistics=4.0)}
+    given: dict[str, Any] = {"view": "third_party", "epsilon": 2.5, "extra_plan": ExtraPlan(200, statistics=4.0)}
     undisturbed, one = run(account(**given), 200), account(**given)
     run(one, 2)
-    planned, _ = one.beside.planned("statistics", one.rules, 20)
+    planned, _ = one.extra_plan.planned("statistics", one.rules, 20)
     for name in ("first", "again"):
         more = {"release": planned.release, "count": planned.count, "share": planned.share, "noise_id": name}
         one.append([Charge(round=0, silo=silo, kind="statistics", **more) for silo in range(M)])  # type: ignore[arg-type]
@@ -331,20 +331,20 @@ def test_statistics_that_are_made_again_count_in_a_third_partys_budget_at_once()
     assert one.views()["third_party"]["epsilon"] <= 2.5
 
 
-BESIDE = Beside(200, scores=Scores((0.8, 1.0), 3.0), num_scores=2, statistics=2.0, local_steps=K)
+EXTRA_PLAN = ExtraPlan(200, scores=Scores((0.8, 1.0), 3.0), num_scores=2, statistics=2.0, local_steps=K)
 
 
 @pytest.mark.parametrize("kind", ["round", "score", "statistics", "personalise"])
 def test_what_is_to_be_made_again_is_stated_as_what_it_is_released(kind: ChargeKind) -> None:
     """A run that ends right after it went on has not repeated it yet, but its silos did send it."""
-    first = account(beside=BESIDE, max_participations=2)
+    first = account(extra_plan=EXTRA_PLAN, max_participations=2)
     run(first, 2, Round((0, 1), share=(0.0, 0.8)))
     if kind != "round":
-        planned, _ = BESIDE.planned(kind, first.rules, 20)
+        planned, _ = EXTRA_PLAN.planned(kind, first.rules, 20)
         more = {"release": planned.release, "count": planned.count, "share": planned.share, "kind": kind}
         at = {"score": 2, "statistics": 0, "personalise": 200}[kind]
         first.append([Charge(round=at, silo=silo, noise_id="x", **more) for silo in range(M)])  # type: ignore[arg-type]
-    given: dict[str, Any] = {"beside": BESIDE, "max_participations": 2, "ledger": first.ledger}
+    given: dict[str, Any] = {"extra_plan": EXTRA_PLAN, "max_participations": 2, "ledger": first.ledger}
     again = account(**given, costs=first.costs, pending=lambda charge: charge.kind == kind)
     stated = again.views()
     assert stated == account(**given, costs=first.costs, stating=True).views() == first.views()

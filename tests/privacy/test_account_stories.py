@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import RDP
 from dpfl_plugin.privacy.events import Charge, Term
-from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.extra_releases import ExtraPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.scores import Scores
 from tests.privacy.test_account import DELTA, M, Round, account
@@ -27,7 +27,7 @@ SETTINGS: Sequence[dict[str, Any]] = (
     {"epsilon": 0.7, "max_participations": 3},
     {"epsilon": 0.7, "beta": 0.97},
     {"epsilon": 0.7, "view": "third_party", "beta": 0.97},
-    {"beside": Beside(200, Scores((0.8, 1.0), 6.0), num_scores=3, statistics=6.0)},
+    {"extra_plan": ExtraPlan(200, Scores((0.8, 1.0), 6.0), num_scores=3, statistics=6.0)},
 )
 EVENTS = ["round"] * 6 + ["again", "cut off", "extra", "lose", "crash"]
 
@@ -72,7 +72,7 @@ class Story:
         return f"run.{self.names:032x}"
 
     def _run_round(self, round: int, silos: tuple[int, ...], *, whole: bool) -> None:
-        eligible, share = self.account.eligible(), self.account.beside.training
+        eligible, share = self.account.eligible(), self.account.extra_plan.training
         plan = Round(silos, share=share)
         if round < 0 or not set(silos) <= set(range(M) if eligible is None else eligible):
             return
@@ -84,10 +84,10 @@ class Story:
         self.rounds = round + 1
 
     def _release_extra(self) -> None:
-        for kind in self.account.beside.kinds:
+        for kind in self.account.extra_plan.kinds:
             name = self._name()
-            if self.account.affords_beside(kind, 0, name):
-                one, _ = self.account.beside.planned(kind, self.account.rules, 20)
+            if self.account.affords_extra(kind, 0, name):
+                one, _ = self.account.extra_plan.planned(kind, self.account.rules, 20)
                 more = {"release": one.release, "count": one.count, "share": one.share, "noise_id": name, "kind": kind}
                 self.account.append([Charge(round=0, silo=silo, **more) for silo in range(M)])
 

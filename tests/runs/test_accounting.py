@@ -474,7 +474,7 @@ def test_a_ledger_of_an_earlier_version_which_does_not_say_what_charges_were_for
 def test_what_a_charge_was_for_is_not_guessed() -> None:
     """Neither by the records that it read, nor by its round."""
     one = with_more_than_rounds(Ledger())
-    (score, _), (own, _) = (one.beside.planned(kind, one.rules, RECORDS) for kind in ("score", "personalise"))
+    (score, _), (own, _) = (one.extra_plan.planned(kind, one.rules, RECORDS) for kind in ("score", "personalise"))
     made = [(1, score, "score"), (3, own, "round"), (9, own, "round"), (2, own, "personalise")]
     for round, of, kind in made:
         one.append([Charge(round=round, silo=0, release=of.release, count=1, share=of.share, noise_id="x", kind=kind)])

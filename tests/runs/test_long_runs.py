@@ -122,8 +122,8 @@ def test_rounds_that_are_afforded_stay_within_the_budget(story, view: str, optio
 
 def _spent(of: PrivacyAccount, view: str) -> float:
     """Epsilon of what was released, by the observer's claims, before the budget itself bounds them."""
-    beside = of.extra.releases(ahead=False)
-    return of.server.spent(beside) if view == "server" else of.third_party.so_far(beside)
+    extra = of.extra.releases(ahead=False)
+    return of.server.spent(extra) if view == "server" else of.third_party.so_far(extra)
 
 
 @pytest.mark.parametrize(("odd", "usual"), [(8, 4), (10, 0), (14, 4)])

@@ -22,7 +22,7 @@ from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import most
 from dpfl_plugin.privacy.composition import Planned, Spending
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.extra_releases import ExtraPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
@@ -224,7 +224,7 @@ def booked(own: dict[int, PrivacyRules], epsilons: dict[int, float], ledger: Led
         **others,
     )
     return PrivacyAccount(
-        spec, rules=rules, accountant=PLD(), beside=Beside(10**6), draw=lambda *_: range(3), ledger=ledger
+        spec, rules=rules, accountant=PLD(), extra_plan=ExtraPlan(10**6), draw=lambda *_: range(3), ledger=ledger
     )
 
 

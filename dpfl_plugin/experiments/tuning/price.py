@@ -38,7 +38,7 @@ from dpfl_plugin.privacy.composition import Planned, Terms, compositions, undomi
 from dpfl_plugin.privacy.costs import Pricing, RoundCost
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.runs.accounting import spec_of
-from dpfl_plugin.runs.extra_releases import beside, training_records
+from dpfl_plugin.runs.extra_releases import extra_plan, training_records
 from dpfl_plugin.runs.forecast import Forecast, forecast
 from dpfl_plugin.runs.records import federate
 
@@ -207,7 +207,7 @@ def _least_of_scores(ahead: Forecast, number: int) -> float:
 def _score_noise(ahead: Forecast, score_noise: float) -> tuple[float, Noisiest]:
     """Standard deviation of the noise in a mean over silos of noisy shares, where all silos are there; and whose."""
     config, rules = ahead.config.with_score_noise(score_noise), ahead.rules(ahead.config, 1.0)
-    scores = beside(config, ahead.accountant).scores
+    scores = extra_plan(config, ahead.accountant).scores
     assert scores is not None
     std = scores.noise_multiplier * scores.sensitivity(rules.neighbouring)
     counts = [number - training_records(config, number) for number in ahead.num_records]
@@ -262,7 +262,7 @@ def _composed(
             counted[cost.scaled(noise)] += place.candidates
     config, rules = ahead.config, ahead.rules(ahead.config, noise)
     pricing = Pricing(spec_of(config, ahead.setting, ahead.num_records), rules, lost=False)
-    scores = beside(config.with_score_noise(score_noise), ahead.accountant).scores
+    scores = extra_plan(config.with_score_noise(score_noise), ahead.accountant).scores
     assert scores is not None
     made = scores.release(rules.neighbouring, rules.unit)
     of_scores = Planned(made, num_scores(places), scores.share)
