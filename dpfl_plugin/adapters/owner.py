@@ -20,7 +20,7 @@ from dpfl_plugin.privacy.slots import from_plain, released, to_plain, together
 from dpfl_plugin.runs.agreed_plan import AgreedPlan, agreed_plan
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.privacy_rules import privacy_rules
 
 LOG: Final = logging.getLogger("dpfl_plugin.silo")
 KEPT_NO_PLAN: Final = (

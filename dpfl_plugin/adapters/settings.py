@@ -19,7 +19,7 @@ from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import layers
 from dpfl_plugin.privacy.post_processing import check_released
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
-from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.privacy_rules import privacy_rules
 
 PLATFORM: Final = "the platform does that: see the settings of your project"
 ELSEWHERE: Final = {

@@ -42,7 +42,7 @@ from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.ledgers import read_shared, read_whole
 from dpfl_plugin.runs.plugins import build_plugin
-from dpfl_plugin.runs.rules import privacy_rules, weak_claims
+from dpfl_plugin.runs.privacy_rules import privacy_rules, weak_claims
 from dpfl_plugin.runs.silo_settings import in_facts, with_own
 
 if TYPE_CHECKING:

@@ -77,8 +77,8 @@ from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.ledgers import locked_shared, now, open_shared
 from dpfl_plugin.runs.models import check_fields, flat_model
 from dpfl_plugin.runs.prepare import check_limit, check_noise, new_account
+from dpfl_plugin.runs.privacy_rules import weak_claims
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
-from dpfl_plugin.runs.rules import weak_claims
 from dpfl_plugin.runs.statement import published, statement
 
 WHERE: Final = "PrivateOracle.of"

@@ -28,8 +28,8 @@ from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED
 from dpfl_plugin.experiments.tasks import run_rows, say, try_again
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.records import steps_of
-from dpfl_plugin.runs.rules import privacy_rules
 
 COMPOSES: Final = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "

@@ -33,8 +33,8 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.agreed_plan import agreed_plan
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import Forecast
+from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.record_marks import MarkKey
-from dpfl_plugin.runs.rules import privacy_rules
 
 NOT_AGREED: Final[dict[str, Any]] = {"out": True, "description": True, "checkpoint": True, "runtime": True}
 

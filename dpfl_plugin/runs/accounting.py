@@ -18,7 +18,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import CERTAIN, Participation, Plan
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
-from dpfl_plugin.runs.extra_releases import extra_plan
+from dpfl_plugin.runs.extra_plan import extra_plan
 
 
 def make_account(

@@ -32,7 +32,7 @@ from dpfl_plugin.privacy.composition import Planned, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.slots import Kind, count_kinds, planned_of
-from dpfl_plugin.runs.extra_releases import extra_plan
+from dpfl_plugin.runs.extra_plan import extra_plan
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast
 
 SPARE: Final = 3  # rounds that may be run again where no epsilon says how many; a server gives up after 3 void rounds

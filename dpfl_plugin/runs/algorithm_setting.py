@@ -9,8 +9,8 @@ from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.errors import require
-from dpfl_plugin.runs.extra_releases import training_records
-from dpfl_plugin.runs.rules import make_clipping
+from dpfl_plugin.runs.extra_plan import training_records
+from dpfl_plugin.runs.privacy_rules import make_clipping
 from dpfl_plugin.runs.silo_settings import weights_of
 
 

@@ -39,13 +39,13 @@ from dpfl_plugin.runs.engines import (
     plan_memory,
     stack_of,
 )
-from dpfl_plugin.runs.extra_releases import extra_plan, statistics_of, statistics_planned
+from dpfl_plugin.runs.extra_plan import extra_plan, statistics_of, statistics_planned
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.privacy_rules import no_guarantee, privacy_rules, weak_claims
 from dpfl_plugin.runs.records import check_records, hold_all
-from dpfl_plugin.runs.rules import no_guarantee, privacy_rules, weak_claims
 from dpfl_plugin.runs.silo_settings import (
     NO_OWN,
     OwnSettings,

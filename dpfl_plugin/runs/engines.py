@@ -28,8 +28,8 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.models import examples, flat_model, model_and_loss, records_of
 from dpfl_plugin.runs.plugins import make_algorithm
+from dpfl_plugin.runs.privacy_rules import privacy_rules, usual_batch
 from dpfl_plugin.runs.records import hold_all
-from dpfl_plugin.runs.rules import privacy_rules, usual_batch
 
 STEPS_TO_COMPILE: Final = 1_000
 """Local steps of all silos and rounds of a run from which on compiled loops are used."""

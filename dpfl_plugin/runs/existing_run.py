@@ -20,8 +20,8 @@ from dpfl_plugin.runs.environment import check_shown
 from dpfl_plugin.runs.folder import RunFolder, folder_of
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, check_ledger, check_shared, locked_shared
+from dpfl_plugin.runs.privacy_rules import cycle_facts
 from dpfl_plugin.runs.record_marks import key_file
-from dpfl_plugin.runs.rules import cycle_facts
 from dpfl_plugin.runs.silo_settings import in_facts
 
 MOST_NAMED = 3

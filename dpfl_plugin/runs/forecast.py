@@ -24,11 +24,11 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.algorithm_setting import make_setting
-from dpfl_plugin.runs.extra_releases import extra_plan, statistics_of
+from dpfl_plugin.runs.extra_plan import extra_plan, statistics_of
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.records import check_records, federate
-from dpfl_plugin.runs.rules import privacy_rules
 
 MOST_PLANNED = 10**5  # rounds, local steps
 MANY_ROUNDS = 10**4  # planning them takes more than a second

@@ -21,7 +21,7 @@ from dpfl_plugin.gradients.persons import MeanLoss, Persons
 from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.plugins import model_block
-from dpfl_plugin.runs.rules import views_of
+from dpfl_plugin.runs.privacy_rules import views_of
 
 
 def model_and_loss(

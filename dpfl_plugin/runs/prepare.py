@@ -52,8 +52,8 @@ from dpfl_plugin.runs.environment import file_digests
 from dpfl_plugin.runs.existing_run import begun_noise, begun_silo_noise
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
+from dpfl_plugin.runs.privacy_rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.records import hold_all
-from dpfl_plugin.runs.rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts
 
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is estimated

@@ -17,9 +17,9 @@ from dpfl_plugin.data.record_order import OrderKeys
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.backbone import MORE_STEPS
-from dpfl_plugin.runs.extra_releases import check_extra_releases, training_records
+from dpfl_plugin.runs.extra_plan import check_extra_releases, training_records
 from dpfl_plugin.runs.plugins import model_block, plugin_of
-from dpfl_plugin.runs.rules import check_batch
+from dpfl_plugin.runs.privacy_rules import check_batch
 
 
 def hold_all(config: Config, base: Path, keys: OrderKeys | None = None) -> Holding:

@@ -31,7 +31,7 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.csv_cells import csv_text
-from dpfl_plugin.runs.extra_releases import statistics_planned, training_records
+from dpfl_plugin.runs.extra_plan import statistics_planned, training_records
 from dpfl_plugin.runs.folder import RESULT_SCHEMA, Result, to_json
 from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.prepare import PreparedRun, planner_of, stopping_of

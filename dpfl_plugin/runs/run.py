@@ -52,7 +52,7 @@ from dpfl_plugin.runs.existing_run import (
     refuse_unfinished,
     with_begun_seed,
 )
-from dpfl_plugin.runs.extra_releases import training_records
+from dpfl_plugin.runs.extra_plan import training_records
 from dpfl_plugin.runs.folder import Result, folder_of, to_json
 from dpfl_plugin.runs.forecast import solving
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
@@ -83,10 +83,10 @@ from dpfl_plugin.runs.prepare import (
     stopping_of,
     with_slots,
 )
+from dpfl_plugin.runs.privacy_rules import cycle_facts
 from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.record_marks import key_file, shared_key_file
 from dpfl_plugin.runs.result import Ended, write_result
-from dpfl_plugin.runs.rules import cycle_facts
 from dpfl_plugin.runs.start_notes import note_start
 from dpfl_plugin.runs.statement import holders_of, published, void_statement
 

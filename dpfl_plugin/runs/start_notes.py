@@ -15,7 +15,7 @@ from dpfl_plugin.models.fields import FieldsModel
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import Hooks
-from dpfl_plugin.runs.rules import weak_claims
+from dpfl_plugin.runs.privacy_rules import weak_claims
 from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
 FRESH: Final = "randomness fresh: batches and noise come from the operating system, and another run draws other ones."

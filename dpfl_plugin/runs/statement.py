@@ -29,8 +29,8 @@ from dpfl_plugin.privacy.shared_ledger import adaptive_total, planned_total, run
 from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.plugins import is_ours
+from dpfl_plugin.runs.privacy_rules import cycle_facts
 from dpfl_plugin.runs.public_facts import has_schema
-from dpfl_plugin.runs.rules import cycle_facts
 
 STATEMENT_SCHEMA: Final = 1
 DETAILS_SCHEMA: Final = 1

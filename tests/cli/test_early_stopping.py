@@ -34,7 +34,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import plans_in, runs_in
 from dpfl_plugin.runs import checkpoint
 from dpfl_plugin.runs.build import build
-from dpfl_plugin.runs.extra_releases import extra_plan
+from dpfl_plugin.runs.extra_plan import extra_plan
 from tests.cli.command import charges, dpfl, merged, one_message, run, write
 
 DELTA = 1e-3

@@ -18,7 +18,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.federation.rehearsal import Unread, rehearsal, rounds_ahead
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.runs.forecast import Forecast, solving
-from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.privacy_rules import privacy_rules
 
 ROUNDS = 12
 

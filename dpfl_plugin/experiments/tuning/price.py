@@ -38,7 +38,7 @@ from dpfl_plugin.privacy.composition import Planned, Terms, compositions, undomi
 from dpfl_plugin.privacy.costs import Pricing, RoundCost
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.runs.accounting import spec_of
-from dpfl_plugin.runs.extra_releases import extra_plan, training_records
+from dpfl_plugin.runs.extra_plan import extra_plan, training_records
 from dpfl_plugin.runs.forecast import Forecast, forecast
 from dpfl_plugin.runs.records import federate
 

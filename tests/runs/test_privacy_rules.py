@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.runs.rules import privacy_rules, small_delta, weak_claims
+from dpfl_plugin.runs.privacy_rules import privacy_rules, small_delta, weak_claims
 
 
 @pytest.mark.parametrize("sizes", [(9, 336), (336, 9), (336,), (1, 2, 200_000)])
