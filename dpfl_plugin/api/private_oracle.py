@@ -68,7 +68,7 @@ from dpfl_plugin.privacy.shared_ledger import (
     unused,
     without_reused,
 )
-from dpfl_plugin.privacy.slots import Kind
+from dpfl_plugin.privacy.slots import SlotKind
 from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, build
@@ -519,7 +519,7 @@ def _slots(config: Config, steps: int | None, account: PrivacyAccount) -> dict[i
             "steps is missing: in a ledger that others may add to, an oracle registers how many releases it may make. "
             "Give steps, or privacy.epsilon, or ledger=None."
         )
-    counts: Counter[Kind] = Counter()
+    counts: Counter[SlotKind] = Counter()
     for step, times in zip(range(steps), itertools.repeat(1)) if account.rules.varies else ((0, steps),):
         for charge in account.charges(step, PLAN):
             counts[charge.release, charge.share] += times * charge.count

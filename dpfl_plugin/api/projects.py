@@ -197,7 +197,7 @@ def made_up_silos() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PackageKind:
     """What `new` can write.
 
     Attributes:
@@ -212,7 +212,7 @@ class Kind:
 
 
 KINDS: Final = {
-    "algorithm": Kind(
+    "algorithm": PackageKind(
         templates="algorithm",
         files={
             "algorithm.py": "{name}.py",
@@ -225,7 +225,7 @@ KINDS: Final = {
         steps=('pip install -e ".[test]"', "pytest", "dpfl run {name}.yaml"),
         change="Then change local_update in {name}.py.",
     ),
-    "flower-app": Kind(
+    "flower-app": PackageKind(
         templates="flower_app",
         files={
             "init.py": "{name}/__init__.py",

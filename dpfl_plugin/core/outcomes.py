@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
-Kind = Literal["classes", "ordinal", "regression", "counts", "multi_label", "survival"]
-KINDS: Final[tuple[str, ...]] = get_args(Kind)
+OutcomeKind = Literal["classes", "ordinal", "regression", "counts", "multi_label", "survival"]
+KINDS: Final[tuple[str, ...]] = get_args(OutcomeKind)
 BINS: Final = 10
 """Of survival, where the configuration does not say."""
 HUBER_SHARE: Final = 0.1
@@ -32,7 +32,7 @@ class Outcome:
         huber_delta: of regression, in the label's unit: where the Huber loss becomes linear.
     """
 
-    kind: Kind = "classes"
+    kind: OutcomeKind = "classes"
     range: tuple[float, float] | None = None
     edges: tuple[float, ...] = ()
     huber_delta: float | None = None

@@ -152,7 +152,7 @@ class SiloGroup:
         self.states = begun(states, rules, len(train), self._layout.dimension)
         self._evaluator: torch.nn.Module | None = None
         self._pending: list[tuple[list[int], Vectors]] = []
-        self._smoothed: dict[smoothing.Kind, Engine] = {}
+        self._smoothed: dict[smoothing.Smoothing, Engine] = {}
         self._scores, self._chunk_bytes = scores, chunk_bytes
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
         self.fixed_state = FixedState(model, loss, getattr(engine, "runs", None))

@@ -16,7 +16,7 @@ from dpfl_plugin.gradients.base import Engine, Loss
 from dpfl_plugin.gradients.closed_form import linear_layer
 from dpfl_plugin.gradients.vmap import Vmap
 
-Kind = tuple[str, float]
+Smoothing = tuple[str, float]
 """What smooths, and its number: ("convolution", radius s) or ("moreau", beta)."""
 
 CHUNK_BYTES = 2**28
@@ -93,7 +93,7 @@ class Moreau(Vmap):
         self._gradients = gradients
 
 
-def engine(kind: Kind, model: torch.nn.Module, loss: Loss, chunk_bytes: int = CHUNK_BYTES) -> Engine:
+def engine(kind: Smoothing, model: torch.nn.Module, loss: Loss, chunk_bytes: int = CHUNK_BYTES) -> Engine:
     """The engine of a smoothed loss.
 
     Raises:

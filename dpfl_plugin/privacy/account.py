@@ -21,7 +21,7 @@ from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.composition import Planned, ReleasesBySilo, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, Pricing, RoundCost, dearer, made_certain
 from dpfl_plugin.privacy.events import Batch, Charge, batches
-from dpfl_plugin.privacy.extra_releases import NOT_RUN, ExtraPlan, ExtraReleases, Kind
+from dpfl_plugin.privacy.extra_releases import NOT_RUN, ExtraKind, ExtraPlan, ExtraReleases
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import Server, Statement, ThirdParty, finite, outsider
 from dpfl_plugin.privacy.participation import Draw, Plan
@@ -183,7 +183,7 @@ class PrivacyAccount:
         self._count_rounds()
         self._cleared = _Cleared()
 
-    def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
+    def was_released(self, kind: ExtraKind, silo: int, round: int, noise_id: str) -> bool:
         """Whether a release beside the rounds was charged."""
         return self.extra.was_released(kind, silo, round, noise_id)
 
@@ -238,7 +238,7 @@ class PrivacyAccount:
             self._cleared = _Cleared(_shape(plan), round + budget_forecast.most_rounds(self, round, plan))
         return round < self._cleared.until
 
-    def affords_extra(self, kind: Kind, round: int, noise_id: str) -> bool:
+    def affords_extra(self, kind: ExtraKind, round: int, noise_id: str) -> bool:
         """Whether a release beside the rounds, the next of all silos, stays within the budget.
 
         Together with what was spent and with all that is planned. That has room for each such release once: one that a

@@ -19,7 +19,7 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
 
-Kind = Literal["statistics", "score", "personalise"]
+ExtraKind = Literal["statistics", "score", "personalise"]
 WHOLE: Final[Share] = (0.0, 1.0)
 NOT_RUN: Final = "not-run"  # how the noise_id of what is charged and was not released begins
 
@@ -55,7 +55,7 @@ class ExtraPlan:
             return "score"
         return "personalise" if self.local_steps and round >= self.last else "round"
 
-    def planned(self, kind: Kind, rules: PrivacyRules, num_records: int) -> tuple[Planned, int]:
+    def planned(self, kind: ExtraKind, rules: PrivacyRules, num_records: int) -> tuple[Planned, int]:
         """(one charge, how many of them) at a silo."""
         if kind == "statistics":
             assert self.statistics is not None
@@ -69,8 +69,8 @@ class ExtraPlan:
         return Planned(release, count, self.training), 1
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        planned: dict[Kind, bool] = {
+    def kinds(self) -> tuple[ExtraKind, ...]:
+        planned: dict[ExtraKind, bool] = {
             "statistics": self.statistics is not None,
             "score": self.scores is not None,
             "personalise": self.local_steps > 0,
@@ -88,22 +88,22 @@ class ExtraReleases:
     def __init__(self, plan: ExtraPlan, rules: PrivacyRules, num_records: tuple[int, ...]) -> None:
         self.plan, self._rules, self._num_records = plan, rules, num_records
         # round -> name of noise -> silos, of each kind of release.
-        self._made: dict[Kind, defaultdict[int, defaultdict[str, set[int]]]]
+        self._made: dict[ExtraKind, defaultdict[int, defaultdict[str, set[int]]]]
         self._made = {kind: defaultdict(lambda: defaultdict(set)) for kind in plan.kinds}
-        self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
+        self._least: dict[ExtraKind, float] = {}  # noise multiplier that a charge beside the rounds had
 
-    def note(self, kind: Kind, charge: Charge, silos: Iterable[int]) -> None:
+    def note(self, kind: ExtraKind, charge: Charge, silos: Iterable[int]) -> None:
         """Count a charge of this kind of each of ``silos``; one that is known already counts once."""
         self._made[kind][charge.round][charge.noise_id].update(silos)
         noise = charge.release.noise_multiplier
         self._least[kind] = min(noise, self._least.get(kind, noise))
 
-    def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
+    def was_released(self, kind: ExtraKind, silo: int, round: int, noise_id: str) -> bool:
         """Whether a release beside the rounds was charged."""
         made = self._made[kind]
         return round in made and silo in made[round].get(noise_id, ())
 
-    def releases(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> ReleasesBySilo:
+    def releases(self, *, ahead: bool, following: tuple[ExtraKind, int, str] | None = None) -> ReleasesBySilo:
         """What each silo released beside the rounds; with ``ahead``, and will have by the end.
 
         Every silo counts as if it had made all of them; one that was made again with fresh noise counts again, whoever
@@ -112,7 +112,7 @@ class ExtraReleases:
         Args:
             following: what all silos are about to release, after which round, and the name of its noise.
         """
-        counts: dict[Kind, int] = {}
+        counts: dict[ExtraKind, int] = {}
         for kind, made in self._made.items():
             releases = sum(map(len, made.values()))
             if following is not None and following[0] == kind and following[1] in made:
@@ -122,7 +122,7 @@ class ExtraReleases:
         of_size = {n: self._of_size(counts, n) for n in set(self._num_records)}
         return {silo: of_size[n] for silo, n in enumerate(self._num_records) if of_size[n]}
 
-    def _of_size(self, counts: Mapping[Kind, int], num_records: int) -> tuple[Planned, ...]:
+    def _of_size(self, counts: Mapping[ExtraKind, int], num_records: int) -> tuple[Planned, ...]:
         found = []
         for kind, count in counts.items():
             one, _ = self.plan.planned(kind, self._rules, num_records)

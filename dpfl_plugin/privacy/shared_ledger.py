@@ -52,9 +52,9 @@ from dpfl_plugin.privacy.filters import (
     worst_compositions,
 )
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.slots import Kind, count_kinds, from_plain, planned_of, to_plain
+from dpfl_plugin.privacy.slots import SlotKind, count_kinds, from_plain, planned_of, to_plain
 
-SlotsBySilo = dict[int, Counter[Kind]]
+SlotsBySilo = dict[int, Counter[SlotKind]]
 """For each silo, how many releases of each kind."""
 
 Reuse = tuple[str, SlotsBySilo, SlotsBySilo]
@@ -186,7 +186,7 @@ def _planned(slots: SlotsBySilo) -> dict[int, list[Planned]]:
 
 def _left(run: Run, runs: Iterable[Run], ledger: Ledger) -> SlotsBySilo:
     """How many of its slots a run did not use, less what others took of them; negative: released beyond them."""
-    left: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
+    left: defaultdict[int, Counter[SlotKind]] = defaultdict(Counter)
     for slots in (run.slots, *run.more.values()):
         for silo, counts in slots.items():
             left[silo].update(counts)
@@ -341,7 +341,7 @@ def unused(ledger: Ledger, records: str, slots: Mapping[int, Sequence[Planned]])
     return reuses
 
 
-def _matched(left: Counter[Kind], wanted: Counter[Kind]) -> tuple[Counter[Kind], Counter[Kind]]:
+def _matched(left: Counter[SlotKind], wanted: Counter[SlotKind]) -> tuple[Counter[SlotKind], Counter[SlotKind]]:
     """(slots that are taken, releases that they serve): those of the same kind first, then the least above it."""
     taken = +left & +wanted
     served, left = Counter(taken), +left - taken
@@ -356,7 +356,7 @@ def _matched(left: Counter[Kind], wanted: Counter[Kind]) -> tuple[Counter[Kind],
     return taken, served
 
 
-def _dominates(slot: Kind, kind: Kind) -> bool:
+def _dominates(slot: SlotKind, kind: SlotKind) -> bool:
     """See the module."""
     (more, (first, last)), (less, (begin, end)) = slot, kind
     return (
@@ -429,7 +429,7 @@ class Registration:
 
     def take(self, made: Iterable[Batch]) -> None:
         """Count charges that are about to be in the ledger; what has no slots is registered before."""
-        new: defaultdict[int, Counter[Kind]] = defaultdict(Counter)
+        new: defaultdict[int, Counter[SlotKind]] = defaultdict(Counter)
         for charge, silos in made:
             for silo, known in zip(silos, self._ledger.tally.counts(charge, silos), strict=True):
                 new[silo][charge.release, charge.share] += max(0, charge.count - known)

@@ -37,7 +37,7 @@ from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.composition import Planned, Share
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 
-Kind = tuple[SampledGaussian, Share]
+SlotKind = tuple[SampledGaussian, Share]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,15 @@ def together(planned: Iterable[Planned], made: Iterable[Planned]) -> list[Planne
     return planned_of(count_kinds(planned) | count_kinds(made))
 
 
-def count_kinds(planned: Iterable[Planned]) -> Counter[Kind]:
+def count_kinds(planned: Iterable[Planned]) -> Counter[SlotKind]:
     """How many releases of each kind."""
-    counts: Counter[Kind] = Counter()
+    counts: Counter[SlotKind] = Counter()
     for one in planned:
         counts[one.release, one.share] += one.count
     return counts
 
 
-def planned_of(counts: Mapping[Kind, int]) -> list[Planned]:
+def planned_of(counts: Mapping[SlotKind, int]) -> list[Planned]:
     """What `count_kinds` counts, without what is not there."""
     return [Planned(release, count, share) for (release, share), count in counts.items() if count > 0]
 

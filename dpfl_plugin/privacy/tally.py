@@ -21,7 +21,7 @@ import numpy as np
 from dpfl_plugin.privacy.events import CHARGE_KINDS, Charge, ChargeKind, SampledGaussian, batches
 
 Share = tuple[float, float]
-Kind = tuple[Share, SampledGaussian]
+ReleaseKind = tuple[Share, SampledGaussian]
 Value = TypeVar("Value", bound=Hashable)
 
 _COLUMNS: Final = np.dtype(
@@ -71,7 +71,7 @@ class Names:
     """Numbers for kinds of releases, sets of silos and names of noise. Only grows, so that tallies share it."""
 
     def __init__(self) -> None:
-        self._kinds, self._silos = _Numbers[Kind](), _Numbers[tuple[int, ...]]()
+        self._kinds, self._silos = _Numbers[ReleaseKind](), _Numbers[tuple[int, ...]]()
         self._patterns = _Numbers[tuple[str, ...]]()
         self.kinds, self.silos = self._kinds.values, self._silos.values
         self.kind_number, self.silos_number = self._kinds.number, self._silos.number
@@ -157,7 +157,7 @@ class Tally:
         self._length += len(silos)
 
     def _rows_of(self, round_: int, noise: bytes) -> dict[int, dict[int, int]]:
-        """Kind -> silo -> row, of what was charged in a round under a name of noise."""
+        """ReleaseKind -> silo -> row, of what was charged in a round under a name of noise."""
         if self._asked != (round_, noise):
             self._asked, self._of_asked = (round_, noise), {}
             page = self._latest.get((noise[:4], round_ // _PAGE))

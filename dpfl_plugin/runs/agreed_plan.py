@@ -31,7 +31,7 @@ from dpfl_plugin.privacy.calibration import most, worst_epsilon
 from dpfl_plugin.privacy.composition import Planned, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.slots import Kind, count_kinds, planned_of
+from dpfl_plugin.privacy.slots import SlotKind, count_kinds, planned_of
 from dpfl_plugin.runs.extra_plan import extra_plan
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast
 
@@ -154,7 +154,7 @@ class _Rounds:
         self, planned: list[Planned], fits: Callable[[Sequence[Planned]], bool], spare: int
     ) -> list[Planned]:
         """With slots for what is released once more, as many times as fit, up to ``spare``."""
-        rounds: Counter[Kind] = Counter()
+        rounds: Counter[SlotKind] = Counter()
         if self._config.max_participations is None:  # a round that is run again counts for the cap
             for each in self._of_round:
                 rounds |= count_kinds(each)
@@ -196,7 +196,7 @@ class _Rounds:
         """What the first rounds release in all, and what is released beside them; nothing of no rounds."""
         if rounds == 0:
             return []
-        made: defaultdict[Kind, Counter[int]] = defaultdict(Counter)  # how many rounds make so many of a kind
+        made: defaultdict[SlotKind, Counter[int]] = defaultdict(Counter)  # how many rounds make so many of a kind
         number = self._known(rounds)
         for each in (self._of_round if longest else self._drawn)[:number]:
             for kind, count in count_kinds(each).items():

@@ -17,7 +17,7 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.filters import Plan
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.slots import Kind
+from dpfl_plugin.privacy.slots import SlotKind
 
 DELTA = 1e-5
 A = SampledGaussian(noise_multiplier=20.0, sampler="fixed", rate=0.1, neighbouring="replace_one")
@@ -72,7 +72,7 @@ COUNTS = st.dictionaries(KINDS, st.integers(1, 9), max_size=5)
 
 @settings(deadline=None)
 @given(COUNTS, COUNTS)
-def test_what_slots_serve_costs_no_more_than_they_do(left: dict[Kind, int], wanted: dict[Kind, int]) -> None:
+def test_what_slots_serve_costs_no_more_than_they_do(left: dict[SlotKind, int], wanted: dict[SlotKind, int]) -> None:
     taken, served = shared_ledger._matched(Counter(left), Counter(wanted))
     assert taken <= Counter(left) and served <= Counter(wanted) and taken.total() == served.total()
     if taken:
