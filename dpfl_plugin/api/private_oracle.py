@@ -57,7 +57,7 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import why_infinite
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
-from dpfl_plugin.privacy.filters import Plan
+from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import (
     Registration,
@@ -193,7 +193,7 @@ class PrivateOracle:
             account = _account(config, parts)
             token, slots = secrets.token_hex(8), {} if path is None else _slots(config, steps, account)
             reuses = [] if held is None else unused(held, parts.data_sha256, slots)
-            plan = Plan(parts.data_sha256, without_reused(slots, reuses))
+            plan = RegisteredPlan(parts.data_sha256, without_reused(slots, reuses))
             if held is not None and path is not None:
                 check_noise(path, held, token, parts.data_sha256, parts.rules)
                 check_limit(held, path, config, [plan])

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.core.streams import Stream, stream_key
-from dpfl_plugin.privacy.participation import WITH_REPLACEMENT, Plan
+from dpfl_plugin.privacy.participation import WITH_REPLACEMENT, PlannedRound
 
 
 def fresh_coins() -> str:
@@ -50,7 +50,7 @@ def draw_with_replacement(seed: int, round: int, setting: Setting, coins: str = 
 
 
 def drawn_silos(
-    seed: int, round: int, plan: Plan, setting: Setting, eligible: Sequence[int] | None, coins: str = ""
+    seed: int, round: int, plan: PlannedRound, setting: Setting, eligible: Sequence[int] | None, coins: str = ""
 ) -> list[int]:
     """Who takes part in a round with this plan; ascending, repeated as often as they were drawn."""
     if plan.participation == "all":

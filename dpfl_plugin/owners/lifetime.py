@@ -46,7 +46,7 @@ from dpfl_plugin.owners.limits import NONE_SET, Limits, find_limits, own_folder,
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import (
-    Plan,
+    RegisteredPlan,
     adaptive_epsilon,
     affords,
     chosen_filter,
@@ -95,7 +95,7 @@ class Total:
     def __init__(self, limits: Limits, reservations: Sequence[Reservation]) -> None:
         self._limits = limits
         before = [item for item in reservations if item.filter is None]
-        self._plans = [Plan(item.agreement, item.slots) for item in reservations if item.filter is not None]
+        self._plans = [RegisteredPlan(item.agreement, item.slots) for item in reservations if item.filter is not None]
         self.added = math.fsum(item.epsilon for item in before), math.fsum(item.delta for item in before)
         kind = next((item.filter for item in reservations if item.filter is not None), None)
         self.filter = filter_of(kind or {"kind": "plan"}, *self._rest)
@@ -131,7 +131,7 @@ class Total:
     def _limit(self) -> tuple[float, float]:
         return self._limits.epsilon, self._limits.delta
 
-    def with_plan(self, plan: Plan) -> Total:
+    def with_plan(self, plan: RegisteredPlan) -> Total:
         """With one more agreement; the first one chooses the filter."""
         other = copy.copy(self)
         if self._first and all(self._rest):
@@ -262,7 +262,7 @@ class Lifetime:
         """
         known = next((facts for facts in self._ledger.runs if facts["noise"] == agreement), None)
         epsilon, delta = max(plan.epsilon for plan in plans.values()), max(plan.delta for plan in plans.values())
-        plan = Plan(agreement, {silo: agreed.planned for silo, agreed in plans.items()})
+        plan = RegisteredPlan(agreement, {silo: agreed.planned for silo, agreed in plans.items()})
         total = self.total if known is not None else self.total.with_plan(plan)
         self._check(epsilon, delta, total, neighbouring)  # also of a known one: the owner may have lowered the limits
         keyed = hmac.new(self._secret, records.encode(), "sha256").hexdigest()[:32]

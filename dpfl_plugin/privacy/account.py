@@ -24,7 +24,7 @@ from dpfl_plugin.privacy.events import Batch, Charge, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, ExtraKind, ExtraPlan, ExtraReleases
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import Server, Statement, ThirdParty, finite, outsider
-from dpfl_plugin.privacy.participation import Draw, Plan
+from dpfl_plugin.privacy.participation import Draw, PlannedRound
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.shared_ledger import Joint, Registration
 from dpfl_plugin.privacy.spec import BudgetSpec
@@ -146,7 +146,7 @@ class PrivacyAccount:
             self.shared.sync()
         self.ledger.sync()
 
-    def begin_round(self, round: int, plan: Plan) -> None:
+    def begin_round(self, round: int, plan: PlannedRound) -> None:
         """The round is about to run: it counts from here on, whether it finishes or not.
 
         Raises:
@@ -187,7 +187,7 @@ class PrivacyAccount:
         """Whether a release beside the rounds was charged."""
         return self.extra.was_released(kind, silo, round, noise_id)
 
-    def charges(self, round: int, plan: Plan, noise_id: str = "rehearsal") -> list[Charge]:
+    def charges(self, round: int, plan: PlannedRound, noise_id: str = "rehearsal") -> list[Charge]:
         """What a round will charge, for rehearsals."""
         cost = self.pricing.cost(round, plan)
         return [one for silo in plan.participants for one in self.pricing.charges(silo, round, cost, noise_id)]
@@ -212,7 +212,7 @@ class PrivacyAccount:
         took = f"{left} of {spec.num_silos} took part in fewer than max_participations={spec.max_participations}"
         return f"{TOO_FEW_LEFT}: {took}{without}"
 
-    def affords(self, round: int, plan: Plan) -> bool:
+    def affords(self, round: int, plan: PlannedRound) -> bool:
         """Whether a round, the next to come, stays within the budget."""
         assert not self._stating
         if self.budget is None and not self._limited:
@@ -227,7 +227,7 @@ class PrivacyAccount:
         drawn_may_fit = self.spec.view == "server"
         return self._whoever_is_drawn(round, plan) or (drawn_may_fit and self.server.affords(round, cost, plan))
 
-    def _whoever_is_drawn(self, round: int, plan: Plan) -> bool:
+    def _whoever_is_drawn(self, round: int, plan: PlannedRound) -> bool:
         """Whether the next round stays within the budget, whoever is drawn, where rounds differ in their noise.
 
         Looks for how many rounds with this plan do, so that most rounds need no epsilon to be computed: releases that
@@ -264,7 +264,7 @@ class PrivacyAccount:
         for budget, terms in self.server.everywhere(rounds) if self.budget is not None else ():
             budget.holds(terms)
 
-    def expected_rounds(self, plan: Plan, limit: int) -> int:
+    def expected_rounds(self, plan: PlannedRound, limit: int) -> int:
         """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
         return budget_forecast.expected_rounds(self, plan, limit)
 
@@ -549,7 +549,7 @@ class PrivacyAccount:
             del self._eligible[place]
 
 
-def _shape(plan: Plan) -> tuple[object, ...]:
+def _shape(plan: PlannedRound) -> tuple[object, ...]:
     """What rounds with the same budget, rules and number have in common that cost the same."""
     return plan.num_gradients, plan.share, plan.participation
 

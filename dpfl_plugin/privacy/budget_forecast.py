@@ -12,19 +12,19 @@ from dpfl_plugin.privacy.calibration import most
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.extra_releases import extra_terms
-from dpfl_plugin.privacy.participation import CERTAIN, Plan, participation
+from dpfl_plugin.privacy.participation import CERTAIN, PlannedRound, participation
 
 if TYPE_CHECKING:
     from dpfl_plugin.privacy.account import PrivacyAccount
 
 
-def most_rounds(account: PrivacyAccount, first: int, plan: Plan) -> int:
+def most_rounds(account: PrivacyAccount, first: int, plan: PlannedRound) -> int:
     """How many rounds from ``first`` on, all with this plan, stay within the budget, whoever is drawn."""
     limit = max(1, (account.spec.rounds or MOST_ROUNDS) - first)
     return most(lambda rounds: _fit(account, first, plan, rounds), limit, limit if account.spec.rounds else 1)
 
 
-def _fit(account: PrivacyAccount, first: int, plan: Plan, rounds: int) -> bool:
+def _fit(account: PrivacyAccount, first: int, plan: PlannedRound, rounds: int) -> bool:
     try:
         costs = {round: account.pricing.cost(round, plan) for round in range(first, first + rounds)}
         return account.bounded.fits_ahead(costs)
@@ -34,7 +34,7 @@ def _fit(account: PrivacyAccount, first: int, plan: Plan, rounds: int) -> bool:
         return False  # noise so far ahead has no number, or no bound
 
 
-def expected_rounds(account: PrivacyAccount, plan: Plan, limit: int) -> int:
+def expected_rounds(account: PrivacyAccount, plan: PlannedRound, limit: int) -> int:
     """See `PrivacyAccount.expected_rounds`."""
     spec, cap, budget = account.spec, account.spec.max_participations, account.budget
     cost = account.pricing.cost(0, plan)
@@ -70,7 +70,7 @@ def expected_rounds(account: PrivacyAccount, plan: Plan, limit: int) -> int:
     return limit
 
 
-def _expected_of_draws(account: PrivacyAccount, plan: Plan, limit: int) -> int:
+def _expected_of_draws(account: PrivacyAccount, plan: PlannedRound, limit: int) -> int:
     """How many rounds like ``plan`` fit, where they differ in their noise; by the silo that is drawn most."""
     always = most(lambda rounds: _fit(account, 0, plan, rounds), limit)
     if participation(plan, account.spec) == CERTAIN or account.spec.view == "third_party":

@@ -10,7 +10,7 @@ from typing import Any
 from dpfl_plugin.errors import ConfigError, LedgerError, PluginError
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.participation import CERTAIN, WITH_REPLACEMENT, Participation, Plan, participation
+from dpfl_plugin.privacy.participation import CERTAIN, WITH_REPLACEMENT, Participation, PlannedRound, participation
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Sampler
 from dpfl_plugin.privacy.spec import BudgetSpec
@@ -94,7 +94,7 @@ class Pricing:
         self._costs: dict[tuple[object, ...], RoundCost] = {}
         self._planned: dict[tuple[tuple[int, int], RoundCost], list[Planned]] = {}
 
-    def cost(self, round: int, plan: Plan) -> RoundCost:
+    def cost(self, round: int, plan: PlannedRound) -> RoundCost:
         """What a round costs; one object for all rounds with alike plans, where their noise does not vary."""
         if self._rules.varies:
             return self._cost_of(round, plan)
@@ -103,7 +103,7 @@ class Pricing:
             self._costs[shape] = self._cost_of(round, plan)
         return self._costs[shape]
 
-    def _cost_of(self, round: int, plan: Plan) -> RoundCost:
+    def _cost_of(self, round: int, plan: PlannedRound) -> RoundCost:
         if self._spec.max_participations is not None and plan.participation == WITH_REPLACEMENT:
             raise ConfigError(
                 f"max_participations={self._spec.max_participations} with silos that are drawn with replacement: their "

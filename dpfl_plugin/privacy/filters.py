@@ -97,7 +97,7 @@ _ROUNDING: Final = 1e-12  # relative, of a profile of Gaussians, and of a moment
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RegisteredPlan:
     """The releases that a run registered before its first one.
 
     Attributes:
@@ -312,7 +312,7 @@ class RenyiFilter:
 # What plans cost
 
 
-def cost_of(plans: Iterable[Plan], filter: Filter, first: int = 0) -> float:
+def cost_of(plans: Iterable[RegisteredPlan], filter: Filter, first: int = 0) -> float:
     """What plans cost a filter, in the order in which they were registered; see "Records" in the module.
 
     Args:
@@ -321,13 +321,13 @@ def cost_of(plans: Iterable[Plan], filter: Filter, first: int = 0) -> float:
     Raises:
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
-    of_records: defaultdict[str, list[tuple[int, Plan]]] = defaultdict(list)
+    of_records: defaultdict[str, list[tuple[int, RegisteredPlan]]] = defaultdict(list)
     for place, plan in enumerate(plans, first):
         of_records[plan.records].append((place, plan))
     return math.fsum(_worst(same, filter) for same in of_records.values())
 
 
-def _worst(plans: Sequence[tuple[int, Plan]], filter: Filter) -> float:
+def _worst(plans: Sequence[tuple[int, RegisteredPlan]], filter: Filter) -> float:
     """The largest cost of plans on the same records, over silos and elementary intervals."""
     silos = {silo for _, plan in plans for silo in plan.silos}
     alike = {tuple((place, tuple(plan.silos.get(silo, ()))) for place, plan in plans) for silo in silos}
@@ -350,7 +350,7 @@ def _of_silo(plans: Sequence[tuple[int, Sequence[Planned]]], filter: Filter) -> 
     )
 
 
-def affords(filter: Filter, plans: Sequence[Plan]) -> bool:
+def affords(filter: Filter, plans: Sequence[RegisteredPlan]) -> bool:
     """Whether these plans, the last of them included, are within a filter.
 
     So is a first one that its PLD says to be, and then, if the filter does not afford it, no other: what is registered
@@ -361,7 +361,7 @@ def affords(filter: Filter, plans: Sequence[Plan]) -> bool:
     return cost_of(plans, filter) <= filter.most
 
 
-def planned_epsilon(plans: Iterable[Plan], delta: float, accountant: Accountant | None = None) -> float:
+def planned_epsilon(plans: Iterable[RegisteredPlan], delta: float, accountant: Accountant | None = None) -> float:
     """Epsilon of plans that were all registered before the first release, by their PLD if no accountant is given.
 
     Raises:
@@ -370,7 +370,7 @@ def planned_epsilon(plans: Iterable[Plan], delta: float, accountant: Accountant 
     return worst_epsilon(PLD() if accountant is None else accountant, worst_compositions(plans), delta)
 
 
-def worst_compositions(plans: Iterable[Plan]) -> list[Terms]:
+def worst_compositions(plans: Iterable[RegisteredPlan]) -> list[Terms]:
     """What plans come to for a record, wherever it is: the compositions that may be worst.
 
     Raises:
@@ -388,20 +388,20 @@ def worst_compositions(plans: Iterable[Plan]) -> list[Terms]:
     return together
 
 
-def adaptive_epsilon(filter: Filter, plans: Sequence[Plan]) -> float:
+def adaptive_epsilon(filter: Filter, plans: Sequence[RegisteredPlan]) -> float:
     """The smallest limit, at the filter's delta, that affords plans of which later ones were chosen after looking."""
     if len(plans) == 1:
         return planned_epsilon(plans, filter.delta)
     return filter.needed(cost_of(plans, filter))
 
 
-def epsilon_left(filter: Filter, plans: Sequence[Plan]) -> float:
+def epsilon_left(filter: Filter, plans: Sequence[RegisteredPlan]) -> float:
     """Epsilon, at the filter's delta, of the Gaussian that a filter would afford beside plans; 0 if none."""
     left = max(0.0, filter.most - cost_of(plans, filter))
     return epsilon_of(filter.mu(left), 0.0, filter.delta)
 
 
-def copies(filter: Filter, plan: Plan, limit: int = 10**6) -> int:
+def copies(filter: Filter, plan: RegisteredPlan, limit: int = 10**6) -> int:
     """How many times a filter affords a plan, up to ``limit``."""
     number, left = 0, filter.most
     while number < limit:
@@ -415,7 +415,7 @@ def copies(filter: Filter, plan: Plan, limit: int = 10**6) -> int:
     return min(number, limit)
 
 
-def chosen_filter(epsilon: float, delta: float, first: Plan) -> PlanFilter | RenyiFilter:
+def chosen_filter(epsilon: float, delta: float, first: RegisteredPlan) -> PlanFilter | RenyiFilter:
     """The filter of a limit: whichever affords more copies of the first plan.
 
     Raises:
@@ -467,14 +467,14 @@ class Odometer:
     thresholds: tuple[float, ...]
     delta: float
 
-    def passed(self, plans: Sequence[Plan]) -> float:
+    def passed(self, plans: Sequence[RegisteredPlan]) -> float:
         """The smallest threshold that plans do not pass; math.inf after the last."""
         share = self.delta / len(self.thresholds)
         cost = cost_of(plans, PlanFilter(0.0, share))
         return next((one for one in self.thresholds if cost <= PlanFilter(one, share).most), math.inf)
 
 
-def odometer_for(first: Plan, delta: float) -> Odometer:
+def odometer_for(first: RegisteredPlan, delta: float) -> Odometer:
     """Thresholds at what 1, 2, 4, ... copies of the first plan cost.
 
     Raises:

@@ -20,7 +20,7 @@ from dpfl_plugin.privacy.composition import ReleasesBySilo, Terms, compositions,
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, attempted, made_certain
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, WHOLE, extra_terms
-from dpfl_plugin.privacy.participation import Plan
+from dpfl_plugin.privacy.participation import PlannedRound
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import (
     Composed,
@@ -81,7 +81,7 @@ class Server:
 
     # What a budget allows
 
-    def affords(self, round: int, cost: RoundCost, plan: Plan) -> bool:
+    def affords(self, round: int, cost: RoundCost, plan: PlannedRound) -> bool:
         """Whether those who were drawn for the next round stay within the budget."""
         extra, releases = self.account.extra.releases(ahead=True), self.account.pricing.planned
         return self._allows({silo: [*releases(silo, cost), *extra.get(silo, ())] for silo in plan.participants})
@@ -166,7 +166,7 @@ class ThirdParty:
 
     # What a budget allows
 
-    def affords(self, round: int, cost: RoundCost, plan: Plan) -> bool:
+    def affords(self, round: int, cost: RoundCost, plan: PlannedRound) -> bool:
         """Whether a round, the next to come, stays within the budget, whoever was drawn."""
         account = self.account
         assert account.budget is not None

@@ -28,7 +28,7 @@ class Participation:
 CERTAIN: Final = Participation("certain", 1.0)
 
 
-class Plan(Protocol):
+class PlannedRound(Protocol):
     """What a round costs depends on this of its plan; see `dpfl_plugin.algorithms.base.RoundPlan`, which is one."""
 
     @property
@@ -54,11 +54,11 @@ class Population(Protocol):
     def weights(self) -> tuple[float, ...]: ...
 
 
-Draw = Callable[[int, Plan, Sequence[int] | None], Sequence[int]]
+Draw = Callable[[int, PlannedRound, Sequence[int] | None], Sequence[int]]
 """(round, plan, silos that may be drawn, ascending; None for all) -> who takes part."""
 
 
-def participation(plan: Plan, population: Population) -> Participation:
+def participation(plan: PlannedRound, population: Population) -> Participation:
     """How a silo comes to take part in such a round, drawn anew for each; of the likeliest silo, where they differ.
 
     With replacement its probability is 1 - (1 - p_k)^S.

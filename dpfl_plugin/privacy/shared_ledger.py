@@ -39,8 +39,8 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Batch, SampledGaussian
 from dpfl_plugin.privacy.filters import (
     Odometer,
-    Plan,
     PlanFilter,
+    RegisteredPlan,
     RenyiFilter,
     affords,
     chosen_filter,
@@ -145,7 +145,7 @@ def slots_to_plain(silos: Mapping[int, Iterable[Planned]]) -> list[dict[str, Any
 # Plans and totals
 
 
-def plans_in(ledger: Ledger) -> list[Plan]:
+def plans_in(ledger: Ledger) -> list[RegisteredPlan]:
     """What a filter is asked for: the early runs, together if they are on the same records, then what was registered
     later, in this order, and last what was released without slots. What earlier runs' slots serve is no part of a plan.
 
@@ -162,12 +162,12 @@ def plans_in(ledger: Ledger) -> list[Plan]:
     firsts = {facts["noise"]: number for number, facts in reversed(list(enumerate(ledger.runs)))}
     for run in runs:
         if not run.early:
-            later[firsts[run.name]] = Plan(run.records, _registered(run))
-        later.update({number: Plan(run.records, _planned(slots)) for number, slots in run.more.items()})
+            later[firsts[run.name]] = RegisteredPlan(run.records, _registered(run))
+        later.update({number: RegisteredPlan(run.records, _planned(slots)) for number, slots in run.more.items()})
     return [
-        *(Plan(records, dict(silos)) for records, silos in early.items()),
+        *(RegisteredPlan(records, dict(silos)) for records, silos in early.items()),
         *(later[number] for number in sorted(later) if later[number].silos),
-        *(Plan(run.records, beyond) for run in runs if (beyond := _beyond(run, runs, ledger))),
+        *(RegisteredPlan(run.records, beyond) for run in runs if (beyond := _beyond(run, runs, ledger))),
     ]
 
 
@@ -218,7 +218,7 @@ def planned_total(ledger: Ledger, delta: float) -> dict[str, Any] | None:
     early = [run for run in runs if run.early]
     if len(early) < 2 or any(run.more or _beyond(run, runs, ledger) for run in early):
         return None
-    epsilon = planned_epsilon((Plan(run.records, _registered(run)) for run in early), delta)
+    epsilon = planned_epsilon((RegisteredPlan(run.records, _registered(run)) for run in early), delta)
     return {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta, "num_runs": len(early)}
 
 
@@ -259,7 +259,7 @@ def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
     }
 
 
-def first_line(first: Plan, limit: float | None, delta: float) -> dict[str, Any]:
+def first_line(first: RegisteredPlan, limit: float | None, delta: float) -> dict[str, Any]:
     """What the first line of a shared ledger says of totals: its limit with the filter, or else an odometer.
 
     Args:
@@ -406,7 +406,7 @@ class Joint:
 
     def affords(self, wanted: Mapping[int, Iterable[Planned]]) -> bool:
         """Whether releases fit the budget, beside all that the ledger holds."""
-        plan = Plan(self._records, {silo: list(planned) for silo, planned in wanted.items()})
+        plan = RegisteredPlan(self._records, {silo: list(planned) for silo, planned in wanted.items()})
         return all(map(self._budget.fits, worst_compositions([*plans_in(self._ledger), plan])))
 
 
@@ -450,7 +450,7 @@ class Registration:
         beyond = self._beyond(wanted)
         if self._filter is None or not any(beyond.values()):
             return True
-        return affords(self._filter, [*plans_in(self._ledger), Plan(self._run.records, beyond)])
+        return affords(self._filter, [*plans_in(self._ledger), RegisteredPlan(self._run.records, beyond)])
 
     def _beyond(self, wanted: Mapping[int, Iterable[Planned]]) -> dict[int, list[Planned]]:
         beyond: dict[int, list[Planned]] = {}

@@ -15,7 +15,7 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.participation import CERTAIN, Participation, Plan
+from dpfl_plugin.privacy.participation import CERTAIN, Participation, PlannedRound
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.runs.extra_plan import extra_plan
@@ -50,7 +50,7 @@ def make_account(
     """
     assert len(rules.silos) == len(config.silos), "every silo's own noise counts"
 
-    def draw(round: int, plan: Plan, eligible: Sequence[int] | None) -> Sequence[int]:
+    def draw(round: int, plan: PlannedRound, eligible: Sequence[int] | None) -> Sequence[int]:
         return drawn_silos(config.public_seed, round, plan, setting, eligible, coins)
 
     return PrivacyAccount(

@@ -27,7 +27,7 @@ from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
 from dpfl_plugin.privacy.composition import Planned, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.filters import Plan, adaptive_epsilon, affords, chosen_filter, epsilon_left
+from dpfl_plugin.privacy.filters import RegisteredPlan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.shared_ledger import (
@@ -175,7 +175,7 @@ def with_slots(run: PreparedRun, shared: Ledger) -> PreparedRun:
             return run
         run = replace(run, run_name=secrets.token_hex(16))  # the code makes another plan of it by now
     reuses = unused(shared, records, slots)
-    check_limit(shared, path, run.config, [Plan(records, without_reused(slots, reuses))])
+    check_limit(shared, path, run.config, [RegisteredPlan(records, without_reused(slots, reuses))])
     return replace(run, slots=slots, reuses=reuses)
 
 
@@ -195,7 +195,7 @@ def _slots(config: Config, parts: Parts, expected: int) -> dict[int, tuple[Plann
     return {silo: of_size[size] for silo, size in enumerate(parts.num_records)}
 
 
-def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[Plan]) -> None:
+def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[RegisteredPlan]) -> None:
     """Check that a shared ledger has the limit that runs are to have, and affords their plans.
 
     Raises:
@@ -301,7 +301,7 @@ def first_line_of(run: PreparedRun) -> dict[str, Any]:
     privacy = run.config.privacy
     if not run.slots:
         return {}
-    return first_line(Plan(run.parts.data_sha256, run.slots), privacy.ledger_epsilon, privacy.delta)
+    return first_line(RegisteredPlan(run.parts.data_sha256, run.slots), privacy.ledger_epsilon, privacy.delta)
 
 
 def new_account(

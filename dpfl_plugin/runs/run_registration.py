@@ -16,7 +16,7 @@ from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.filters import Plan
+from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.shared_ledger import first_line
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.folder import folder_of
@@ -65,7 +65,7 @@ def register_ahead(
                 "relation that privacy.sampler implies), or, with unit: silo, are on different records: no single "
                 "epsilon bounds them. Use a ledger for each."
             )
-        plans = [Plan(records, of_silos) for records, of_silos in slots.items()]
+        plans = [RegisteredPlan(records, of_silos) for records, of_silos in slots.items()]
         check_limit(shared, path, new[0], plans)
         privacy = new[0].privacy
         totals = functools.partial(first_line, plans[0], privacy.ledger_epsilon, privacy.delta)

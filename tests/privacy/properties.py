@@ -550,11 +550,14 @@ def a_run_that_ended_early_costs_what_it_registered() -> None:
     facts = {"data_sha256": "x", "started": "now"}
     ledger.begin_run({"noise": "one", "name": "one", "slots": shared_ledger.slots_to_plain({0: slots}), **facts})
     ledger.append([Charge(round=t, silo=0, release=event(4.0), count=1, noise_id=f"{t}") for t in range(3)])
-    assert shared_ledger.plans_in(ledger) == [filters.Plan("x", {0: slots})]
+    assert shared_ledger.plans_in(ledger) == [filters.RegisteredPlan("x", {0: slots})]
     ledger.append([Charge(round=3, silo=0, release=beyond.release, count=1, noise_id="3")])
-    assert shared_ledger.plans_in(ledger) == [filters.Plan("x", {0: slots}), filters.Plan("x", {0: [beyond]})]
+    assert shared_ledger.plans_in(ledger) == [
+        filters.RegisteredPlan("x", {0: slots}),
+        filters.RegisteredPlan("x", {0: [beyond]}),
+    ]
     ran = [filters.epsilon_of(math.sqrt(n) / 4.0, 0.0, DELTA) for n in range(1, 21)]
-    ledger.facts.update(shared_ledger.first_line(filters.Plan("x", {0: slots}), 1.01 * ran[-1], DELTA))
+    ledger.facts.update(shared_ledger.first_line(filters.RegisteredPlan("x", {0: slots}), 1.01 * ran[-1], DELTA))
     said = shared_ledger.adaptive_total(ledger, DELTA)["epsilon"]
     assert said is None or adaptive.delta_of_a_stop([said] * 20, 1 / 4.0) <= DELTA
 
@@ -585,8 +588,8 @@ def a_run_that_stops_early_is_charged_for_all_its_rounds() -> None:
     assert sum(charge.kind == "score" for charge in made) == 4
 
 
-def _plan(release: SampledGaussian, count: int) -> filters.Plan:
-    return filters.Plan("", {0: [Planned(release, count)]})
+def _plan(release: SampledGaussian, count: int) -> filters.RegisteredPlan:
+    return filters.RegisteredPlan("", {0: [Planned(release, count)]})
 
 
 def each_release_takes_a_slot_of_its_own_kind() -> None:

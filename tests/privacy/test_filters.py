@@ -18,7 +18,7 @@ from dpfl_plugin.privacy import filters
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.composition import Planned, Terms
 from dpfl_plugin.privacy.events import SampledGaussian, Term
-from dpfl_plugin.privacy.filters import Filter, Plan, PlanFilter, RenyiFilter
+from dpfl_plugin.privacy.filters import Filter, PlanFilter, RegisteredPlan, RenyiFilter
 from tests.privacy import adaptive
 from tests.privacy.adaptive import gaussian_profile, poisson, removal_profile
 
@@ -36,8 +36,10 @@ def terms(release: SampledGaussian, rounds: int) -> Terms:
     return (Term(release=release, count=1, rounds=rounds),)
 
 
-def plan(release: SampledGaussian, count: int, share: tuple[float, float] = (0.0, 1.0), records: str = "here") -> Plan:
-    return Plan(records, {0: [Planned(release, count, share)]})
+def plan(
+    release: SampledGaussian, count: int, share: tuple[float, float] = (0.0, 1.0), records: str = "here"
+) -> RegisteredPlan:
+    return RegisteredPlan(records, {0: [Planned(release, count, share)]})
 
 
 def by_plans(plans: Sequence[Terms], disclosed: float, delta: float) -> float:
@@ -189,7 +191,7 @@ def test_records_are_in_one_silo_and_one_interval() -> None:
     assert filters.cost_of([first, replace(second, records="there")], filter) == pytest.approx(two)
     whole = plan(fixed(5.0), 10)
     assert filters.cost_of([first, second, whole], filter) == pytest.approx(two)
-    apart = [Plan("here", {silo: [Planned(fixed(5.0), 10)]}) for silo in (0, 1)]
+    apart = [RegisteredPlan("here", {silo: [Planned(fixed(5.0), 10)]}) for silo in (0, 1)]
     assert filters.cost_of(apart, filter) == pytest.approx(one)
     for delta, plans, epsilon in ((1e-5, [first, second], 2.59), (1e-5, [first, replace(second, records="x")], 3.85)):
         mu = math.sqrt(filters.cost_of(plans, PlanFilter(1.0, delta)))

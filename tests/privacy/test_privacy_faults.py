@@ -369,7 +369,7 @@ def whole_phases(stages: Any) -> Any:
     return lambda self, facts: [replace(one, share=(0.0, one.share[1])) for one in stages(self, facts)]
 
 
-def pld_of(plans: Sequence[filters.Plan], delta: float) -> float:
+def pld_of(plans: Sequence[filters.RegisteredPlan], delta: float) -> float:
     terms = [Term(release=o.release, count=o.count, rounds=1) for plan in plans for o in plan.silos[0]]
     return accountants.PLD().epsilon(terms, delta)
 

@@ -15,7 +15,7 @@ from dpfl_plugin.privacy import filters, shared_ledger, slots
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
-from dpfl_plugin.privacy.filters import Plan
+from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import SlotKind
 
@@ -45,8 +45,8 @@ def test_runs_that_were_registered_first_are_one_plan() -> None:
     ledger.begin_run({"noise": "one"})
     ledger.append([charge("one", count=50)])
     begin(ledger, "late", Planned(A, 50))
-    early = Plan("here", {0: [Planned(A, 50), Planned(other, 50)]})
-    assert shared_ledger.plans_in(ledger) == [early, Plan("here", {0: [Planned(A, 50)]})]
+    early = RegisteredPlan("here", {0: [Planned(A, 50), Planned(other, 50)]})
+    assert shared_ledger.plans_in(ledger) == [early, RegisteredPlan("here", {0: [Planned(A, 50)]})]
     terms = [Term(release=A, count=50, rounds=1), Term(release=other, count=50, rounds=1)]
     assert shared_ledger.planned_total(ledger, DELTA) == {
         **{"epsilon": PLD().epsilon(terms, DELTA), "delta": DELTA, "num_runs": 2},
@@ -57,7 +57,10 @@ def test_runs_that_were_registered_first_are_one_plan() -> None:
 
 
 def test_records_of_several_kinds_are_composed_at_their_worst() -> None:
-    plans = [Plan("here", {0: [Planned(A, 40)], 1: [Planned(A, 50)]}), Plan("there", {0: [Planned(A, 7)], 5: []})]
+    plans = [
+        RegisteredPlan("here", {0: [Planned(A, 40)], 1: [Planned(A, 50)]}),
+        RegisteredPlan("there", {0: [Planned(A, 7)], 5: []}),
+    ]
     assert filters.planned_epsilon(plans, DELTA) == PLD().epsilon([Term(release=A, count=57, rounds=1)], DELTA)
 
 
@@ -77,7 +80,7 @@ def test_what_slots_serve_costs_no_more_than_they_do(left: dict[SlotKind, int], 
     assert taken <= Counter(left) and served <= Counter(wanted) and taken.total() == served.total()
     if taken:
         filter = filters.RenyiFilter(1.0, DELTA, 8.0)
-        costs = [filters.cost_of([Plan("", {0: slots.planned_of(one)})], filter) for one in (served, taken)]
+        costs = [filters.cost_of([RegisteredPlan("", {0: slots.planned_of(one)})], filter) for one in (served, taken)]
         assert costs[0] <= costs[1] * (1 + 1e-9)
     for kind, count in wanted.items():  # of its own kind nothing is left unused while others serve
         assert served[kind] >= min(count, left.get(kind, 0))
@@ -112,7 +115,10 @@ def test_slots_are_left_once_and_by_runs_that_ended() -> None:
     assert reuses == [("one", {0: Counter({(A, (0.0, 1.0)): 6})}, {0: Counter({(A, (0.0, 1.0)): 6})})]
     assert shared_ledger.without_reused(wanted, reuses) == {0: [Planned(A, 14)]}
     begin(ledger, "two", Planned(A, 20), reuses=shared_ledger.reuses_to_plain(reuses))
-    assert shared_ledger.plans_in(ledger) == [Plan("here", {0: [Planned(A, 10)]}), Plan("here", {0: [Planned(A, 14)]})]
+    assert shared_ledger.plans_in(ledger) == [
+        RegisteredPlan("here", {0: [Planned(A, 10)]}),
+        RegisteredPlan("here", {0: [Planned(A, 14)]}),
+    ]
     ledger.append([charge("two", count=20)])
     assert len(shared_ledger.plans_in(ledger)) == 2
     ledger.begin_run({"noise": "two", "started": "now", "ended": True})
