@@ -49,10 +49,10 @@ from dpfl_plugin.runs.records import check_records, hold_all
 from dpfl_plugin.runs.silo_settings import (
     NO_OWN,
     OwnSettings,
-    alike,
     noise_of,
     others,
     own_settings,
+    uniform_config,
     weights_by_noise,
     with_own,
 )
@@ -302,7 +302,7 @@ def _noise(config: Config, draft: _Draft, begun_with: float | None) -> tuple[flo
         return given, None
     if begun_with is not None:
         return begun_with, None
-    return _forecast(alike(config, None), draft, others(draft.own, draft.holding.survey.num_records)).solved()
+    return _forecast(uniform_config(config, None), draft, others(draft.own, draft.holding.survey.num_records)).solved()
 
 
 def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...]) -> Forecast:

@@ -64,7 +64,7 @@ class OwnSettings:
 
     def config(self, config: Config, silo: int) -> Config:
         """As if all silos were as this one is: by it the noise of the silo is solved for."""
-        return alike(config, self.of.get(silo))
+        return uniform_config(config, self.of.get(silo))
 
     def epsilons(self) -> dict[int, float]:
         """Budgets that are silos' own, by id."""
@@ -100,7 +100,7 @@ def own_settings(config: Config, num_silos: int, names: Mapping[int, str]) -> Ow
     return OwnSettings({ids[name]: one for name, one in config.silos.items()}, {ids[name]: name for name in ids})
 
 
-def alike(config: Config, own: SiloConfig | None) -> Config:
+def uniform_config(config: Config, own: SiloConfig | None) -> Config:
     """The configuration of a federation whose silos all have these settings."""
     values: dict[str, Any] = {} if own is None else own.model_dump(exclude_none=True)
     if "record_rate" in values or "batch_size" in values:

@@ -30,11 +30,11 @@ from dpfl_plugin.privacy.samplers import FixedSize, Sampler
 from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.runs.silo_settings import (
-    alike,
     ids_of,
     in_facts,
     noise_of,
     own_settings,
+    uniform_config,
     weights_by_noise,
     weights_of,
     with_own,
@@ -181,7 +181,7 @@ def test_settings_of_a_silo_replace_those_of_all() -> None:
     config = configured(silos={"va": {"batch_size": 7, "clip_norm": 3.0}, "mercy": {"epsilon": 0.5}})
     own = own_settings(config, 3, NAMES)
     assert own.epsilons() == {0: 0.5} and own.names == {2: "va", 0: "mercy"}
-    single = alike(config, own.of[2])
+    single = uniform_config(config, own.of[2])
     assert (single.privacy.batch_size, single.privacy.record_rate, single.privacy.clip_norm) == (7, None, 3.0)
     assert (single.silos, single.privacy.epsilon) == ({}, 2.0)
     rules = with_own(ruled(4.0), config, own, {0: 9.0, 2: 5.0})
