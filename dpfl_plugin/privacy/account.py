@@ -261,7 +261,7 @@ class PrivacyAccount:
 
         Noise is solved for them together, and an accountant's error may make a part look dearer than the whole.
         """
-        for budget, terms in self.server.everywhere(rounds) if self.budget is not None else ():
+        for budget, terms in self.server.certain_compositions(rounds) if self.budget is not None else ():
             budget.holds(terms)
 
     def expected_rounds(self, plan: PlannedRound, limit: int) -> int:
@@ -400,12 +400,12 @@ class PrivacyAccount:
         """All that what rounds cost a silo depends on, and its budget."""
         return *self.pricing.kind(silo), self.spec.epsilons.get(silo, self.spec.epsilon)
 
-    def alike(self) -> defaultdict[SiloKind, list[int]]:
+    def silos_by_kind(self) -> defaultdict[SiloKind, list[int]]:
         """Those that released something, by what an epsilon of theirs depends on besides."""
-        alike: defaultdict[SiloKind, list[int]] = defaultdict(list)
+        members: defaultdict[SiloKind, list[int]] = defaultdict(list)
         for silo in self.spending:
-            alike[self.kind(silo)].append(silo)
-        return alike
+            members[self.kind(silo)].append(silo)
+        return members
 
     def cap_matters(self) -> bool:
         """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
@@ -436,7 +436,7 @@ class PrivacyAccount:
         rounds[cost] += 1
         return +rounds
 
-    def everywhere(
+    def certain_compositions(
         self,
         counted: Counter[RoundCost],
         extra: ReleasesBySilo | None = None,

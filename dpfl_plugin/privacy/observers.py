@@ -96,13 +96,13 @@ class Server:
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether rounds with these costs fit, so many of each, whoever is drawn."""
-        return all(budget.holds(terms) for budget, terms in self.everywhere(rounds))
+        return all(budget.holds(terms) for budget, terms in self.certain_compositions(rounds))
 
-    def everywhere(self, rounds: Counter[RoundCost]) -> Iterator[tuple[Budget, Terms]]:
+    def certain_compositions(self, rounds: Counter[RoundCost]) -> Iterator[tuple[Budget, Terms]]:
         """(budget, composition) of silos in as many of these rounds as may be, whoever is drawn."""
         assert self.account.budget is not None
         for budget, silos in self.account.budget.shared_by(self.account.silos):
-            for terms in undominated(self.account.everywhere(rounds, silos=silos)):
+            for terms in undominated(self.account.certain_compositions(rounds, silos=silos)):
                 yield budget, terms
 
     def fits_ahead(self, later: Mapping[int, RoundCost]) -> bool:
@@ -127,7 +127,7 @@ class Server:
     def _ahead(self, costs: Iterable[RoundCost]) -> list[Terms]:
         """Compositions that dominate what any silo has released by the end of rounds to come."""
         account, extra = self.account, self.account.extra.releases(ahead=True)
-        counted, alike = Counter(costs), account.alike()
+        counted, alike = Counter(costs), account.silos_by_kind()
         noises = {noise for cost in counted for noise, _ in cost.levels} | account.spending.noise_multipliers()
         found: list[Terms] = []
         for kind, silo in account.kinds.items():
@@ -145,13 +145,15 @@ class Server:
     def epsilon_of(self, rounds: Counter[RoundCost]) -> float:
         """Epsilon of rounds with these costs, so many of each, of a silo in as many of them as may be."""
         account = self.account
-        return worst_epsilon(account.accountant, account.everywhere(rounds), account.spec.delta)
+        return worst_epsilon(account.accountant, account.certain_compositions(rounds), account.spec.delta)
 
     def spent(self, extra: ReleasesBySilo) -> float:
         """Epsilon of what silos released, in rounds and beside them; with a schedule, of what dominates a kind."""
         account, spending = self.account, self.account.spending
         if account.rules.varies:
-            made = [terms for silos in account.alike().values() for terms in compositions(spending.envelope(silos))]
+            made = [
+                terms for silos in account.silos_by_kind().values() for terms in compositions(spending.envelope(silos))
+            ]
         else:
             silos = {*spending, *extra}
             made = [terms for silo in silos for terms in spending.compositions(silo, extra.get(silo, ()))]
@@ -251,7 +253,7 @@ class ThirdParty:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
         account = self.account
         if account.cap_matters():
-            return account.everywhere(counted, extra, participants=participants)
+            return account.certain_compositions(counted, extra, participants=participants)
         of_silos = in_drawn_rounds(counted, account.pricing.planned, account.silos, extra).values()
         return [terms for of_silo in of_silos for terms in of_silo]
 
