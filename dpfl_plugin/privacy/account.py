@@ -19,7 +19,7 @@ from dpfl_plugin.privacy import budget_forecast
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.composition import Planned, ReleasesBySilo, Spending, Terms
-from dpfl_plugin.privacy.costs import MOST_ROUNDS, Pricing, RoundCost, dearer, made_certain
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, Pricing, RoundCost, costlier, made_certain
 from dpfl_plugin.privacy.events import Batch, Charge, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, ExtraKind, ExtraPlan, ExtraReleases
 from dpfl_plugin.privacy.ledger import Ledger
@@ -156,7 +156,7 @@ class PrivacyAccount:
         if cost.probability < 1 and cost.most is None:
             self._length = cost.num_releases if self._length is None else self._length
             self.pricing.check_length(cost.num_releases, self._length, "as many as in other rounds")
-        cost = self.dearer(round, cost)
+        cost = self.costliest_attempt(round, cost)
         if self._cleared.shape != _shape(plan):
             self._cleared = _Cleared()
         self.rounds = self.with_round(round, cost)
@@ -179,7 +179,7 @@ class PrivacyAccount:
             self._pending = False
         self.found = self.pricing.rounds_in(_of_rounds(made))
         for round, cost in self.costs.items():
-            self.costs[round] = dearer(made_certain(cost), self.found.get(round))
+            self.costs[round] = costlier(made_certain(cost), self.found.get(round))
         self._count_rounds()
         self._cleared = _Cleared()
 
@@ -217,7 +217,7 @@ class PrivacyAccount:
         assert not self._stating
         if self.budget is None and not self._limited:
             return True
-        cost = self.dearer(round, self.pricing.cost(round, plan))
+        cost = self.costliest_attempt(round, self.pricing.cost(round, plan))
         if self._beyond_limit({silo: self.pricing.planned(silo, cost) for silo in plan.participants}):
             return False
         if self.budget is None:
@@ -417,12 +417,12 @@ class PrivacyAccount:
         """How often rounds were released, of those that were released more than once."""
         return {round: len(self.noise_ids[round]) for round in self.repeated}
 
-    def dearer(self, round: int, cost: RoundCost) -> RoundCost:
+    def costliest_attempt(self, round: int, cost: RoundCost) -> RoundCost:
         """A round that is repeated and planned anew counts as the dearer of its attempts: silos were lost, or a cap,
         which attempts count towards, had others drawn, whose warm-up is longer or shorter. An attempt of which nothing
         was charged is none."""
         before = self.costs.get(round) if self.lost or self.noise_ids.get(round) else None
-        return dearer(dearer(cost, before), self.found.get(round))
+        return costlier(costlier(cost, before), self.found.get(round))
 
     def cost_of(self, round: int) -> RoundCost | None:
         """What a round that counts costs."""
@@ -481,7 +481,7 @@ class PrivacyAccount:
         if not tally.only_rounds:
             tally = tally.only(lambda entry: self.ledger.tally.kind(entry) == "round")
         costs = self.pricing.rounds_in(tally)
-        costs.update({round: dearer(cost, costs.get(round)) for round, cost in self.costs.items()})
+        costs.update({round: costlier(cost, costs.get(round)) for round, cost in self.costs.items()})
         return tally, costs
 
     # How it keeps count

@@ -68,7 +68,7 @@ def made_certain(cost: RoundCost) -> RoundCost:
     return replace(cost, participation=CERTAIN)
 
 
-def dearer(cost: RoundCost, other: RoundCost | None) -> RoundCost:
+def costlier(cost: RoundCost, other: RoundCost | None) -> RoundCost:
     """A round's cost, with the releases of another attempt at it where those are more."""
     if other is None or other.num_releases <= cost.num_releases:
         return cost

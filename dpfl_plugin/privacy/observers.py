@@ -205,7 +205,11 @@ class ThirdParty:
         """Whether a third party's epsilon is within it at the end of rounds to come."""
         account = self.account
         assert account.budget is not None
-        costs = {**account.found, **account.costs, **{n: account.dearer(n, cost) for n, cost in later.items()}}
+        costs = {
+            **account.found,
+            **account.costs,
+            **{n: account.costliest_attempt(n, cost) for n, cost in later.items()},
+        }
         again = {round: len(account.noise_ids[round]) + 1 for round in later if account.noise_ids.get(round)}
         extra = account.extra.releases(ahead=True)
         return self._epsilon(costs, {**account.attempts(), **again}, extra) <= account.budget.epsilon
