@@ -325,7 +325,7 @@ class RoundLoop:
             "phase": phase,
             "train_loss": found["train_loss"],
             "test_accuracy": found["test_accuracy"],
-            "epsilon": self.account.so_far(),
+            "epsilon": self.account.epsilons_so_far(),
             "seconds": round(progress.seconds, 4),
             "bytes_up": progress.bytes_up,
             "bytes_down": progress.bytes_down,

@@ -307,9 +307,9 @@ class PrivacyAccount:
         """Whose epsilon the budget bounds."""
         return self.server if self.spec.view == "server" else self.third_party
 
-    def so_far(self) -> dict[str, float | None]:
+    def epsilons_so_far(self) -> dict[str, float | None]:
         """Epsilon spent in each view; None where nothing is guaranteed."""
-        third_party = self.third_party.so_far(self.extra.releases(ahead=False))
+        third_party = self.third_party.epsilon_so_far(self.extra.releases(ahead=False))
         if self.budget is not None and self.spec.view == "server" and not self.lost:
             third_party = min(third_party, self.budget.largest)  # which holds towards the server, whoever is drawn
         return {"server": self.server_so_far(), "third_party": finite(third_party)}

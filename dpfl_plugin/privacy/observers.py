@@ -192,7 +192,7 @@ class ThirdParty:
     def affords_extra(self, extra: ReleasesBySilo) -> bool:
         """Whether the rounds that were begun stay within it with these releases ``beside`` them."""
         assert self.account.budget is not None
-        return self.so_far(extra) <= self.account.budget.epsilon
+        return self.epsilon_so_far(extra) <= self.account.budget.epsilon
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether rounds with these costs fit, so many of each, whoever is drawn."""
@@ -239,9 +239,9 @@ class ThirdParty:
         account, extra = self.account, self.account.extra.releases(ahead=True)
         if self._draws_decide(account.costs.values()):
             return self.stated(account.costs, {}, extra).stated(account.accountant, account.spec.delta).epsilon
-        return self.so_far(extra) if account.repeated else self.epsilon_of(Counter(account.costs.values()))
+        return self.epsilon_so_far(extra) if account.repeated else self.epsilon_of(Counter(account.costs.values()))
 
-    def so_far(self, extra: ReleasesBySilo) -> float:
+    def epsilon_so_far(self, extra: ReleasesBySilo) -> float:
         """Epsilon of the rounds that count by now."""
         return self._epsilon({**self.account.found, **self.account.costs}, self.account.attempts(), extra)
 

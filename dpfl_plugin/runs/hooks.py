@@ -352,7 +352,7 @@ class Hooks:
     def _spent(self, known: Mapping[str, float | None] | None) -> dict[str, float | None]:
         """Epsilon so far; where a statement may be of outsiders who do not know who took part, whoever did."""
         assert self._account is not None
-        epsilon = dict(self._account.so_far() if known is None else known)
+        epsilon = dict(self._account.epsilons_so_far() if known is None else known)
         if self._whoever:
             worst = self._account.epsilon_ahead("server")
             epsilon["server"] = worst if math.isfinite(worst) else None

@@ -41,7 +41,7 @@ class Account:
     def lose(self) -> None:
         self.lost += 1
 
-    def so_far(self) -> None: ...
+    def epsilons_so_far(self) -> None: ...
 
     def why_not(self) -> str:
         return "spent"

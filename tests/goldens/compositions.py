@@ -139,7 +139,7 @@ def _epsilons(told: Story) -> Iterator[tuple[str, Any]]:
         made += 1
     yield "rounds", made
     _beside(account, told)
-    yield "so far", account.so_far()
+    yield "so far", account.epsilons_so_far()
     views = account.views()
     for view, said in views.items():
         keys = ("epsilon", "worst_case_epsilon", "realised_epsilon")

@@ -102,7 +102,7 @@ def test_each_observer_is_told_its_own_composition(both: int, others: int) -> No
     assert views["server"]["epsilon"] == pytest.approx(epsilon(max(both, others)), rel=1e-12)
     assert views["server"]["worst_case_epsilon"] == pytest.approx(epsilon(both + others), rel=1e-12)
     assert views["third_party"]["epsilon"] == pytest.approx(epsilon(both + others, S / M), rel=1e-12)
-    assert one.so_far() == {view: views[view]["epsilon"] for view in BOTH}
+    assert one.epsilons_so_far() == {view: views[view]["epsilon"] for view in BOTH}
     assert one.outsider() is None  # nothing is proven of records
     for row in one.per_silo():
         rounds = both if row["silo"] < 2 else others
@@ -137,7 +137,7 @@ def test_a_round_counts_as_often_as_it_was_released_whoever_took_part(drawn_agai
         assert views["server"]["worst_case_epsilon"] == pytest.approx(epsilon(released), rel=1e-12)
         several = epsilon(released) if len(names) > 1 else epsilon(released, S / M)
         assert views["third_party"]["epsilon"] == pytest.approx(several, rel=1e-12)
-        assert one.so_far()["third_party"] == pytest.approx(several, rel=1e-12)
+        assert one.epsilons_so_far()["third_party"] == pytest.approx(several, rel=1e-12)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -181,7 +181,7 @@ def test_the_budget_bounds_the_observer_that_it_is_for(view: BudgetView, beta: f
     for ran in (rounds, rounds + 1):
         free = account(beta=beta)
         run(free, ran)
-        assert (free.so_far()[view] <= 1.3) == (ran == rounds)
+        assert (free.epsilons_so_far()[view] <= 1.3) == (ran == rounds)
 
 
 def test_a_second_opinion_and_another_ledger_leave_the_account_as_it_is() -> None:
@@ -261,10 +261,12 @@ def test_after_a_loss_attempts_at_a_score_count_whoever_was_in_them() -> None:
 def test_after_a_loss_a_third_party_is_told_the_worst_case_in_every_number() -> None:
     one = account()
     run(one, 6)
-    assert one.so_far()["third_party"] < epsilon(6)
+    assert one.epsilons_so_far()["third_party"] < epsilon(6)
     one.lose()
     views = one.views()
-    assert views["third_party"]["epsilon"] == views["server"]["worst_case_epsilon"] == one.so_far()["third_party"]
+    assert (
+        views["third_party"]["epsilon"] == views["server"]["worst_case_epsilon"] == one.epsilons_so_far()["third_party"]
+    )
     assert views["third_party"]["epsilon"] == pytest.approx(epsilon(6), rel=1e-12) == one.ahead()[1]
     again = account(ledger=one.ledger, costs=one.costs, lost=True)
     assert again.views() == views
@@ -277,11 +279,11 @@ def test_after_a_loss_the_budget_bounds_nothing_that_a_third_party_is_told() -> 
         one.begin_round(t, plan)
         one.append(one.charges(t, plan, "a"))
         t += 1
-    assert one.so_far()["third_party"] <= 2.0 < epsilon(t)
+    assert one.epsilons_so_far()["third_party"] <= 2.0 < epsilon(t)
     one.lose()
-    assert one.so_far()["third_party"] == pytest.approx(epsilon(t), rel=1e-12)
+    assert one.epsilons_so_far()["third_party"] == pytest.approx(epsilon(t), rel=1e-12)
     again = account(epsilon=2.0, ledger=one.ledger, costs=one.costs, lost=True)
-    assert again.so_far() == one.so_far()
+    assert again.epsilons_so_far() == one.epsilons_so_far()
 
 
 def test_why_no_round_is_allowed_is_told_with_a_budget_and_without() -> None:

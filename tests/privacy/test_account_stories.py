@@ -130,13 +130,13 @@ def test_an_account_forgets_nothing(given_: dict[str, Any], events: list[tuple[s
     spent = {"server": 0.0, "third_party": 0.0}
     for event, silos in events:
         story.tell(event, silos)
-        now: Any = story.account.so_far()
+        now: Any = story.account.epsilons_so_far()
         assert all(now[view] >= spent[view] * (1 - 1e-9) for view in spent), f"{event} takes something back"
         spent = now
     epsilon, view = given_.get("epsilon"), given_.get("view", "server")
     views, extra = story.account.views(), story.account.extra.releases(ahead=False)
     if epsilon is not None and not (story.lost and view == "third_party"):  # who fails may be what makes it dearer
-        released = views["server"]["epsilon"] if view == "server" else story.account.third_party.so_far(extra)
+        released = views["server"]["epsilon"] if view == "server" else story.account.third_party.epsilon_so_far(extra)
         assert released <= epsilon * (1 + 1e-9)
     made = Counter(silo for silo, _, _ in {(c.silo, c.round, c.noise_id) for c in story.ledger if c.kind == "round"})
     assert max(made.values(), default=0) <= given_.get("max_participations", 200)
@@ -144,6 +144,6 @@ def test_an_account_forgets_nothing(given_: dict[str, Any], events: list[tuple[s
     assert views["server"]["epsilon"] <= views["server"]["worst_case_epsilon"] * (1 + 1e-9)
     assert views["server"]["epsilon"] == pytest.approx(server_by_hand(story.account), rel=1e-9)
     if not story.lost and "beta" not in given_ and "max_participations" not in given_:
-        mixture = story.account.third_party.so_far(extra)
+        mixture = story.account.third_party.epsilon_so_far(extra)
         assert mixture == pytest.approx(third_party_by_hand(story.account), rel=1e-9)
         assert mixture <= views["server"]["worst_case_epsilon"] * (1 + 1e-9)

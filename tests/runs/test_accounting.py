@@ -125,12 +125,12 @@ def test_what_was_spent_so_far_on_the_way() -> None:
     one, said = account(epsilon=None), []
     for round in range(6):
         spend(one, range(round, round + 1))
-        said.append(one.so_far())
+        said.append(one.epsilons_so_far())
     costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0)) for round in range(3)}
     again = account(epsilon=None, ledger=one.ledger, costs=costs, pending=lambda charge: charge.round >= 3)
     for round in range(3, 6):
         spend(again, range(round, round + 1))
-        assert again.so_far() == said[round]
+        assert again.epsilons_so_far() == said[round]
 
 
 def test_sampled_silos_spend_when_they_take_part() -> None:
@@ -182,7 +182,7 @@ def test_a_third_partys_epsilon_does_not_depend_on_how_long_the_draws_let_a_run_
             of.begin_round(round, plan)
             of.append(of.charges(round, plan))
         stated.append(of.views()["third_party"]["epsilon"])
-        realised.append(of.so_far()["third_party"])
+        realised.append(of.epsilons_so_far()["third_party"])
     assert stated[0] == stated[1]
     assert realised[0] < stated[0] <= 2.0
     assert realised[1] <= stated[1]

@@ -123,7 +123,7 @@ def test_rounds_that_are_afforded_stay_within_the_budget(story, view: str, optio
 def _spent(of: PrivacyAccount, view: str) -> float:
     """Epsilon of what was released, by the observer's claims, before the budget itself bounds them."""
     extra = of.extra.releases(ahead=False)
-    return of.server.spent(extra) if view == "server" else of.third_party.so_far(extra)
+    return of.server.spent(extra) if view == "server" else of.third_party.epsilon_so_far(extra)
 
 
 @pytest.mark.parametrize(("odd", "usual"), [(8, 4), (10, 0), (14, 4)])

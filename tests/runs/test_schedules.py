@@ -147,10 +147,10 @@ def test_a_budget_ends_a_run_when_one_of_the_drawn_silos_has_used_it_up(schedule
     rounds = spend(one, 60, 2)
     assert rounds == last(fits)
     assert rounds > spend(account(schedule), 60)  # than if all took part in all of them
-    for evaluated in (one.so_far()["server"], one.views()["server"]["epsilon"]):
+    for evaluated in (one.epsilons_so_far()["server"], one.views()["server"]["epsilon"]):
         assert evaluated is not None and evaluated <= 2.0 * 1.1
     realised = one.views()["server"]["epsilon"]
-    assert realised <= 2.0 and (one.so_far()["server"] or 0) >= realised * (1 - 1e-6)
+    assert realised <= 2.0 and (one.epsilons_so_far()["server"] or 0) >= realised * (1 - 1e-6)
 
 
 def test_a_third_party_gets_the_mixture_of_rounds_with_one_noise() -> None:
