@@ -108,6 +108,13 @@ def at_risk(outcome: Outcome, labels: NDArray[Any]) -> tuple[Doubles, NDArray[np
     return np.where(event, begun.astype(np.float64), shares), event & begun & (time <= upper)
 
 
+def counts_by_bin(outcome: Outcome, labels: NDArray[Any]) -> list[tuple[float, int, int]]:
+    """(where it ends, who is at risk as it begins, events) of each bin of time."""
+    shares, events = at_risk(outcome, labels)
+    counts = (np.asarray(outcome.edges), (shares > 0).sum(axis=0), events.sum(axis=0))
+    return [(float(end), int(there), int(happened)) for end, there, happened in zip(*counts, strict=True)]
+
+
 def losses_of_bins(hazards: Doubles, shares: Doubles, events: NDArray[np.bool_]) -> Doubles:
     """[n] each record's negative log-likelihood."""
     with np.errstate(divide="ignore", invalid="ignore"):
