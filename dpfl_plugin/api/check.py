@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from dpfl_plugin import given
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.runs import Run
@@ -17,12 +19,16 @@ from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.federation.measuring import labels_of
+from dpfl_plugin.measures.answers import counts_by_bin
+from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import callbacks_of
 from dpfl_plugin.runs.prepare import prepare
 from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
+FEW_EVENTS: Final = 5  # of a bin of time
 LEFT_OUT: Final = (
     "tune was left out: this is one run of the file's own values, with the whole budget. dpfl plan {0} says what the "
     "tuning costs."
@@ -159,5 +165,28 @@ def _checked(variant: Variant, base: Path, warnings: tuple[str, ...]) -> RunChec
             *filter(None, more),
             *unequal(config, parts.num_records),
         ),
-        notes=(*as_read, *parts.notes),
+        notes=(*as_read, *parts.notes, *_bins_of_time(parts, persons=config.privacy.unit == "person")),
     )
+
+
+def _bins_of_time(parts: Parts, *, persons: bool) -> list[str]:
+    """Of survival: how many training records are at risk in each bin, and what to do about bins of few events."""
+    outcome = parts.outcome
+    if outcome.kind != "survival":
+        return []
+    labels = np.concatenate([labels_of(records.only_usable(), persons=persons) for records in parts.train.values()])
+    counts = counts_by_bin(outcome, labels)
+    shown = "; ".join(f"to {end:g}: {events} of {there}" for end, there, events in counts)
+    lines = [f"training records with the event, of those at risk, in each bin of time: {shown}"]
+    if empty := [end for end, there, _ in counts if not there]:
+        observed = next((f"{end:g}" for end, there, _ in reversed(counts) if there), "0")
+        lines.append(
+            f"nobody is at risk in the bins to {', '.join(f'{end:g}' for end in empty)}: what a model says there is no "
+            f"more than what it began with. End the label's range and bins at {observed}."
+        )
+    if few := [end for end, there, events in counts if there and events < FEW_EVENTS]:
+        lines.append(
+            f"fewer than {FEW_EVENTS} events in the bins to {', '.join(f'{end:g}' for end in few)}: join them with "
+            "their neighbours (bins of the label)."
+        )
+    return lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +17,6 @@ from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.experiments.tuning.winner import check_run
 from dpfl_plugin.late import pandas_for
-from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.finished_run import FinishedRun
 from dpfl_plugin.runs.prediction_input import id_notes, ids_of, read, read_array, read_frame, written_otherwise
@@ -230,8 +228,6 @@ def predict(
     notes += [*id_notes(id_column or "", ids or []), *([] if useless is None else [useless])]
     if predictions.probabilities is None and predictions.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
-    if predictions.measures is not None and predictions.outcome.kind == "survival" and find_spec("lifelines") is None:
-        notes.append(NO_LIFELINES)
     if not trained.labels and predictions.outcome.has_classes:
         notes.append(NO_NAMES)
     return Predicted(

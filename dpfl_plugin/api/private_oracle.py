@@ -157,7 +157,7 @@ class PrivateOracle:
                 unless ``privacy.randomness`` is "fresh".
             loss: a name, or a function (outputs, labels) -> one value for each record.
             outcome: what labels are, if not classes: {"kind": "regression", "range": (0, 100)}, ... (docs/outcomes.md).
-                For "ordinal" the net gives K - 1 cumulative logits, as `models.ordinal.Thresholds` does.
+                For "ordinal" the net gives K - 1 cumulative logits, as `models.score_heads.Thresholds` does.
             l2: lambda of lambda/2 ||y||^2, whose gradient is added after the noise. engine: of per-example gradients.
             name: what the ledger calls it.
 

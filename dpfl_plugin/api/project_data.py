@@ -73,6 +73,7 @@ class DataBlock:
         local_lr: a step small enough that the noise of small silos does not make a model over-confident, and large
             enough to leave the constant model. Squared errors and counts are steeper than classes.
         has_classes: whether a tuning, whose scores count right answers, can compare steps.
+        model: the linear model of the outcome.
     """
 
     dataset: Mapping[str, Any] | None = None
@@ -83,6 +84,7 @@ class DataBlock:
     fewest: int | None = None
     local_lr: float = LOCAL_LR
     has_classes: bool = True
+    model: str = "softmax"
 
     @property
     def made_up(self) -> bool:
@@ -168,6 +170,7 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
         fewest=_if_few(draft.fewest),
         local_lr=STEEP_LR if outcome in ("regression", "counts") else LOCAL_LR,
         has_classes=Outcome(outcome).has_classes,
+        model={"classes": "softmax", "survival": "grouped_cox"}.get(outcome, "linear"),
     )
 
 

@@ -26,7 +26,6 @@ EXTRAS = {
     "fast": ("numba", "compiled loops"),
     "tables": ("pyarrow", "tables with a schema: CSV, Parquet, xlsx"),
     "images": ("skimage", "data.preprocess: hog"),
-    "survival": ("lifelines", "the concordance index"),
     "onnx": ("onnx", "dpfl export --onnx"),
     "lora": ("peft", "low-rank adapters"),
     "notebook": ("ipykernel", "a kernel for Jupyter, and pandas"),

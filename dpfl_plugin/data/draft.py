@@ -35,6 +35,8 @@ MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a cat
 MOST_CLASSES: Final = 20
 DATES: Final = (None, "%d.%m.%Y", DAY_FIRST, MONTH_FIRST)
 KINDS: Final = (is_number, *map(is_date, DATES))
+MOST_BINS: Final = 8  # of time; each has a baseline hazard of its own, for which noise is paid
+EVENTS_OF_BIN: Final = 20  # in the mean, or bins are fewer
 LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a category with more than MOST_LEVELS
 EMPTY: Final = "is empty: its first line must name the columns, and records follow it."
 
@@ -249,13 +251,37 @@ def _outcome(seen: Mapping[str, Seen], roles: Roles, written: Marks) -> tuple[di
     if len(words) != 2:
         shown = ", ".join(map(repr, words[:10])) or "no value"
         raise DataError(f"column {roles.event!r} holds {shown}: it must have two words, for no event and for one.")
-    last = outwards(np.append(numbers, 0.0))[1]
-    found = {"outcome": "survival", "time": roles.time, "event": roles.event, "range": [0, last]}
-    found |= {} if words == ["0", "1"] else {"event_values": [_plain(word) for word in words]}
     no, yes = words
+    every, happened = numbers_of(seen[roles.time].words.to_pylist(), decimal), seen[roles.event].words.to_pylist()
+    assert every is not None
+    aligned = len(every) == len(happened) == seen[roles.time].count  # no cell is empty
+    events = every[np.array(happened) == yes] if aligned else every
+    bins = _bins(events, float(numbers.max()))
+    found = {"outcome": "survival", "time": roles.time, "event": roles.event, "range": [0, bins[-1]], "bins": bins}
+    found |= {} if words == ["0", "1"] else {"event_values": [_plain(word) for word in words]}
     return found, (
-        f"label: survival, {roles.time} from 0 to {last}; {roles.event}: {yes!r} is an event, {no!r} is none.",
+        f"label: survival, {roles.time} from 0 to {bins[-1]}; {roles.event}: {yes!r} is an event, {no!r} is none.",
+        f"Survival is predicted at the ends of bins, {roles.time} {', '.join(map(str, bins))}: each has about as many "
+        "events. Choose times that matter to you; nothing is predicted beyond the last one.",
     )
+
+
+def _bins(events: np.ndarray[Any, Any], last: float) -> list[float]:
+    """Where bins of time end: between them about as many events each, and the last where follow-up ends.
+
+    Of three digits, rounded upwards, so that they are easy to read.
+    """
+    count = max(1, min(MOST_BINS, len(events) // EVENTS_OF_BIN))
+    ends = [*np.quantile(events, np.arange(1, count) / count, method="inverted_cdf"), last] if len(events) else [last]
+    rounded = [_up(end) for end in ends]
+    return sorted({end for end in rounded[:-1] if end < rounded[-1]} | {rounded[-1]})
+
+
+def _up(value: float) -> float:
+    """The next number of three digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
+    short = float(f"{math.ceil(round(value / step, 6)) * step:.12g}")
+    return int(short) if short.is_integer() else short
 
 
 def _is_number(word: str) -> bool:

@@ -59,7 +59,7 @@ def of_silos(
 
 OF_BASELINE: Final = {
     "classes": "the most frequent class of the training labels, and how often each occurs",
-    "ordinal": "the most frequent level of the training labels, and how often each occurs",
+    "ordinal": "the median level of the training labels, and how often each occurs",
     "regression": "the mean of the training labels",
     "counts": "the training labels' rate: all counts over all exposure",
     "multi_label": "how often each label holds in the training labels",

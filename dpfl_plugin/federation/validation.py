@@ -14,7 +14,6 @@ from torch import Tensor
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.losses import predict
-from dpfl_plugin.gradients.outcome_losses import log_probabilities
 from dpfl_plugin.gradients.persons import by_person
 from dpfl_plugin.privacy.scores import STEP
 
@@ -87,4 +86,6 @@ def _bins(outputs: Tensor, bins: int) -> Tensor:
 
 def _predicted(outputs: Tensor, outcome: Outcome) -> Tensor:
     """(n,) classes, or levels."""
-    return log_probabilities(outputs).argmax(dim=1) if outcome.kind == "ordinal" else predict(outputs)
+    if outcome.kind == "ordinal":  # the median level: so many cumulative probabilities are less than a half
+        return (outputs.reshape(len(outputs), -1) < 0).sum(dim=1)
+    return predict(outputs)

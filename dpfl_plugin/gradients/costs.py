@@ -53,6 +53,10 @@ def _dense(trace: Trace, b: int) -> Work:
     return max(products, b * (3 * trace.products - first)), moved, 12.0 + 12 * len(trace.matrices)
 
 
+def _shared_score(trace: Trace, b: int) -> Work:
+    return 3.0 * b * trace.num_features, 20.0 * b * (trace.dimension - trace.num_features) * trace.itemsize, 45
+
+
 def _bookkeeping(trace: Trace, b: int) -> Work:
     products, moved = 3 * trace.products, 3.0 * trace.kept  # forward, backward by the inputs, sum
     for m in trace.matrices:
@@ -89,6 +93,7 @@ def _vmap(trace: Trace, b: int) -> Work:
 WORK: Final[dict[str, Callable[[Trace, int], Work]]] = {
     "closed_form": _closed_form,
     "dense": _dense,
+    "shared_score": _shared_score,
     "bookkeeping": _bookkeeping,
     "opacus": _opacus,
     "vmap": _vmap,

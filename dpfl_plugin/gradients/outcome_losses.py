@@ -136,29 +136,32 @@ class Hazards(ClosedLoss):
 
     With edges 0 < t_1 < ... < t_B, bin b is (t_{b-1}, t_b] (the first with 0), and h_b = sigmoid(z_b) is the
     probability of an event in it, if there was none before. A record with an event in bin b adds
-    -ln h_b - sum_{a < b} ln(1 - h_a); one that is censored at t adds -ln(1 - h_a) for each bin that it was there for
-    to the end, t_a <= t (Singer & Willett 1993; Tutz & Schmid 2016, Sec. 3.4). Records stay independent. Outputs
+    -ln h_b - sum_{a < b} ln(1 - h_a); one that is censored adds -w_a ln(1 - h_a) for each bin, w_a the share of it that
+    the record was there for (Singer & Willett 1993; Tutz & Schmid 2016, Sec. 3.4, where w_a is 1 or 0, so that who is
+    censored within a bin leaves it, and hazards are too large). With a constant rate of events within the bin, as
+    1 - h = exp(-rate), (1 - h)^w is the probability of no event in that share of it. Records stay independent. Outputs
     (n, B), labels (n, 2): time, and 1 for an event.
     """
 
     edges: tuple[float, ...]
 
     def at_risk(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, B) each, bool: in which bins a record counts, and in which it has its event."""
+        """(n, B) each: the share of each bin that a record counts for, and in which bin it has its event (bool)."""
         lower, upper = _bounds(self.edges, labels.device)
         time, event = labels[:, :1].to(lower.dtype), labels[:, 1:] > 0
-        begun, over = time > lower, time >= upper
-        return torch.where(event, begun, over), event & begun & (time <= upper)
+        begun = (time > lower) | ((time == 0) & (lower == 0))
+        shares = ((time - lower) / (upper - lower)).clamp(0.0, 1.0)
+        return torch.where(event, begun.to(shares.dtype), shares), event & begun & (time <= upper)
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        counts, events = self.at_risk(labels)
-        scores = outputs.reshape(counts.shape)
+        shares, events = self.at_risk(labels)
+        scores = outputs.reshape(shares.shape)
         losses = functional.binary_cross_entropy_with_logits(scores, events.to(scores.dtype), reduction="none")
-        return torch.where(counts, losses, torch.zeros_like(losses)).sum(dim=1)
+        return torch.where(shares > 0, shares * losses, torch.zeros_like(losses)).sum(dim=1)
 
     def residuals(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        counts, events = self.at_risk(labels)
-        return outputs.sigmoid_().sub_(events.to(outputs.dtype)).mul_(counts)
+        shares, events = self.at_risk(labels)
+        return outputs.sigmoid_().sub_(events.to(outputs.dtype)).mul_(shares.to(outputs.dtype))
 
     def examples(self, num_outputs: int) -> Tensor:
         first, last = self.edges[0], self.edges[-1]
@@ -167,7 +170,7 @@ class Hazards(ClosedLoss):
 
 
 @dataclass(frozen=True, slots=True)
-class Cumulative(OutcomeLoss):
+class Cumulative(ClosedLoss):
     """-ln P(label), where P(label <= j) = sigmoid(z_j): cumulative logits (McCullagh 1980); labels (n,) int64.
 
     Outputs (n, K - 1), increasing in j: a model of one output behind `dpfl_plugin.models.Thresholds`.
@@ -177,6 +180,19 @@ class Cumulative(OutcomeLoss):
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return -log_probabilities(outputs).gather(1, labels.unsqueeze(1))[:, 0]
+
+    def residuals(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        at_most, above = functional.logsigmoid(outputs), functional.logsigmoid(-outputs)
+        between = torch.log(-torch.expm1(outputs[:, :-1] - outputs[:, 1:]))  # see `log_probabilities`
+        by_upper, by_lower = above.clone(), at_most.clone()  # logarithms of the derivatives, where z is a level's end
+        by_upper[:, 1:] -= above[:, :-1] + between
+        by_lower[:, :-1] -= at_most[:, 1:] + between
+        found = torch.zeros_like(outputs)
+        level, last = labels.unsqueeze(1), outputs.shape[1]
+        is_upper = torch.arange(last, device=outputs.device) == level
+        is_lower = torch.arange(1, last + 1, device=outputs.device) == level
+        found = torch.where(is_upper, -by_upper.exp(), found)
+        return torch.where(is_lower, by_lower.exp(), found)
 
     def examples(self, num_outputs: int) -> Tensor:
         return torch.arange(self.num_classes)
@@ -210,7 +226,7 @@ def log_probabilities(outputs: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _bounds(edges: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(lower, upper) (B,) each, in the number format of labels; below all times before the first bin."""
+    """(lower, upper) (B,) each, in the number format of labels."""
     upper = torch.tensor(edges, dtype=torch.float32)
-    lower = torch.cat([torch.tensor([-1.0]), upper[:-1]])
+    lower = torch.cat([torch.tensor([0.0]), upper[:-1]])
     return lower.to(device), upper.to(device)

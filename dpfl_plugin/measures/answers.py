@@ -21,8 +21,8 @@ class Answers:
     Attributes:
         probabilities: [n, K] of classes and levels, None where the loss gives none; [n, k] of labels that hold; [n, B]
             of an event in a bin of time, if there was none before (hazards).
-        predicted: [n] the class or level; the mean of a regression, in the label's unit; the expected count for
-            exposure 1. [n, k] the labels that hold. None of survival.
+        predicted: [n] the class; the median level, which is the least far away on average; the mean of a regression, in
+            the label's unit; the expected count for exposure 1. [n, k] the labels that hold. None of survival.
         scores: [n], of two classes: larger for the second.
     """
 
@@ -52,7 +52,7 @@ def answers(outcome: Outcome, outputs: Doubles, *, probabilistic: bool = True) -
     if outcome.kind == "ordinal":
         at_most = np.column_stack([expit(outputs), np.ones(len(outputs))])
         levels = np.diff(at_most, axis=1, prepend=0.0)
-        return Answers(levels, levels.argmax(axis=1))
+        return Answers(levels, (at_most < 0.5).sum(axis=1))
     if outcome.kind == "regression":
         return Answers(None, outcome.middle + outcome.half_range * outputs[:, 0])
     if outcome.kind == "counts":
@@ -79,9 +79,11 @@ def baseline(outcome: Outcome, labels: NDArray[Any], num_outputs: int, count: in
         num_outputs: classes, or labels.
     """
     if outcome.has_classes:
-        shares = np.bincount(labels, minlength=num_outputs) / len(labels)
+        counts = np.bincount(labels, minlength=num_outputs)
+        shares = counts / len(labels)
         score = np.full(count, shares[1]) if num_outputs == 2 else None
-        return Answers(_same(shares, count), np.full(count, shares.argmax()), score)
+        said = counts.argmax() if outcome.kind == "classes" else (2 * counts.cumsum() < len(labels)).sum()
+        return Answers(_same(shares, count), np.full(count, said), score)
     values = labels.astype(np.float64)
     if outcome.kind == "regression":
         return Answers(None, np.full(count, values.mean()))
@@ -90,25 +92,34 @@ def baseline(outcome: Outcome, labels: NDArray[Any], num_outputs: int, count: in
     if outcome.kind == "multi_label":
         shares = values.mean(axis=0)
         return Answers(_same(shares, count), _same((shares > 0.5).astype(np.int64), count))
-    counts, events = at_risk(outcome, labels)
-    hazards = events.sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
+    shares, events = at_risk(outcome, labels)
+    hazards = events.sum(axis=0) / np.maximum(shares.sum(axis=0), np.finfo(np.float64).tiny)
     return Answers(_same(hazards, count))
 
 
-def at_risk(outcome: Outcome, labels: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """[n, B] each: in which bins of time a record counts, and in which it has its event, as the loss has it."""
+def at_risk(outcome: Outcome, labels: NDArray[Any]) -> tuple[Doubles, NDArray[np.bool_]]:
+    """[n, B] each: the share of each bin of time that a record counts for, and in which bin it has its event, as the
+    loss has it."""
     upper = np.asarray(outcome.edges, dtype=np.float32)
-    lower = np.concatenate([np.array([-1.0], np.float32), upper[:-1]])
+    lower = np.concatenate([np.zeros(1, np.float32), upper[:-1]])
     time, event = labels[:, :1].astype(np.float32), labels[:, 1:] > 0
-    begun, over = time > lower, time >= upper
-    return np.where(event, begun, over), event & begun & (time <= upper)
+    begun = (time > lower) | ((time == 0) & (lower == 0))
+    shares = np.clip((time - lower) / (upper - lower), 0.0, 1.0).astype(np.float64)
+    return np.where(event, begun.astype(np.float64), shares), event & begun & (time <= upper)
 
 
-def losses_of_bins(hazards: Doubles, counts: NDArray[np.bool_], events: NDArray[np.bool_]) -> Doubles:
+def counts_by_bin(outcome: Outcome, labels: NDArray[Any]) -> list[tuple[float, int, int]]:
+    """(where it ends, who is at risk as it begins, events) of each bin of time."""
+    shares, events = at_risk(outcome, labels)
+    counts = (np.asarray(outcome.edges), (shares > 0).sum(axis=0), events.sum(axis=0))
+    return [(float(end), int(there), int(happened)) for end, there, happened in zip(*counts, strict=True)]
+
+
+def losses_of_bins(hazards: Doubles, shares: Doubles, events: NDArray[np.bool_]) -> Doubles:
     """[n] each record's negative log-likelihood."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.where(events, np.log(hazards), np.log1p(-hazards))
-    found: Doubles = -np.where(counts, logs, 0.0).sum(axis=1)
+        found: Doubles = -np.where(shares > 0, shares * logs, 0.0).sum(axis=1)
     return found
 
 

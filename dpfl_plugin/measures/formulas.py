@@ -1,7 +1,9 @@
-"""Measures of answers, by the definitions of scikit-learn. Positive classes are truth values [n]."""
+"""Measures of answers, by the definitions of scikit-learn and lifelines. Positive classes are truth values [n]."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +78,31 @@ def calibration(positive: Array, p: Array, bins: int) -> tuple[Array, Array]:
     places = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], p)
     number, mean, share = (np.bincount(places, each, bins) for each in (None, p, positive))
     return mean[number > 0] / number[number > 0], share[number > 0] / number[number > 0]
+
+
+def concordance(times: Array, events: Array, expected: Array) -> float | None:
+    """Harrell's C: of all pairs of records of which it is known who has the event first, the share in which that one
+    was ``expected`` to stay free of it for less long; ties of what is expected count half. None without such pairs.
+
+    Args:
+        times: [n]. events: [n] 1 where the event was then, 0 where the record was censored, which is taken to be later.
+    """
+    later: list[float] = []  # what is expected of those who are known to have no event up to now, sorted
+    pairs = right = ties = 0
+    order = np.lexsort((events, -times))  # the last first; at one time those who are censored
+    rows = zip(times[order].tolist(), events[order].tolist(), expected[order].tolist(), strict=True)
+    for _, group in itertools.groupby(rows, key=lambda row: row[0]):
+        now = []
+        for _, event, value in group:
+            if not event:
+                bisect.insort(later, value)
+                continue
+            below, upto = bisect.bisect_left(later, value), bisect.bisect_right(later, value)
+            pairs, right, ties = pairs + len(later), right + len(later) - upto, ties + upto - below
+            now.append(value)
+        for value in now:
+            bisect.insort(later, value)
+    return (right + ties / 2) / pairs if pairs else None
 
 
 def r2(y: Array, predicted: Array) -> float:

@@ -20,7 +20,6 @@ from dpfl_plugin.measures.answers import Answers, at_risk, losses_of_bins
 Table = dict[str, Any]
 BINS: Final = 10  # of a calibration curve
 MOST_CLASSES: Final = 30  # of a confusion matrix
-NO_LIFELINES: Final = "c_index needs lifelines, which is not installed: pip install 'dpfl-plugin[survival]'."
 
 
 def score(outcome: Outcome, said: Answers, labels: NDArray[Any]) -> float:
@@ -207,14 +206,7 @@ def _deviance(outcome: Outcome, said: Answers, labels: NDArray[Any]) -> float:
 
 def _survival(outcome: Outcome, said: Answers, labels: NDArray[Any]) -> Table:
     deviance, expected = _deviance(outcome, said, labels), said.survival().sum(axis=1)
-    try:
-        from lifelines.utils import concordance_index
-    except ImportError:
-        return _plain({"deviance": deviance, "c_index": None})
-    try:
-        found = concordance_index(labels[:, 0], expected, labels[:, 1])
-    except ZeroDivisionError:  # no two records can be compared
-        found = None
+    found = formulas.concordance(labels[:, 0], labels[:, 1], expected)
     return _plain({"deviance": deviance, "c_index": found})
 
 

@@ -16,7 +16,7 @@ from dpfl_plugin.core.streams import stream_key
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, told
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.models.fixed import FREEZE, frozen_norm
-from dpfl_plugin.models.ordinal import Thresholds
+from dpfl_plugin.models.score_heads import Thresholds
 
 TRIAL_RECORDS = 3
 WRAP = (

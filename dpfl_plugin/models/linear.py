@@ -7,6 +7,7 @@ import math
 from torch import nn
 
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.models.score_heads import BaselineHazards
 
 
 def softmax(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = True) -> nn.Module:
@@ -37,6 +38,16 @@ def logistic(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = T
             "classes, linear for any other outcome."
         )
     return nn.Sequential(nn.Flatten(), _zero_linear(math.prod(feature_shape), 1, bias))
+
+
+def grouped_cox(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Proportional hazards in bins of time: a coefficient for each feature, shared by all bins, and a baseline hazard
+    for each of the ``num_classes`` bins; [n, *feature_shape] -> log-odds of an event [n, num_classes].
+
+    Coefficients are logarithms of hazard ratios (`BaselineHazards`); they start at 0.
+    """
+    score = _zero_linear(math.prod(feature_shape), 1, bias=False)
+    return nn.Sequential(nn.Flatten(), score, BaselineHazards(num_classes))
 
 
 def _zero_linear(num_inputs: int, num_outputs: int, bias: bool) -> nn.Linear:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -23,7 +22,6 @@ from dpfl_plugin.federation.scaled_records import scaling_of
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.summaries import last, of_silos
 from dpfl_plugin.measures.histogram import auc
-from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.models.fixed import whole_state
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.paper import chang_theorem
@@ -123,8 +121,6 @@ def write_result(
     # Not in the statement, which may be published: no epsilon covers what a loss tells.
     notes += [] if hidden else _diverged(measured)
     notes += [_loss_in_words(loss) for loss in progress.losses]
-    if final.measures is not None and (final.measures["pooled"] or {"model": {}})["model"].get("c_index", 0) is None:
-        notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
     result = _result(run, progress, outcome, final, lines, notes, document)
     result["code"] = dict(run.code)
     if final.by_silo:

@@ -66,13 +66,13 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     assert auc in repr(run) and auc in str(run) and html.escape(auc) in run._repr_html_()
     compared = dpfl.compare([run])
     assert compared.rows[0]["auc"] == measures["auc"] and f"{measures['auc']:.4f}" in repr(compared)
-    notes = ["c_index needs lifelines", "secure noise: privacy.randomness=fresh"]  # as of `dpfl run`
+    notes = ["a note of the run", "secure noise: privacy.randomness=fresh"]  # as of `dpfl run`
     told = dpfl.Run(run.folder, {**run.result, "notes": notes})
     for line in (
         "The baseline is without features: ",
         " The positive class is ill.",
         f"silos: worst {run.result['silos']['test_accuracy']['min']:.3f}",
-        "note: c_index needs lifelines",
+        "note: a note of the run",
         "note: secure noise: privacy.randomness=fresh",
     ):
         assert line in str(told) and html.escape(line) in told._repr_html_(), line

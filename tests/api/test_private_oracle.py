@@ -29,7 +29,7 @@ from dpfl_plugin.errors import (
     UnsupportedError,
 )
 from dpfl_plugin.gradients import losses, outcome_losses
-from dpfl_plugin.models.ordinal import Thresholds
+from dpfl_plugin.models.score_heads import Thresholds
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import plans_in

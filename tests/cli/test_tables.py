@@ -387,14 +387,15 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
         ages = [20 + (row + number) % 50 for row in range(80)]
         followed.drop(columns=["clinic"]).assign(age=ages).to_csv(f"site{number}.csv", index=False)
     done = command("init", "study", "--from", "site*.csv", "--time", "months", "--event", "end")
-    assert "survival, months from 0 to 50; end: 'dead' is an event, 'alive' is none." in done.out, done.err
+    assert "survival, months from 0 to 44; end: 'dead' is an event, 'alive' is none." in done.out, done.err
     data = yaml.safe_load((tmp_path / "study" / "run.yaml").read_text())["data"]
     assert data["dataset"]["files"] == str(tmp_path / "site*.csv") and data["partition"] == "natural"
     label = {
         "outcome": "survival",
         "time": "months",
         "event": "end",
-        "range": [0, 50],
+        "range": [0, 44],
+        "bins": [9, 20, 32, 44],
         "event_values": ["alive", "dead"],
     }
     assert data["schema"]["label"] == label and "months" not in data["schema"]["columns"]
@@ -410,6 +411,33 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
     _, positive = yaml.safe_load(Path("words/run.yaml").read_text())["data"]["schema"]["label"]["classes"]
     assert f"{positive} is the positive class of auc" in two
     assert "dpfl tune" in Path("words/run.yaml").read_text() and "dpfl tune" not in Path("counts/run.yaml").read_text()
+
+
+def test_drafted_survival_follows_kaplan_meier_up_to_the_last_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of people who leave between days 900 and 1,200, without noise; and `check` counts who is at risk in each bin."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, 1000)
+    dies, leaves = rng.exponential(3000 * np.exp(-x)), rng.uniform(900, 1200, 1000)
+    days, died = np.ceil(np.minimum(dies, leaves)).astype(int), (dies <= leaves).astype(int)
+    pandas.DataFrame({"x": x, "days": days, "died": died}).to_csv("all.csv", index=False)
+    assert command("init", "study", "--from", "all.csv", "--time", "days", "--event", "died").code == 0
+    without = ["--set", "privacy.epsilon=null", "--set", "privacy.noise_multiplier=0", "--set", "seed=0"]
+    assert command("run", "study/run.yaml", *without, "--out", "runs").code == 0
+    (run,) = Path("runs").glob("*/*/result.json")
+    curves = dpfl.predict(run.parent, "all.csv").rows
+    alive = {float(end): np.mean([row["survival"][end] for row in curves]) for end in curves[0]["survival"]}
+    assert max(alive) == days.max() == 1200
+    events, counts = np.unique(days[died == 1], return_counts=True)
+    at_risk = np.array([(days >= day).sum() for day in events])
+    for end, share in alive.items():
+        kaplan_meier = np.prod(1 - (counts / at_risk)[events <= end])
+        assert share == pytest.approx(kaplan_meier, abs=0.05)
+    beyond = ["--set", "data.schema.label.range=[0, 1600]", "--set", "data.schema.label.bins=8"]
+    told = command("check", "study/run.yaml", *beyond).out
+    assert "nobody is at risk in the bins to 1400, 1600" in told and "End the label's range and bins at 1200" in told
 
 
 def test_a_time_beside_a_label_of_two_words_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ class InPlace(nn.Module):
 
 def test_auto_takes_opacus_where_nothing_else_can():
     engine, reason = choose("auto", InPlace(), losses.cross_entropy, Terms(chunk_bytes=2**20), trial(2, 4))
-    assert engine.name == "opacus" and "not closed_form, dense, bookkeeping" in reason
+    assert engine.name == "opacus" and "not closed_form, dense, shared_score, bookkeeping" in reason
 
 
 def test_parameters_that_the_loss_does_not_depend_on_have_no_gradient():

@@ -28,9 +28,10 @@ from dpfl_plugin.gradients.outcome_losses import (
     Squared,
     log_probabilities,
 )
+from dpfl_plugin.gradients.shared_score import SharedScore
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.models.ordinal import Thresholds
+from dpfl_plugin.models.score_heads import BaselineHazards, ScoreHead, Thresholds
 
 N = 40
 EDGES = (1.0, 2.5, 4.0)
@@ -61,11 +62,13 @@ CASES: list[tuple[ClosedLoss, int, Tensor]] = [
     (Hazards(EDGES), 3, times()),
     (Hazards((4.0,)), 1, times()),
 ]
+LEVELS: list[tuple[ClosedLoss, int, Tensor]] = [(Cumulative(k), k - 1, torch.arange(N) % k) for k in (2, 4)]
 
 
-@pytest.mark.parametrize(("loss", "outputs", "labels"), CASES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(("loss", "outputs", "labels"), CASES + LEVELS, ids=lambda value: type(value).__name__)
 def test_residuals_are_the_derivatives(loss: ClosedLoss, outputs: int, labels: Tensor) -> None:
-    z = normals(N, outputs).requires_grad_()
+    z = normals(N, outputs)
+    z = (z.sort(dim=1).values if isinstance(loss, Cumulative) else z).requires_grad_()
     loss(z, labels).sum().backward()
     torch.testing.assert_close(loss.residuals(z.detach().clone(), labels), z.grad)
 
@@ -107,10 +110,10 @@ def test_hazards_are_the_likelihood_of_person_periods() -> None:
             if event and time <= end:
                 total -= math.log(hazard)
                 break
-            if not event and time < end:
-                break  # nobody saw the end of this bin
-            total -= math.log1p(-hazard)
-            assert begin <= time
+            share = 1.0 if event or time >= end else (time - begin) / (end - begin)
+            total -= share * math.log1p(-hazard)
+            if share < 1:
+                break  # the end of this bin was not seen
         expected.append(total)
     torch.testing.assert_close(Hazards(EDGES)(z, labels), torch.tensor(expected, dtype=torch.float64))
 
@@ -156,10 +159,32 @@ def test_linear_models_use_the_closed_form(kind: str) -> None:
     assert engine.name == "closed_form"
 
 
-def test_ordinal_models_have_an_engine() -> None:
-    model = nn.Sequential(nn.Linear(4, 1), Thresholds(3))
-    engine, _ = choose("auto", model, Cumulative(3), Terms(chunk_bytes=2**20), torch.zeros(2, 4))
-    assert engine.name in ("vmap", "opacus")  # tried against autograd, as all are
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("clip_norm", [0.5, (0.3, 0.4), math.inf])
+@pytest.mark.parametrize(
+    ("head", "loss", "labels"),
+    [
+        (Thresholds(4), Cumulative(4), torch.arange(N) % 4),
+        (Thresholds(2), Cumulative(2), torch.arange(N) % 2),
+        (BaselineHazards(3), Hazards(EDGES), times()),
+        (BaselineHazards(1), Hazards((4.0,)), times()),
+    ],
+    ids=["four levels", "two levels", "three bins", "one bin"],
+)
+def test_a_shared_score_sums_what_vmap_sums(
+    head: ScoreHead, loss: ClosedLoss, labels: Tensor, clip_norm: float | tuple[float, ...], bias: bool
+) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1, bias=bias), head).double()
+    y = normals(sum(p.numel() for p in model.parameters()), seed=3)
+    batch = Records(normals(N, 4) * 3, labels)
+    fast, slow = SharedScore(model, loss, 2**24), Vmap(model, loss, 2**24)
+    found, expected = (torch.full_like(y, math.nan) for _ in range(2))
+    with torch.no_grad():
+        norms = fast.clipped_sum(y, fast.prepare(batch), clip_norm, found)
+    torch.testing.assert_close(norms, slow.clipped_sum(y, slow.prepare(batch), clip_norm, expected))
+    torch.testing.assert_close(found, expected)
+    engine, reason = choose("auto", model.float(), loss, Terms(chunk_bytes=2**20), torch.zeros(2, 4))
+    assert engine.name == "shared_score", reason
 
 
 class Wrong(Squared):

@@ -22,8 +22,11 @@ from dpfl_plugin.gradients.base import Records, in_chunks
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
+from dpfl_plugin.gradients.outcome_losses import MultiLabel
+from dpfl_plugin.gradients.shared_score import SharedScore
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
+from dpfl_plugin.models.score_heads import ScoreHead
 from dpfl_plugin.testing import EngineContract
 from tests.gradients.test_bookkeeping import MODELS
 
@@ -79,6 +82,37 @@ class InTurn:
         return in_chunks(self.engine.clipped_sum, 777, y, batch, clip_norm, out)
 
 
+class Same(ScoreHead):
+    """Whose parameter does nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def outputs(self, scores, parameters):
+        return scores.unsqueeze(1)
+
+    def derivatives(self, scores, parameters, residuals):
+        return residuals[:, 0], [torch.zeros_like(residuals)]
+
+
+class BehindAScore:
+    """`SharedScore` as an engine of `worst.model`."""
+
+    name = "shared_score"
+
+    def __init__(self):
+        self.engine = SharedScore(nn.Sequential(*worst.model(), Same()), MultiLabel(), 2**26)
+
+    def prepare(self, batch):
+        return self.engine.prepare(Records(batch.features, batch.labels.unsqueeze(1)))
+
+    def clipped_sum(self, y, batch, clip_norm, out):
+        whole = torch.empty(len(out) + 1, dtype=out.dtype, device=out.device)
+        self.engine.clipped_sum(torch.cat([y, y.new_zeros(1)]), batch, clip_norm, whole)
+        out.copy_(whole[:-1])
+
+
 def without_kernels():
     return mock.patch.object(fused, "kernels", return_value=None)
 
@@ -94,6 +128,7 @@ def by_torch(kind):
 
 ENGINES = {
     **{name: lambda name=name: by(registry.load("engines", name)) for name in registry.names("engines")},
+    "shared_score": BehindAScore,
     "closed_form, torch": lambda: by_torch(ClosedForm),
     "dense, torch": lambda: by_torch(Dense),
     "closed_form, together": lambda: Together(by(ClosedForm)),
@@ -131,7 +166,9 @@ def with_and_without(count, share, sign, place):
     return whole, swapped, moved
 
 
-@pytest.mark.parametrize("name", ["closed_form", "closed_form, torch", "closed_form, in turn", "dense", "bookkeeping"])
+@pytest.mark.parametrize(
+    "name", ["closed_form", "closed_form, torch", "closed_form, in turn", "dense", "shared_score", "bookkeeping"]
+)
 @pytest.mark.parametrize("count", [2, 61, 62, 63, 64, 123, 124, 125, 126, 186, 187, 1000, 5000, 20_000])
 def test_a_batch_without_a_record_is_no_further_than_is_charged(name, count):
     """Amplification compares it with the batch that has the record, in the order of samplers: the proof, 7."""
@@ -161,7 +198,7 @@ def test_a_row_of_a_product_depends_on_no_place_and_no_number_of_rows(b, i, o):
         assert torch.equal(x[b - rows :] @ w.t(), expected[b - rows :])
 
 
-@pytest.mark.parametrize("name", ["closed_form", "closed_form, torch", "dense", "bookkeeping", "vmap"])
+@pytest.mark.parametrize("name", ["closed_form", "closed_form, torch", "dense", "shared_score", "bookkeeping", "vmap"])
 def test_one_block_for_all_would_be_noticed(name):
     """The attack itself: a record among 20,000 moves the sum far beyond 2 C where they are added up in float32."""
     one = lambda count: blocks.Blocks(max(1, count), int(count > 0), 0)  # noqa: E731
@@ -174,7 +211,7 @@ def test_one_block_for_all_would_be_noticed(name):
 
 
 @DEVICES
-@pytest.mark.parametrize("name", ["closed_form", "closed_form, torch", "dense", "bookkeeping", "vmap"])
+@pytest.mark.parametrize("name", ["closed_form", "closed_form, torch", "dense", "shared_score", "bookkeeping", "vmap"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
 def test_a_replaced_record_changes_its_own_block_alone(name, bad, device):
     """Where all but its block is zero, the sum is that block's: other blocks' bits cancel in the difference.

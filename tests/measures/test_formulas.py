@@ -52,3 +52,15 @@ def test_of_numbers() -> None:
     assert formulas.r2(y, expected) == pytest.approx(metrics.r2_score(y, expected))
     assert formulas.r2(y * 0, y * 0) == 1 and formulas.r2(y * 0, expected) == 0
     assert formulas.poisson_deviance(y, expected) == pytest.approx(metrics.mean_poisson_deviance(y, expected))
+
+
+@pytest.mark.parametrize("size", [12, 300])
+def test_of_survival(size: int) -> None:
+    """With ties of times, of expectations, and of events with censorings at one time."""
+    lifelines = pytest.importorskip("lifelines.utils")
+    for _ in range(20):
+        times, expected = rng.integers(1, 20, size=size).astype(float), rng.integers(0, 30, size=size) / 3
+        events = (rng.random(size) < 0.6).astype(float)
+        found = formulas.concordance(times, events, expected)
+        assert found == pytest.approx(lifelines.concordance_index(times, expected, events))
+    assert formulas.concordance(times, np.zeros(size), expected) is None  # nobody had an event

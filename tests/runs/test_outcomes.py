@@ -85,7 +85,7 @@ def test_a_run_measures_its_outcome_beside_a_baseline(kind: str, tmp_path: Path)
     key = f"test_{score}"
     assert done.result["test_accuracy"]["last"] is None and done.result[key]["last"] == done.score
     assert done.lines[-1][key] == done.score and done.lines[-1]["test_accuracy"] is None
-    assert done.result["engine"] == ("closed_form" if kind != "ordinal" else done.result["engine"])
+    assert done.result["engine"] == ("shared_score" if kind == "ordinal" else "closed_form")
     assert done.result["outcome"]["kind"] == kind and json.dumps(done.result, allow_nan=False)
     worst = done.result["silos"]["worst"]
     assert measures["silos"][str(worst)]["model"][score] == pytest.approx(done.result["silos"][key]["max"])

@@ -1,0 +1,101 @@
+"""Heads of models with one score: ordered thresholds for levels, a baseline hazard for each bin of time.
+
+A head turns scores s (n,) into outputs (n, c), with a few parameters of its own. What it adds to the gradient of a
+record follows from the derivative of the loss by its outputs: `gradients.shared_score` asks for that, so that no
+gradient of a single record is formed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+LARGEST_LOG_RATE = 15.0
+"""A log rate of events in a bin counts as this at most: the bin's hazard is 1 by then, in any number format."""
+
+
+class ScoreHead(nn.Module):
+    """Scores (n, 1) or (n,) to outputs (n, c)."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.outputs(scores.reshape(scores.shape[0]), list(self.parameters()))
+
+    def outputs(self, scores: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """(n, c) of scores (n,), at these parameters instead of the head's own."""
+        raise NotImplementedError
+
+    def derivatives(
+        self, scores: Tensor, parameters: Sequence[Tensor], residuals: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Of each record's loss, by its score (n,) and by each of the parameters (n, q).
+
+        Args:
+            residuals: (n, c) the derivative of the loss by the outputs.
+        """
+        raise NotImplementedError
+
+
+class Thresholds(ScoreHead):
+    """Cumulative logits (n, K - 1): z_j = theta_j - score, where P(label <= j) = sigmoid(z_j).
+
+    theta_1 = first, theta_{j+1} = theta_j + softplus(steps_j): increasing, whatever noise does to the parameters. They
+    begin where all levels have the same probability at a score of 0. A bias in the score moves all thresholds alike:
+    it is not needed.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        at = [math.log((j + 1) / (num_classes - 1 - j)) for j in range(num_classes - 1)]
+        steps = [math.log(math.expm1(b - a)) for a, b in itertools.pairwise(at)]
+        self.first = nn.Parameter(torch.tensor(at[:1]))
+        self.steps = nn.Parameter(torch.tensor(steps)) if steps else None
+
+    def outputs(self, scores: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        return _increasing(*parameters) - scores.unsqueeze(1)
+
+    def derivatives(
+        self, scores: Tensor, parameters: Sequence[Tensor], residuals: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        # A step moves all thresholds behind it: sums from each on to the last.
+        from_here_on = residuals.flip(1).cumsum(1).flip(1)
+        steps = [from_here_on[:, 1:] * parameter.sigmoid() for parameter in parameters[1:]]
+        return -from_here_on[:, 0], [from_here_on[:, :1], *steps]
+
+    def thresholds(self) -> Tensor:
+        """(K - 1,)"""
+        return _increasing(*self.parameters())
+
+
+def _increasing(first: Tensor, steps: Tensor | None = None) -> Tensor:
+    return first if steps is None else torch.cat([first, first + functional.softplus(steps).cumsum(0)])
+
+
+class BaselineHazards(ScoreHead):
+    """Log-odds (n, B) of an event in each bin of time, if there was none before, by the grouped Cox model.
+
+    The hazard is h_b = 1 - exp(-exp(theta_b + score)) (Prentice & Gloeckler 1978, Biometrics 34, 57-67): that of
+    proportional hazards of which only bins of time are seen, so that a coefficient of the score is the logarithm of a
+    hazard ratio. theta_b is the logarithm of the rate of events in bin b at a score of 0. At the start half of all
+    people have had an event at the end of the last bin. A bias in the score moves all of them alike: it is not needed.
+    """
+
+    def __init__(self, num_bins: int) -> None:
+        super().__init__()
+        self.log_rates = nn.Parameter(torch.full((num_bins,), math.log(math.log(2) / num_bins)))
+
+    def outputs(self, scores: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        rates = (parameters[0] + scores.unsqueeze(1)).clamp(max=LARGEST_LOG_RATE).exp()
+        return rates + torch.log(-torch.expm1(-rates))  # ln(h / (1 - h)) = ln(exp(rate) - 1)
+
+    def derivatives(
+        self, scores: Tensor, parameters: Sequence[Tensor], residuals: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        log_rates = parameters[0] + scores.unsqueeze(1)
+        rates = log_rates.exp()
+        by_rates = residuals * (rates / -torch.expm1(-rates)) * (log_rates <= LARGEST_LOG_RATE)
+        return by_rates.sum(dim=1), [by_rates]
