@@ -7,7 +7,6 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -15,7 +14,6 @@ from dpfl_plugin import own_folders
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.sweep import Row, config_of, expand
-from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.preprocess import check_steps
 from dpfl_plugin.data.schema import TableSchema
@@ -25,6 +23,7 @@ from dpfl_plugin.experiments.manifest import Sweep
 from dpfl_plugin.experiments.status import SweepStatus
 from dpfl_plugin.experiments.submission import Backend, Options
 from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED
+from dpfl_plugin.experiments.sweep_result import SweepResult
 from dpfl_plugin.experiments.tasks import run_rows, say, try_again
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
@@ -35,40 +34,6 @@ COMPOSES: Final = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
     "sees their composition (docs/slurm.md)."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SweepResult(Printed):
-    """What a call of `sweep` came to.
-
-    Attributes:
-        folder: of the sweep. status: of all its runs. submitted: the jobs that Slurm has now. failed: whether a run of
-            this call failed, also where no file of it could say so.
-        dry_run: what would be run, and by which batch scripts, where nothing was.
-    """
-
-    folder: Path
-    status: SweepStatus
-    submitted: tuple[str, ...] = ()
-    failed: bool = False
-    dry_run: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """Of the command: 1 where runs failed, unless others were submitted."""
-        failed = self.failed or self.status.counts["failed"] > 0
-        return int(failed and not self.submitted and not self.dry_run)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `dpfl status --json` prints of the sweep."""
-        return self.status.to_dict()
-
-    def __str__(self) -> str:
-        if self.dry_run:
-            return self.dry_run
-        folder = shlex.quote(str(self.folder))
-        more = f"Single runs, with score and epsilon: dpfl status {folder}\nTables and plots: dpfl report {folder}"
-        return f"{self.status.scores()}\n{more}".lstrip("\n")
 
 
 def sweep(
