@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import math
@@ -32,6 +33,7 @@ IMPORTED_BY_RUNS: Final = (  # as they need it
     "scipy.optimize",
     "scipy.special",
 )
+OMP_PAUSE_HARD: Final = 2
 
 
 def run_task(folder: Path, task: int, pack: int, jobs: int) -> int:
@@ -95,6 +97,7 @@ def begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]:
     if sweep.spec.ranks is not None:
         return lambda row, stop: _become_ranks(sweep, row)
     import_for_runs()
+    end_idle_threads()
     return lambda row, stop: _run_row(sweep, row, stop)
 
 
@@ -103,6 +106,15 @@ def import_for_runs() -> None:
     for name in IMPORTED_BY_RUNS:
         importlib.import_module(name)
     importlib.import_module("dpfl_plugin.gradients.fused").kernels()
+
+
+def end_idle_threads() -> None:
+    """Have OpenMP end the threads that an earlier computation of this program left: a fork lacks them, and would wait
+    for them for ever. The next computation starts new ones."""
+    with open("/proc/self/maps") as maps:
+        libraries = {path for line in maps if "gomp" in Path(path := line.split()[-1]).name}
+    for path in libraries:
+        ctypes.CDLL(path).omp_pause_resource_all(OMP_PAUSE_HARD)
 
 
 def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
