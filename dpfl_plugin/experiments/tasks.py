@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of
@@ -23,6 +23,9 @@ from dpfl_plugin.experiments.manifest import Sweep
 from dpfl_plugin.experiments.supervisor import BUSY, FAILED, INTERRUPTED, LOST, NO_ROUND, Stop, Supervisor
 from dpfl_plugin.federation.outcome import EXIT_CODES
 from dpfl_plugin.runs.folder import RunFolder, to_json
+
+if TYPE_CHECKING:
+    from dpfl_plugin.api.progress import SweepBar
 
 IMPORTED_BY_RUNS: Final = (  # as they need it
     "dpfl_plugin.runs.run",
@@ -49,12 +52,15 @@ def run_task(folder: Path, task: int, pack: int, jobs: int) -> int:
     return NO_ROUND if code == INTERRUPTED and idle else code
 
 
-def run_rows(sweep: Sweep, rows: list[Row], jobs: int, *, with_parent: bool = False) -> int:
+def run_rows(
+    sweep: Sweep, rows: list[Row], jobs: int, *, bar: SweepBar | None = None, with_parent: bool = False
+) -> int:
     """Run rows, at most ``jobs`` at the same time; returns 0, 1 (some failed) or 4 (interrupted)."""
+    shown = (say, lambda: None) if bar is None else (bar.note, bar.draw)
     with Stop(with_parent=with_parent).listening() as stop:
         launched = sweep.spec.ranks is not None
         gpus = [] if launched else _gpus(jobs)  # ranks of a run share the GPUs of their node by themselves
-        supervisor = Supervisor(begin(sweep), sweep.folder_of, jobs, stop, say, _where(), launched, gpus)
+        supervisor = Supervisor(begin(sweep), sweep.folder_of, jobs, stop, shown[0], _where(), launched, gpus, shown[1])
         return supervisor.run(rows)
 
 

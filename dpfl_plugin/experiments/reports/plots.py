@@ -54,6 +54,7 @@ def curves(groups: Sequence[Group], metric: str, axis: str) -> Figure | None:
             axes.plot(x, y, ":", color=styles[id(group)][0], linewidth=0.9, marker="x", markevery=[-1], label=label)
         _baseline(axes, groups, metric)
         axes.set_xlabel(AXES[axis])
+        axes.xaxis.get_major_locator().set_params(integer=axis == "rounds")
         _finish(figure, axes, metric)
     return figure
 
