@@ -67,7 +67,7 @@ class SweepResult(Mapping[str, Run]):
 
         Each key that varies has a column, and so has each measure that the runs are judged by in `dpfl report`.
         """
-        rows, found = self.status.rows, []
+        rows, result = self.status.rows, []
         states = state.states((self._folder_of(row), row.rounds) for row in rows)
         read, changes = self._read(), [_changes(row) for row in rows]
         runs = [read.get(row.id) for row in rows]
@@ -75,24 +75,24 @@ class SweepResult(Mapping[str, Run]):
         differ = set(differing(configs))
         varied = dict.fromkeys(key for own in changes for key in own if key in differ)
         measures = dict.fromkeys(name for run in runs if run for name in run.own_measures)
-        for row, known, run, config in zip(rows, states, runs, configs, strict=True):
+        for row, now, run, config in zip(rows, states, runs, configs, strict=True):
             spent = run.guarantee if run else None
-            found.append(
+            result.append(
                 {
                     "run": row.label,
                     **{key: config.get(key) for key in varied},
                     "seed": run.seed if run else row.changes.get("seed"),
-                    "status": known.status,
-                    "rounds": known.round,
+                    "status": now.status,
+                    "rounds": now.round,
                     **{name: run.number(name) if run else None for name in measures},
                     "epsilon asked": config.get(ASKED),
                     "epsilon": spent.server if spent else None,
                     "delta": spent.delta if spent else None,
-                    "seconds": known.seconds,
+                    "seconds": now.seconds,
                     "folder": str(self._folder_of(row).path),
                 }
             )
-        return found
+        return result
 
     def _read(self) -> dict[str, reports.Run]:
         """The runs that have begun, by their ids, as `dpfl report` sees them."""
@@ -127,9 +127,8 @@ class SweepResult(Mapping[str, Run]):
         name = measures[0] if measure is None else measure
         figure = curves(grouped(runs), name, against) if name in measures else None
         if figure is None:
-            raise ConfigError(
-                f"measure={name!r}: no run has it{nearest(name, measures)}. Known: {', '.join(measures)}."
-            )
+            known = f"{nearest(name, measures)}. Evaluations have {', '.join(measures)}."
+            raise ConfigError(f"measure={name!r}, against={against!r}: no evaluation has such numbers{known}")
         return shown(figure)
 
     @property
