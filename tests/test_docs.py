@@ -1,11 +1,13 @@
 """What the documentation says is what the code does."""
 
 import importlib.util
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -130,7 +132,7 @@ def test_the_algorithm_of_the_page_keeps_the_contract_and_is_scaffold(tmp_path, 
 
 def test_the_callback_of_the_page_is_called(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "callbacks.md").read_text()
-    code, limit = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, limit, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     trackers = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[-1])
     (tmp_path / "curve.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -143,3 +145,30 @@ def test_the_callback_of_the_page_is_called(tmp_path, monkeypatch):
     exec(limit, names)
     stopped = dpfl_plugin.load(write(tmp_path, {"rounds": 9})).run(callbacks=[names["Limit"](minutes=0.0)])
     assert stopped.status == "done" and "more than 0 minutes" in stopped.result["reason"]
+    for *before, last, reason in ([1.0, math.nan, "NaN"], [1.0, 2.0, 3.0, 4.0, "rises"]):
+        callback = names["Limit"]()
+        for loss in before:
+            callback.on_round(SimpleNamespace(seconds=1.0, metrics={"train_loss": loss}))
+        with pytest.raises(dpfl_plugin.Stop, match=reason):
+            callback.on_round(SimpleNamespace(seconds=1.0, metrics={"train_loss": last}))
+
+
+def test_the_study_of_the_page_stays_within_its_budget(tmp_path, monkeypatch, capsys):
+    """It prunes by released scores, and what decides is covered by the total of the ledger."""
+    optuna = pytest.importorskip("optuna")
+    page = (ROOT / "docs" / "callbacks.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1]
+    write(tmp_path, {"seed": None, "privacy": {"noise_multiplier": None, "epsilon": 4.0, "delta": 1e-3}}, "my-run.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda trial: trial.number == 3)
+    names = {}
+    exec(code, names)
+    trials = names["study"].trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3 + ["PRUNED"] + ["COMPLETE"] * 2
+    found = [dpfl_plugin.Run.open(path.parent) for path in tmp_path.glob("study/*/*/result.json")]
+    scores = {done.result["private_evaluation"]["scores"][-1][1] for done in found}
+    assert len(found) == 6 and {trial.value for trial in trials if trial.state.name == "COMPLETE"} < scores
+    for done in found:
+        assert done.epsilon == pytest.approx(1, abs=0.01) and done.result["adaptive_total"]["epsilon"] == 4
+        assert "saw measurements of raw records stopped the run" not in done.statement
+    assert "the limit with which the ledger was begun" in " ".join(capsys.readouterr().out.split())

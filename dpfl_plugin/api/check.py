@@ -128,8 +128,7 @@ def check(experiment: Experiment | Run | str | Path) -> ExperimentCheck:
     """
     given_experiment = experiment_of(experiment)
     untuned = given_experiment.untuned
-    left_out = untuned != given_experiment and "tune=null" not in given_experiment.settings
-    notes = (LEFT_OUT.format(untuned.path),) if left_out else ()
+    notes = (LEFT_OUT.format(untuned.path),) if untuned != given_experiment else ()
     runs = []
     for variant in untuned.loaded().variants:
         try:

@@ -65,7 +65,7 @@ class Experiment(Printed):
     @property
     def untuned(self) -> Experiment:
         """Without `tune`: the run that the file's own values are."""
-        return replace(self, settings=(*self.settings, "tune=null")) if has_tune(self.path) else self
+        return replace(self, settings=(*self.settings, "tune=null")) if has_tune(self.path, self.settings) else self
 
     def with_(self, **keys: Any) -> Experiment:
         """With keys changed as by ``--set``: mappings key by key; a block that names another plugin takes the place.

@@ -8,6 +8,7 @@ import io
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import duration
 
 if TYPE_CHECKING:
+    from dpfl_plugin.experiments.status import SweepStatus
     from dpfl_plugin.federation.progress import Progress as RunProgress
 
 WARNING: Final = "warning: "
@@ -31,6 +33,7 @@ ROUNDS_TO_TIME, SECONDS_TO_TIME = 5, 5.0  # either is enough to estimate the tim
 HUGE_LOSS: Final = 1e6  # decimal places of it say nothing
 REDRAW_SECONDS: Final = 0.2  # at least, between two pictures in a notebook
 NOTEBOOK_WIDTH: Final = 110  # letters of a line there
+LOOKS: Final = 20  # the time between two looks at all runs of a sweep, in that of a look
 
 
 def say(text: str) -> None:
@@ -148,11 +151,66 @@ class Bar:
             self._bar = None
 
 
+class SweepBar:
+    """One bar for all runs of a sweep, or lines; drawn by who waits for the runs: a thread would disturb their forks.
+
+    Args:
+        status: how far the sweep is. progress: whether to show a bar; None: in a terminal and in Jupyter.
+    """
+
+    def __init__(self, status: Callable[[], SweepStatus], progress: bool | None) -> None:
+        self._console, self._status = Console(stderr=True), status
+        self._shown = _is_shown(self._console, progress)
+        self._due, self._began, self._before = 0.0, time.monotonic(), status().fraction
+
+    def __enter__(self) -> SweepBar:
+        if self._shown:
+            columns = (TextColumn("sweep"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+            kind = NotebookBar if self._console.is_jupyter else Progress
+            # What a run prints has another process's view of the screen.
+            plain: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+            self._bar = kind(*columns, console=self._console, **plain)
+            self._task = self._bar.add_task("sweep", total=1.0, text="")
+            self._bar.start()
+            self.draw()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shown:
+            self._due = 0.0
+            self.draw()
+            self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """Say something; a bar counts the runs that are done instead of listing them."""
+        if not self._shown:
+            say(text)
+        elif ": done  " not in text:
+            self._console.print(text, style="dim", markup=False, highlight=False)
+
+    def draw(self) -> None:
+        """Show how far the sweep is, once a second; where looking at many runs takes long, less often."""
+        now = time.monotonic()
+        if not self._shown or now < self._due:
+            return
+        status = self._status()
+        counts, fraction = status.counts, status.fraction
+        words = [f"{counts['done']}/{len(status.rows)} runs"]
+        words += [f"{counts[name]} {name}" for name in ("running", "failed") if counts[name]]
+        if now - self._began >= SECONDS_TO_TIME and self._before < fraction < 1:
+            words.append(f"{duration((now - self._began) / (fraction - self._before) * (1 - fraction))} left")
+        self._bar.update(self._task, completed=fraction, text="  ".join(words), refresh=True)
+        self._due = now + max(1.0, LOOKS * (time.monotonic() - now))
+
+
+def _is_shown(console: Console, progress: bool | None) -> bool:
+    return (console.is_terminal or console.is_jupyter) if progress is None else progress
+
+
 def python_reporter(progress: bool | None) -> Bar | Warnings:
     """The reporter of a Python program; ``progress``: whether to show a bar; None: in a terminal and in Jupyter."""
     console = Console(stderr=True)
-    shown = (console.is_terminal or console.is_jupyter) if progress is None else progress
-    return Bar(console, python=True) if shown else Warnings()
+    return Bar(console, python=True) if _is_shown(console, progress) else Warnings()
 
 
 def command_reporter(label: str = "", *, verbose: bool = False) -> Bar | Lines:

@@ -141,17 +141,17 @@ class Run:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The evaluations, as `metrics.jsonl` has them."""
+        """The evaluations, as `metrics.jsonl` has them; `history` is their table."""
         return self._files.read_metrics()
 
     @property
-    def metrics(self) -> pandas.DataFrame:
-        """The evaluations, one row each.
+    def history(self) -> pandas.DataFrame:
+        """One row for each evaluated round: its measures, and seconds, bytes and epsilons so far.
 
         Raises:
             ConfigError: pandas is not installed.
         """
-        return pandas_for("metrics", "lines").json_normalize(self.lines, sep="_")
+        return pandas_for("history", "lines").json_normalize(self.lines, sep="_")
 
     @property
     def profile(self) -> Profile | None:

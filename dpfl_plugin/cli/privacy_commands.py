@@ -159,7 +159,7 @@ def plan(
     from dpfl_plugin.config.tune import has_tune
 
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "view": view}
-    if has_tune(config):
+    if has_tune(config, settings or ()):
         for name, value in {"solve": solve, "variant": variant, **budget}.items():
             if value is not None:
                 raise ConfigError(OF_TUNING.format(f"--{name}"))

@@ -232,7 +232,7 @@ GROUPS: Final = {
 def merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
     """``base`` with mappings merged key by key; a block that names another plugin keeps what that one knows.
 
-    null removes a block, a list or a mapping.
+    null removes a block, a list, a mapping, and what makes more than one run of a file.
     """
     result = copy.deepcopy(dict(base))
     for change in changes:
@@ -240,8 +240,8 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str
             old = result.get(key)
             here = (*path, str(key))
             group = GROUPS.get(here[2:] if here[0] == "variants" else here)
-            if value is None and isinstance(old, dict | list):
-                del result[key]
+            if value is None and (isinstance(old, dict | list) or (not path and key in OF_FILES)):
+                result.pop(key, None)
                 continue
             if isinstance(old, str) and isinstance(value, dict) and group:
                 old = {"name": old}  # `model: mlp` with a later model.hidden=[50]

@@ -57,14 +57,18 @@ class TuneFile:
         return configure(self.values, candidate.changes, *changes, source=f"{self.source} ({candidate.label})")
 
 
-def has_tune(path: Path) -> bool:
-    """Whether a file asks for a tuning."""
-    return "tune" in read_yaml(path)
+def has_tune(path: Path, settings: Iterable[str] = ()) -> bool:
+    """Whether a file asks for a tuning; ``settings`` ("key.path=value") change it before."""
+    return _values_of(path, settings).get("tune") is not None
 
 
 def read_tune(path: Path, settings: Iterable[str] = ()) -> TuneFile:
-    """A file with `tune:`; ``settings`` ("key.path=value") change it before. See `tune_of`."""
-    return tune_of(merged(read_yaml(path), joined(parse_setting(setting) for setting in settings)), str(path))
+    """A file with `tune:`, changed as for `has_tune`. See `tune_of`."""
+    return tune_of(_values_of(path, settings), str(path))
+
+
+def _values_of(path: Path, settings: Iterable[str]) -> dict[str, Any]:
+    return merged(read_yaml(path), joined(parse_setting(setting) for setting in settings))
 
 
 def tune_of(values: Mapping[str, Any], source: str) -> TuneFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import statistics
 import sys
 from collections import Counter
@@ -42,6 +43,13 @@ class SweepStatus(Printed):
         """The number of runs with each status."""
         counted = Counter(known.status for known in self.states)
         return {status: counted[status] for status in ORDER}
+
+    @property
+    def fraction(self) -> float:
+        """How much is done, by rounds."""
+        pairs = zip(self.rows, self.states, strict=True)
+        parts = [1.0 if s.status in ("done", "failed") else s.round / (row.rounds or math.inf) for row, s in pairs]
+        return sum(parts) / len(parts)
 
     @property
     def goes_on(self) -> bool:

@@ -41,12 +41,14 @@ class Options:
 
     Attributes:
         jobs: runs at the same time, on this machine or in each task of Slurm; pack: runs in a task; at_once: tasks.
+        progress: whether to show a bar; None: in a terminal and in Jupyter.
     """
 
     on: Backend = "local"
     jobs: int = 1
     at_once: int | None = None
     pack: int = 1
+    progress: bool | None = None
 
 
 @contextlib.contextmanager

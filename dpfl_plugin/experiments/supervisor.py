@@ -90,6 +90,7 @@ class Supervisor:
             step was killed, so what counts is what the run itself has noted (`state.note_end`).
         gpus: as CUDA_VISIBLE_DEVICES names them; runs at the same time have one each, or share evenly. Without any,
             runs see what this process sees.
+        watch: called again and again, to show how far all is.
     """
 
     begin: Begin
@@ -100,6 +101,7 @@ class Supervisor:
     facts: dict[str, Any] = field(default_factory=dict)
     launched: bool = False
     gpus: Sequence[str] = ()
+    watch: Callable[[], None] = lambda: None
 
     def run(self, rows: Iterable[Row]) -> int:
         """Run all that are neither finished nor failed; returns 0, 1 (some failed) or 4 (interrupted)."""
@@ -238,6 +240,7 @@ class Supervisor:
             self._waiting.append((time.monotonic() + seconds, tries, row))
 
     def _beat(self) -> None:
+        self.watch()
         now = time.monotonic()
         for live in self._live.values():
             if now - live.beaten >= state.BEAT_SECONDS:

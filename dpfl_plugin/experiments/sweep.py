@@ -7,15 +7,15 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from dpfl_plugin import own_folders
+from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.api.progress import SweepBar
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.sweep import Row, config_of, expand
-from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.preprocess import check_steps
 from dpfl_plugin.data.schema import TableSchema
@@ -25,6 +25,7 @@ from dpfl_plugin.experiments.manifest import Sweep
 from dpfl_plugin.experiments.status import SweepStatus
 from dpfl_plugin.experiments.submission import Backend, Options
 from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED
+from dpfl_plugin.experiments.sweep_result import SweepResult
 from dpfl_plugin.experiments.tasks import run_rows, say, try_again
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
@@ -37,42 +38,8 @@ COMPOSES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SweepResult(Printed):
-    """What a call of `sweep` came to.
-
-    Attributes:
-        folder: of the sweep. status: of all its runs. submitted: the jobs that Slurm has now. failed: whether a run of
-            this call failed, also where no file of it could say so.
-        dry_run: what would be run, and by which batch scripts, where nothing was.
-    """
-
-    folder: Path
-    status: SweepStatus
-    submitted: tuple[str, ...] = ()
-    failed: bool = False
-    dry_run: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """Of the command: 1 where runs failed, unless others were submitted."""
-        failed = self.failed or self.status.counts["failed"] > 0
-        return int(failed and not self.submitted and not self.dry_run)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `dpfl status --json` prints of the sweep."""
-        return self.status.to_dict()
-
-    def __str__(self) -> str:
-        if self.dry_run:
-            return self.dry_run
-        folder = shlex.quote(str(self.folder))
-        more = f"Single runs, with score and epsilon: dpfl status {folder}\nTables and plots: dpfl report {folder}"
-        return f"{self.status.scores()}\n{more}".lstrip("\n")
-
-
 def sweep(
-    config: str | Path,
+    experiment: Experiment | str | Path,
     settings: Sequence[str] = (),
     *,
     on: Backend = "local",
@@ -83,35 +50,42 @@ def sweep(
     retry: bool = False,
     dry_run: bool = False,
     ledger: str | Path | None = None,
+    progress: bool | None = None,
 ) -> SweepResult:
     """Run, or submit, all runs of a sweep that are not finished; as `dpfl sweep`. The same call continues.
 
     On this machine each run is a process that is forked from this one: call it before anything uses a GPU.
 
     Args:
-        config: a YAML file with `sweep:`. settings: changes of it, "key=value".
+        experiment: a YAML file with `sweep:`, or an experiment and ``settings`` that give it one.
+        settings: changes of it, "key=value".
         on: this machine ("local"), "slurm", or Slurm by "submitit".
         out: folder of the sweep; None: sweeps/NAME.
         jobs: runs at the same time, on this machine or in each task of Slurm. at_once: tasks at the same time. pack:
             runs in a task.
         retry: run failed ones again. dry_run: only say what would be run, and by which script.
         ledger: a file that all runs share.
+        progress: whether to show a bar; None: in a terminal and in Jupyter.
 
     Raises:
         ConfigError, DataError: the file is wrong. BudgetError: the ledger's limit does not afford all runs.
         DpflError: Slurm refuses, or does not answer. KeyboardInterrupt: asked to stop; what began is saved.
     """
-    require(isinstance(config, str | Path), "config", config, "be the path of a YAML file with sweep")
     several = isinstance(settings, Sequence) and not isinstance(settings, str)
     require(several, "settings", settings, "be a list of texts, such as ['rounds=2']")
     require(on in get_args(Backend), "on", on, f"be one of {', '.join(get_args(Backend))}")
     for name, count in {"jobs": jobs, "at_once": at_once, "pack": pack}.items():
         whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
         require(whole or (name == "at_once" and count is None), name, count, "be a whole number of at least 1")
-    options = Options(on=on, jobs=jobs, at_once=at_once, pack=pack)
-    expansion = expand(Path(config), list(settings), Preflight(shared=ledger is not None).check)
+    require(progress is None or isinstance(progress, bool), "progress", progress, "be True, False or None")
+    options = Options(on=on, jobs=jobs, at_once=at_once, pack=pack, progress=progress)
+    file = experiment_of(experiment)
+    require(file.variant is None, "experiment", file.variant, "be a whole file: a sweep runs all of its variants")
+    require(file.held is None or on == "local", "on", on, "be local: jobs have no records and objects of this program")
+    expansion = expand(file.path, [*file.settings, *settings], Preflight(shared=ledger is not None).check)
     folder = Path("sweeps") / expansion.rows[0].name if out is None else Path(out)
-    planned = manifest.plan(expansion, Path(config), folder, None if ledger is None else Path(ledger))
+    source = file.base / file.path.name  # where relative paths start
+    planned = manifest.plan(expansion, source, folder, None if ledger is None else Path(ledger))
     manifest.check_ledger(planned)
     if planned.ledger is not None and (jobs > 1 or on != "local"):
         say(f"ledger {planned.ledger}: one run uses it at a time, and the others wait for it.")
@@ -143,7 +117,10 @@ def _run_or_submit(
         return SweepResult(folder, status)
     _register(planned, rows)
     submitted = [] if lock is None else submission.submit(planned, rows, options, lock, say)
-    code = run_rows(planned, rows, options.jobs) if lock is None else 0
+    code = 0
+    if lock is None:
+        with SweepBar(lambda: _status(planned), options.progress) as bar:
+            code = run_rows(planned, rows, options.jobs, bar=bar)
     if code == INTERRUPTED:
         say("interrupted; everything that began is saved. The same command continues.")
         raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import math
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of
@@ -23,6 +24,9 @@ from dpfl_plugin.experiments.supervisor import BUSY, FAILED, INTERRUPTED, LOST, 
 from dpfl_plugin.federation.outcome import EXIT_CODES
 from dpfl_plugin.runs.folder import RunFolder, to_json
 
+if TYPE_CHECKING:
+    from dpfl_plugin.api.progress import SweepBar
+
 IMPORTED_BY_RUNS: Final = (  # as they need it
     "dpfl_plugin.runs.run",
     "dpfl_plugin.runtimes.choice",
@@ -32,6 +36,7 @@ IMPORTED_BY_RUNS: Final = (  # as they need it
     "scipy.optimize",
     "scipy.special",
 )
+OMP_PAUSE_HARD: Final = 2
 
 
 def run_task(folder: Path, task: int, pack: int, jobs: int) -> int:
@@ -47,12 +52,15 @@ def run_task(folder: Path, task: int, pack: int, jobs: int) -> int:
     return NO_ROUND if code == INTERRUPTED and idle else code
 
 
-def run_rows(sweep: Sweep, rows: list[Row], jobs: int, *, with_parent: bool = False) -> int:
+def run_rows(
+    sweep: Sweep, rows: list[Row], jobs: int, *, bar: SweepBar | None = None, with_parent: bool = False
+) -> int:
     """Run rows, at most ``jobs`` at the same time; returns 0, 1 (some failed) or 4 (interrupted)."""
+    shown = (say, lambda: None) if bar is None else (bar.note, bar.draw)
     with Stop(with_parent=with_parent).listening() as stop:
         launched = sweep.spec.ranks is not None
         gpus = [] if launched else _gpus(jobs)  # ranks of a run share the GPUs of their node by themselves
-        supervisor = Supervisor(begin(sweep), sweep.folder_of, jobs, stop, say, _where(), launched, gpus)
+        supervisor = Supervisor(begin(sweep), sweep.folder_of, jobs, stop, shown[0], _where(), launched, gpus, shown[1])
         return supervisor.run(rows)
 
 
@@ -95,6 +103,7 @@ def begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]:
     if sweep.spec.ranks is not None:
         return lambda row, stop: _become_ranks(sweep, row)
     import_for_runs()
+    end_idle_threads()
     return lambda row, stop: _run_row(sweep, row, stop)
 
 
@@ -103,6 +112,15 @@ def import_for_runs() -> None:
     for name in IMPORTED_BY_RUNS:
         importlib.import_module(name)
     importlib.import_module("dpfl_plugin.gradients.fused").kernels()
+
+
+def end_idle_threads() -> None:
+    """Have OpenMP end the threads that an earlier computation of this program left: a fork lacks them, and would wait
+    for them for ever. The next computation starts new ones."""
+    with open("/proc/self/maps") as maps:
+        libraries = {path for line in maps if "gomp" in Path(path := line.split()[-1]).name}
+    for path in libraries:
+        ctypes.CDLL(path).omp_pause_resource_all(OMP_PAUSE_HARD)
 
 
 def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str]:

@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.cli.sweeping import write as write_sweep
 
 for needed in ("nbclient", "ipykernel", "pandas"):
     pytest.importorskip(needed)
@@ -26,20 +29,56 @@ nbformat.write(notebook, "executed.ipynb")
 """
 
 
+# What other cells compute leaves threads that a fork lacks.
+SWEEP = (
+    """
+import torch
+
+torch.set_num_threads(2)
+(torch.randn(1000, 1000) @ torch.randn(1000, 1000)).sum()
+""",
+    """
+import dpfl_plugin as dpfl
+
+results = dpfl.sweep("sweep.yaml", jobs=2)
+results
+""",
+)
+
+
+def executed(notebook: Path, folder: Path) -> list[dict[str, Any]]:
+    """The outputs of a notebook's cells."""
+    own = {key: str(folder / key) for key in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")}
+    command = [sys.executable, "-c", EXECUTE, str(notebook)]
+    done = subprocess.run(command, cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((folder / "executed.ipynb").read_text())["cells"]
+    return [output for cell in cells for output in cell.get("outputs", ())]
+
+
+def pages_of(outputs: list[dict[str, Any]]) -> list[str]:
+    return ["".join(output["data"]["text/html"]) for output in outputs if "text/html" in output.get("data", {})]
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_it_promises(tmp_path):
     assert not any(cell.get("outputs") for cell in json.loads(NOTEBOOK.read_text())["cells"]), "commit no outputs"
-    own = {key: str(tmp_path / key) for key in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")}
-    command = [sys.executable, "-c", EXECUTE, str(NOTEBOOK)]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    executed = json.loads((tmp_path / "executed.ipynb").read_text())
-    outputs = [one for cell in executed["cells"] for one in cell.get("outputs", ())]
+    outputs = executed(NOTEBOOK, tmp_path)
     logs = [path.read_text() for path in tmp_path.glob("runs/run/*/log.txt")]
     assert len(logs) == 2 and all("randomness fresh" in log for log in logs), logs
     said = json.dumps(outputs)
     for part in ("noise_multiplier ", "randomness fresh", "Privacy statement", "epsilon_server", "(0): Linear"):
         assert part in said, part
-    pages = ["".join(one["data"]["text/html"]) for one in outputs if "text/html" in one.get("data", {})]
+    pages = pages_of(outputs)
     assert sum("data:image/png;base64" in page for page in pages) == 2
     assert any("<td>scaffold</td>" in page and "<td>fedavg</td>" in page for page in pages)
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_and_shows_itself_in_a_notebook(tmp_path: Path) -> None:
+    write_sweep(tmp_path, {"grid": {"l2": [0.0, 0.1]}}, {"rounds": 2})
+    cells = [{"cell_type": "code", "source": code, "metadata": {}, "outputs": []} for code in SWEEP]
+    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    (tmp_path / "sweep.ipynb").write_text(json.dumps(notebook))
+    bar, page = pages_of(executed(tmp_path / "sweep.ipynb", tmp_path))
+    assert "2/2 runs" in bar and page.count("<td>done</td>") == 2 and "data:image/png;base64" in page

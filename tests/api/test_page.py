@@ -22,3 +22,4 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     assert {"by_hospital", "from_datasets", "trained", "again"} <= set(names)
     assert len(list(tmp_path.glob("runs/*/run/*/result.json"))) == 2
     assert names["later"].labels in ([0], [1])
+    assert len(names["results"]) == len(names["table"]) == 4

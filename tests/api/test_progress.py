@@ -11,7 +11,10 @@ import pytest
 from rich.console import Console
 
 from dpfl_plugin.api import progress
-from dpfl_plugin.api.progress import Bar, Lines
+from dpfl_plugin.api.progress import Bar, Lines, SweepBar
+from dpfl_plugin.config.sweep import Row
+from dpfl_plugin.experiments.state import State
+from dpfl_plugin.experiments.status import SweepStatus
 
 
 def line(at: int) -> dict[str, Any]:
@@ -87,3 +90,17 @@ def test_in_a_notebook_one_output_is_replaced_until_the_end(monkeypatch: pytest.
 )
 def test_a_huge_loss_has_few_digits(loss: float, said: str) -> None:
     assert progress.short(loss) == said
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_sweep_has_one_bar_for_all_runs_or_a_line_for_each(shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tuple(Row(i, f"{i}", "run", f"seed={i}", 10, {}) for i in range(4))
+    states = (State("done"), State("running", round=5), State("pending"), State("failed"))
+    with SweepBar(lambda: SweepStatus(rows, states), shown) as bar:
+        bar.note("0: done  seed=0")
+        bar.note("3: FAILED: out of memory  seed=3")
+        bar.draw()
+    text = capsys.readouterr().err
+    assert "3: FAILED: out of memory  seed=3" in text
+    assert ("1/4 runs  1 running  1 failed" in text) == shown and ("0: done" in text) != shown
+    assert SweepStatus(rows, states).fraction == 2.5 / 4

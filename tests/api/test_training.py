@@ -101,7 +101,7 @@ def test_a_run_knows_its_numbers_and_its_model(tmp_path):
     )
     assert found.status == "done" and 3.9 < found.epsilon <= 4 and found.delta == 1e-3
     assert found.accuracy == found.result["test_accuracy"]["last"] == found.lines[-1]["test_accuracy"]
-    assert isinstance(found.metrics, pandas.DataFrame) and found.metrics["epsilon_server"].iloc[-1] == found.epsilon
+    assert isinstance(found.history, pandas.DataFrame) and found.history["epsilon_server"].iloc[-1] == found.epsilon
     assert "# Privacy statement" in found.statement and "epsilon 4.000 at delta 0.001" in repr(found)
     for page in (found._repr_html_(), dpfl.compare([found, found])._repr_html_()):
         assert "data:image/png;base64,iVBOR" in page

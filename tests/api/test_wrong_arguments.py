@@ -275,6 +275,8 @@ def test_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[
         (lambda: dpfl.epsilon(noise_multiplier="1", steps=3, delta=1e-5), "noise_multiplier='1'"),  # type: ignore[arg-type]
         (lambda: dpfl.epsilon(noise_multiplier=1, steps=3, delta="1e-5"), "delta='1e-5'"),  # type: ignore[arg-type]
         (lambda: dpfl.calibrate(epsilon="2", delta=1e-5, steps=3), "epsilon='2'"),  # type: ignore[arg-type]
+        (lambda: dpfl.sweep(7), "experiment=7 must be the path of a configuration"),
+        (lambda: dpfl.sweep("sweep.yaml", progress=1), "progress=1 must be True, False or None"),
         (lambda: dpfl.sweep("sweep.yaml", jobs=0), "jobs=0 must be a whole number of at least 1"),
         (lambda: dpfl.sweep("sweep.yaml", pack=True), "pack=True"),
         (lambda: dpfl.sweep("sweep.yaml", "rounds=2"), "settings='rounds=2' must be a list"),

@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from dpfl_plugin.experiments.reports.runs import AXES
 from dpfl_plugin.experiments.reports.tables import title
 from dpfl_plugin.runs.folder import write_atomic
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # Okabe and Ito's, without yellow, which is too light on white; then the same with another dash.
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: Final = ("-", "--", ":", "-.")
@@ -24,11 +27,17 @@ WIDTH: Final = 5.5  # inches
 
 
 def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Path]:
-    """Draw what can be drawn to ``path`` with `.png` and `.pdf`; returns the files, none if nothing can."""
+    """Draw `curves` to ``path`` with `.png` and `.pdf`; returns the files, none if nothing can be drawn."""
+    figure = curves(groups, metric, axis)
+    return [] if figure is None else _save(figure, path)
+
+
+def curves(groups: Sequence[Group], metric: str, axis: str) -> Figure | None:
+    """Mean and 95 % confidence interval of each group's complete runs, the others dotted; None if nothing is there."""
     drawn = [(group, found) for group in groups if (found := band(group.complete, metric, axis)) is not None]
     partial = [(group, run) for group in groups for run in group.runs if not run.complete and _has(run, metric, axis)]
     if not drawn and not partial:
-        return []
+        return None
     styles = {id(group): _style(index) for index, group in enumerate(groups)}
     with _figure() as (figure, axes):
         for group, found in drawn:
@@ -45,7 +54,9 @@ def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Pa
             axes.plot(x, y, ":", color=styles[id(group)][0], linewidth=0.9, marker="x", markevery=[-1], label=label)
         _baseline(axes, groups, metric)
         axes.set_xlabel(AXES[axis])
-        return _finish(figure, axes, metric, path)
+        axes.xaxis.get_major_locator().set_params(integer=axis == "rounds")
+        _finish(figure, axes, metric)
+    return figure
 
 
 def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path]:
@@ -72,7 +83,8 @@ def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path
             axes.errorbar([at[e] for e in x], y, yerr=errors, capsize=3, linewidth=1.2, label=_escaped(label), **style)
         _baseline(axes, groups, metric)
         axes.set_xlabel(TRADEOFF)
-        return _finish(figure, axes, metric, path)
+        _finish(figure, axes, metric)
+    return _save(figure, path)
 
 
 def left_out(groups: Sequence[Group], metric: str, axis: str) -> list[Group]:
@@ -92,29 +104,26 @@ def _baseline(axes: Any, groups: Sequence[Group], metric: str) -> None:
 
 
 @contextlib.contextmanager
-def _figure() -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes; closed at the end."""
-    import matplotlib
+def _figure() -> Iterator[tuple[Figure, Any]]:
+    """A figure and its axes. No pyplot: whatever backend and style the program has stay as they are."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    # Fonts as outlines that can be searched: what publishers ask for. Numbers at an axis stand for themselves.
-    with pyplot.rc_context(
+    with rc_context(
         {
-            "pdf.fonttype": 42,
             "font.size": 9,
-            "axes.formatter.useoffset": False,
+            "axes.formatter.useoffset": False,  # numbers at an axis stand for themselves
             "axes.spines.top": False,
             "axes.spines.right": False,
         }
     ):
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 3.2), layout="constrained")
-        yield figure, axes
-        pyplot.close(figure)
+        figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots()
 
 
-def _finish(figure: Any, axes: Any, metric: str, path: Path) -> list[Path]:
+def _finish(figure: Any, axes: Any, metric: str) -> None:
     axes.set_ylabel(title(metric))
     axes.grid(alpha=0.3)
     least, most = measure_range(metric)
@@ -124,10 +133,6 @@ def _finish(figure: Any, axes: Any, metric: str, path: Path) -> list[Path]:
     figure.canvas.draw()
     extent = legend.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     figure.set_size_inches(max(WIDTH, extent.width + 0.2), 3.2 + extent.height)  # no label is cut
-    files = [path.with_suffix(".png"), path.with_suffix(".pdf")]
-    for file in files:
-        _save(figure, file)
-    return files
 
 
 def _has(run: Any, metric: str, axis: str) -> bool:
@@ -139,10 +144,15 @@ def _escaped(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _save(figure: Any, path: Path) -> None:
-    """The same runs give the same bytes: no date is written."""
-    picture = io.BytesIO()
-    kind = path.suffix[1:]
-    dates = {"CreationDate": None} if kind == "pdf" else {"Software": None}
-    figure.savefig(picture, format=kind, dpi=200, metadata=dates)
-    write_atomic(path, picture.getvalue())
+def _save(figure: Figure, path: Path) -> list[Path]:
+    """As PNG and PDF. The same runs give the same bytes: no date is written."""
+    from matplotlib import rc_context
+
+    files = []
+    for kind, dates in {"png": {"Software": None}, "pdf": {"CreationDate": None}}.items():
+        picture = io.BytesIO()
+        with rc_context({"pdf.fonttype": 42}):  # fonts as outlines that can be searched: what publishers ask for
+            figure.savefig(picture, format=kind, dpi=200, metadata=dates)
+        files.append(path.with_suffix(f".{kind}"))
+        write_atomic(files[-1], picture.getvalue())
+    return files
