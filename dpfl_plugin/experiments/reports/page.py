@@ -20,7 +20,7 @@ from dpfl_plugin.experiments.reports.runs import AXES, Problem, Run
 from dpfl_plugin.experiments.reports.tables import measures, title
 
 if TYPE_CHECKING:
-    from dpfl_plugin.experiments.reports.report import Section
+    from dpfl_plugin.experiments.reports.section import Section
 
 MOST_CURVES: Final = 500  # runs, or configurations of them, whose curves are in a page; tables have all
 UPLOAD: Final = "https://cloud.plotly.com/newchart"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,71 +14,20 @@ from rich.table import Table as RichTable
 
 import dpfl_plugin
 from dpfl_plugin.config.load import flat
-from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, nearest, require
 from dpfl_plugin.experiments.reports import tables
-from dpfl_plugin.experiments.reports.groups import Group, epsilon_text, grouped, require_keys, select, value_text
+from dpfl_plugin.experiments.reports.groups import grouped, require_keys, select
 from dpfl_plugin.experiments.reports.page import page
 from dpfl_plugin.experiments.reports.plots import left_out, plot, plot_tradeoff
 from dpfl_plugin.experiments.reports.runs import AXES, Problem, Run, scan
-from dpfl_plugin.experiments.reports.tables import Table, title
+from dpfl_plugin.experiments.reports.section import Section, by_data, section_of
+from dpfl_plugin.experiments.reports.tables import Table
 from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.terminal import printed, show_table
 
 DEFAULT_AXES: Final = ("rounds", "epsilon")
 MOST_ROWS: Final = 40  # displayed; the files have all
-DATA_KEYS: Final = ("data.dataset.name", "data.dataset.module", "data.dataset.files", "data.dataset.label_column")
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Runs on one data set: a row for each configuration, the best first.
-
-    Attributes:
-        name: of the data set; "" where all runs have one.
-        metrics: of the rows, the first of which ranks them. baseline: the row that others are compared with.
-        table: of the rows. pivot: by two keys, if that was asked for.
-    """
-
-    name: str
-    groups: tuple[Group, ...]
-    metrics: tuple[str, ...]
-    baseline: Group | None
-    table: Table
-    pivot: Table | None
-
-    @property
-    def result(self) -> str:
-        """In a sentence: what is best, and whether the next one is significantly worse."""
-        metric = self.metrics[0]
-        ranked = [group for group in self.groups if group.summary(metric).mean is not None]
-        if not ranked:
-            return "No run is complete."
-        sentences = [f"{'Best: ' * (len(self.groups) > 1)}{_described(ranked[0], metric)}."]
-        private = [group for group in ranked if group.epsilon("server") not in (None, math.inf)]
-        if private and private[0] is not ranked[0]:
-            sentences.append(f"Best with a guarantee: {_described(private[0], metric)}.")
-        leader = private or ranked
-        if len(leader) > 1:
-            found = leader[0].difference(leader[1], metric)
-            half, mean = found.summary.half_width, found.summary.mean
-            if mean is None or half is None:
-                sentences.append(f"Too few seeds to compare it with the next, {leader[1].label}.")
-            else:
-                verdict = "significant" if abs(mean) > half else "not significant"
-                sentences.append(
-                    f"Its difference to the next, {leader[1].label}, is {found} over {found.summary.n} equal seeds: "
-                    f"{verdict} at 95 %."
-                )
-        return " ".join(sentences)
-
-
-def _described(group: Group, metric: str) -> str:
-    spent = group.epsilon("server")
-    guarantee = f", epsilon {epsilon_text(spent)}" if spent not in (None, math.inf) else ""
-    count = len(group.complete)
-    return f"{group.label} ({title(metric)} {group.summary(metric)}{guarantee}, {count} run{'s' * (count != 1)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +143,8 @@ def report(
             raise ConfigError(f"metric {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}.")
     _require_labels(runs, list(group_by) or None, labels or {})
     sections = [
-        _section(name, members, list(group_by) or None, metrics, baseline, pivot, labels)
-        for name, members in _by_data(runs).items()
+        section_of(name, members, list(group_by) or None, metrics, baseline, pivot, labels)
+        for name, members in by_data(runs).items()
     ]
     if baseline is not None and not any(section.baseline for section in sections):
         rows = [group.label for section in sections for group in section.groups]
@@ -209,49 +157,11 @@ def report(
 
 def _require_labels(runs: Sequence[Run], by: Sequence[str] | None, labels: Mapping[str, str]) -> None:
     """Check that each label is a row, or a word of one, in some data set."""
-    rows = [group.label for members in _by_data(runs).values() for group in grouped(members, by)] if labels else []
+    rows = [group.label for members in by_data(runs).values() for group in grouped(members, by)] if labels else []
     known = list(dict.fromkeys([*rows, *(word for row in rows for word in row.split(", "))]))
     for label in labels:
         if label not in known:
             raise ConfigError(f"label {label}: no row is called so{nearest(label, known)}. Rows: {'; '.join(known)}.")
-
-
-def _by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by their data set, under as short a name as tells these apart; "" where there is one only."""
-    found: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(tuple(value_text(run.config.get(key, "")) for key in DATA_KEYS), []).append(run)
-    if len(found) == 1:
-        return {"": list(runs)}
-    varying = [place for place in range(len(DATA_KEYS)) if len({values[place] for values in found}) > 1]
-    return {", ".join(filter(None, (values[p] for p in varying))): members for values, members in found.items()}
-
-
-def _section(
-    name: str,
-    runs: Sequence[Run],
-    by: Sequence[str] | None,
-    metrics: Sequence[str],
-    baseline: str | None,
-    pivot: tuple[str, str] | None,
-    labels: Mapping[str, str] | None,
-) -> Section:
-    own = list(dict.fromkeys(metric for run in runs if run.complete for metric in run.own_measures))
-    measured = list(dict.fromkeys(metric for run in runs for metric in (*run.numbers, *run.measures)))
-    chosen = tuple([metric for metric in metrics if metric in measured] or own or measured)
-    if not chosen:
-        raise ConfigError(f"{name or 'these runs'}: nothing was measured in any of them.")
-    groups = tuple(_best_first(grouped(runs, by, labels), chosen[0]))
-    over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
-    reference = next((group for group in groups if group.label == baseline), None)
-    return Section(
-        name,
-        groups,
-        chosen,
-        reference,
-        tables.summary(groups, chosen, over, reference),
-        None if pivot is None else tables.pivot(groups, chosen[0], pivot, labels or {}),
-    )
 
 
 def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run], list[Problem]]:
@@ -266,17 +176,6 @@ def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run],
         asked = "is as where says" if where else ""
         raise ConfigError(f"{', '.join(map(str, folders))}: no run {asked}{reasons}")
     return list(runs), list(problems)
-
-
-def _best_first(groups: Sequence[Group], metric: str) -> list[Group]:
-    """The largest first, or the smallest of an error; what has no number comes last."""
-    sign = -1 if higher_is_better(metric) else 1
-
-    def order(group: Group) -> float:
-        mean = group.summary(metric).mean
-        return math.inf if mean is None else sign * mean
-
-    return sorted(groups, key=order)
 
 
 def _write(

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from dpfl_plugin.experiments.reports.report import Section, _section
 from dpfl_plugin.experiments.reports.runs import scan
+from dpfl_plugin.experiments.reports.section import Section, section_of
 
 CONFIG: dict[str, Any] = {
     "name": "made",
@@ -101,7 +101,7 @@ def result(folder: Path, accuracies: list[float | None], epsilon: float | None, 
 
 def section(folder: Path, *metrics: str) -> Section:
     """Of all runs in a folder, on one data set."""
-    return _section("", scan([folder])[0], None, metrics, None, None, None)
+    return section_of("", scan([folder])[0], None, metrics, None, None, None)
 
 
 def change(path: Path, **values: Any) -> None:

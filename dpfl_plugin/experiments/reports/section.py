@@ -1,0 +1,116 @@
+"""Runs on one data set: the rows of a table, ranked, and the result in a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dpfl_plugin.core.outcomes import higher_is_better
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.experiments.reports import tables
+from dpfl_plugin.experiments.reports.groups import Group, epsilon_text, grouped, value_text
+from dpfl_plugin.experiments.reports.runs import Run
+from dpfl_plugin.experiments.reports.tables import Table, title
+
+DATA_KEYS: Final = ("data.dataset.name", "data.dataset.module", "data.dataset.files", "data.dataset.label_column")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Runs on one data set: a row for each configuration, the best first.
+
+    Attributes:
+        name: of the data set; "" where all runs have one.
+        metrics: of the rows, the first of which ranks them. baseline: the row that others are compared with.
+        table: of the rows. pivot: by two keys, if that was asked for.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    metrics: tuple[str, ...]
+    baseline: Group | None
+    table: Table
+    pivot: Table | None
+
+    @property
+    def result(self) -> str:
+        """In a sentence: what is best, and whether the next one is significantly worse."""
+        metric = self.metrics[0]
+        ranked = [group for group in self.groups if group.summary(metric).mean is not None]
+        if not ranked:
+            return "No run is complete."
+        sentences = [f"{'Best: ' * (len(self.groups) > 1)}{_described(ranked[0], metric)}."]
+        private = [group for group in ranked if group.epsilon("server") not in (None, math.inf)]
+        if private and private[0] is not ranked[0]:
+            sentences.append(f"Best with a guarantee: {_described(private[0], metric)}.")
+        leader = private or ranked
+        if len(leader) > 1:
+            found = leader[0].difference(leader[1], metric)
+            half, mean = found.summary.half_width, found.summary.mean
+            if mean is None or half is None:
+                sentences.append(f"Too few seeds to compare it with the next, {leader[1].label}.")
+            else:
+                verdict = "significant" if abs(mean) > half else "not significant"
+                sentences.append(
+                    f"Its difference to the next, {leader[1].label}, is {found} over {found.summary.n} equal seeds: "
+                    f"{verdict} at 95 %."
+                )
+        return " ".join(sentences)
+
+
+def _described(group: Group, metric: str) -> str:
+    spent = group.epsilon("server")
+    guarantee = f", epsilon {epsilon_text(spent)}" if spent not in (None, math.inf) else ""
+    count = len(group.complete)
+    return f"{group.label} ({title(metric)} {group.summary(metric)}{guarantee}, {count} run{'s' * (count != 1)})"
+
+
+def by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by their data set, under as short a name as tells these apart; "" where there is one only."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple(value_text(run.config.get(key, "")) for key in DATA_KEYS), []).append(run)
+    if len(found) == 1:
+        return {"": list(runs)}
+    varying = [place for place in range(len(DATA_KEYS)) if len({values[place] for values in found}) > 1]
+    return {", ".join(filter(None, (values[p] for p in varying))): members for values, members in found.items()}
+
+
+def section_of(
+    name: str,
+    runs: Sequence[Run],
+    by: Sequence[str] | None,
+    metrics: Sequence[str],
+    baseline: str | None,
+    pivot: tuple[str, str] | None,
+    labels: Mapping[str, str] | None,
+) -> Section:
+    own = list(dict.fromkeys(metric for run in runs if run.complete for metric in run.own_measures))
+    measured = list(dict.fromkeys(metric for run in runs for metric in (*run.numbers, *run.measures)))
+    chosen = tuple([metric for metric in metrics if metric in measured] or own or measured)
+    if not chosen:
+        raise ConfigError(f"{name or 'these runs'}: nothing was measured in any of them.")
+    groups = tuple(_best_first(grouped(runs, by, labels), chosen[0]))
+    over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
+    reference = next((group for group in groups if group.label == baseline), None)
+    return Section(
+        name,
+        groups,
+        chosen,
+        reference,
+        tables.summary(groups, chosen, over, reference),
+        None if pivot is None else tables.pivot(groups, chosen[0], pivot, labels or {}),
+    )
+
+
+def _best_first(groups: Sequence[Group], metric: str) -> list[Group]:
+    """The largest first, or the smallest of an error; what has no number comes last."""
+    sign = -1 if higher_is_better(metric) else 1
+
+    def order(group: Group) -> float:
+        mean = group.summary(metric).mean
+        return math.inf if mean is None else sign * mean
+
+    return sorted(groups, key=order)
