@@ -171,10 +171,10 @@ def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> I
         for entry, values in itertools.product(spec.entries or [{}], _products(spec.grid)):
             for more in _conditional(base, spec, [change, entry, values], matched):
                 parts, options = zip(*map(_apart, (entry, values, more)), strict=True)
-                for given in options:
-                    if not isinstance(given, dict):
-                        raise ConfigError(f"{path}: slurm: {given!r} must be options of sbatch, e.g. {{mem: 8G}}.")
-                own = {key: value for given in options for key, value in given.items()}
+                for option in options:
+                    if not isinstance(option, dict):
+                        raise ConfigError(f"{path}: slurm: {option!r} must be options of sbatch, e.g. {{mem: 8G}}.")
+                own = {key: value for option in options for key, value in option.items()}
                 whole = joined([change, *map(_nested, parts)])
                 if _excluded(merged(base, whole), spec, matched):
                     continue

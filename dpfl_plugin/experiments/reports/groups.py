@@ -18,11 +18,17 @@ from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.experiments.reports.runs import POINTS, STATUSES, Run
 
 # Where several keys tell groups apart, these name them first.
-TELLING: Final = ("algorithm.name", "privacy.noise_multiplier", "privacy.epsilon", "model.name", "data.partition.name")
+FIRST_IN_NAMES: Final = (
+    "algorithm.name",
+    "privacy.noise_multiplier",
+    "privacy.epsilon",
+    "model.name",
+    "data.partition.name",
+)
 
 ASKED: Final = "privacy.epsilon"
 NOISE: Final = ("privacy.noise_multiplier", ASKED)
-ALIKE: Final = 0.01  # epsilons that differ by this part at most are drawn at one place
+SAME_EPSILON: Final = 0.01  # epsilons that differ by this part at most are drawn at one place
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +87,14 @@ class Group:
     Attributes:
         keys: values of the keys in which groups differ, of those that this one has.
         series: what it is called but for its noise: groups of one series are points of one line against epsilon.
-        telling: as few keys as tell groups apart.
+        distinguishing: as few keys as tell groups apart.
     """
 
     label: str
     keys: dict[str, Any]
     runs: tuple[Run, ...]
     series: str = ""
-    telling: tuple[str, ...] = ()
+    distinguishing: tuple[str, ...] = ()
 
     @property
     def complete(self) -> list[Run]:
@@ -112,8 +118,8 @@ class Group:
 
     def measure(self, name: str, who: str) -> Summary:
         """A measure of the final models, of ``who``: "model" or "baseline"; of the runs in which it is defined."""
-        found = [run.measures[name][who] for run in self.complete if name in run.measures]
-        return Summary.of([value for value in found if value is not None])
+        values = [run.measures[name][who] for run in self.complete if name in run.measures]
+        return Summary.of([value for value in values if value is not None])
 
     def difference(self, other: Group, metric: str) -> Difference:
         """By how much a metric is larger than another group's, seed by seed."""
@@ -153,8 +159,8 @@ class Group:
         """Unit, neighbouring, accountant or delta of its complete runs, in words."""
         if self.epsilon("server") in (None, math.inf):
             return "-"
-        said = {getattr(run.guarantee, what) for run in self.complete if run.guarantee is not None}
-        words = sorted(digits(value, 6) if isinstance(value, float) else str(value or "-") for value in said)
+        values = {getattr(run.guarantee, what) for run in self.complete if run.guarantee is not None}
+        words = sorted(digits(value, 6) if isinstance(value, float) else str(value or "-") for value in values)
         return ", ".join(words).replace("_", "-")
 
     @property
@@ -226,16 +232,18 @@ def grouped(
     Args:
         labels: other names, by the whole label or by one of its words.
     """
-    found: dict[str, list[Run]] = {}
+    by_values: dict[str, list[Run]] = {}
     for run in runs:
         values = run.config if by is None else {key: _values(run).get(key) for key in by}
-        found.setdefault(_canonical(values), []).append(run)
-    configs = [members[0].config if by is None else _pick(members[0], by) for members in found.values()]
+        by_values.setdefault(_canonical(values), []).append(run)
+    configs = [members[0].config if by is None else _pick(members[0], by) for members in by_values.values()]
     keys = differing(configs)
-    telling = _telling(configs, keys)
-    variants = [run.label for members in found.values() for run in members[:1]]
-    own = {run.label for run in runs} == {*variants} and all(variants) and len({*variants}) == len(found)
-    words = [[label] if own else _words(config, telling) for label, config in zip(variants, configs, strict=True)]
+    distinguishing = _distinguishing(configs, keys)
+    variants = [run.label for members in by_values.values() for run in members[:1]]
+    own = {run.label for run in runs} == {*variants} and all(variants) and len({*variants}) == len(by_values)
+    words = [
+        [label] if own else _words(config, distinguishing) for label, config in zip(variants, configs, strict=True)
+    ]
     texts = [_named(each, labels or {}) or "all runs" for each in words]
     groups = [
         Group(
@@ -244,10 +252,11 @@ def grouped(
             tuple(sorted(members, key=_seed)),
             text
             if own
-            else _named(_words(config, [key for key in telling if key not in NOISE]), labels or {}) or "all runs",
-            tuple(telling),
+            else _named(_words(config, [key for key in distinguishing if key not in NOISE]), labels or {})
+            or "all runs",
+            tuple(distinguishing),
         )
-        for text, config, members in zip(texts, configs, found.values(), strict=True)
+        for text, config, members in zip(texts, configs, by_values.values(), strict=True)
     ]
     return sorted(groups, key=lambda group: group.label)
 
@@ -274,15 +283,15 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _telling(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """As few keys as tell all apart: one that others already imply is left out, the telling ones last."""
-    first = [key for key in TELLING if key in keys]
-    kept = [*first, *(key for key in keys if key not in first)]
-    for key in reversed(list(kept)):
-        others = [other for other in kept if other != key]
+def _distinguishing(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """As few keys as tell all apart: one that others already imply is left out, the distinguishing ones last."""
+    first = [key for key in FIRST_IN_NAMES if key in keys]
+    keys_left = [*first, *(key for key in keys if key not in first)]
+    for key in reversed(list(keys_left)):
+        others = [other for other in keys_left if other != key]
         if len({tuple(_hashable(config, other) for other in others) for config in configs}) == len(configs):
-            kept = others
-    return kept or first[:1] or list(keys[:1])
+            keys_left = others
+    return keys_left or first[:1] or list(keys[:1])
 
 
 def _named(words: Sequence[str], labels: Mapping[str, str]) -> str:
@@ -328,10 +337,10 @@ def tradeoff(group: Group, metric: str) -> tuple[float, float, float] | None:
 
     None without a guarantee, or where a run has no finite value.
     """
-    epsilon, found = group.epsilon("server"), group.summary(metric)
-    if epsilon is None or math.isinf(epsilon) or found.mean is None:
+    epsilon, summary = group.epsilon("server"), group.summary(metric)
+    if epsilon is None or math.isinf(epsilon) or summary.mean is None:
         return None
-    return epsilon, found.mean, found.half_width or 0.0
+    return epsilon, summary.mean, summary.half_width or 0.0
 
 
 def within(metric: str, mean: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -347,11 +356,11 @@ def drawn_at(epsilons: Iterable[float]) -> dict[float, float]:
 
     Noise is solved for an epsilon to a few digits, and an axis of these digits would tell runs of one budget apart.
     """
-    found: dict[float, float] = {}
+    places: dict[float, float] = {}
     for epsilon in sorted(set(epsilons), reverse=True):
-        last = next(reversed(found.values()), math.inf)
-        found[epsilon] = last if epsilon >= (1 - ALIKE) * last and math.isfinite(last) else epsilon
-    return found
+        last = next(reversed(places.values()), math.inf)
+        places[epsilon] = last if epsilon >= (1 - SAME_EPSILON) * last and math.isfinite(last) else epsilon
+    return places
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,20 +25,20 @@ WIDTH: Final = 5.5  # inches
 
 def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Path]:
     """Draw what can be drawn to ``path`` with `.png` and `.pdf`; returns the files, none if nothing can."""
-    drawn = [(group, found) for group in groups if (found := band(group.complete, metric, axis)) is not None]
+    drawn = [(group, curve) for group in groups if (curve := band(group.complete, metric, axis)) is not None]
     partial = [(group, run) for group in groups for run in group.runs if not run.complete and _has(run, metric, axis)]
     if not drawn and not partial:
         return []
     styles = {id(group): _style(index) for index, group in enumerate(groups)}
     with _figure() as (figure, axes):
-        for group, found in drawn:
+        for group, curve in drawn:
             colour, dash = styles[id(group)]
             label = _escaped(f"{group.label} (n = {len(group.complete)})")
-            axes.plot(found.x, found.mean, dash, color=colour, linewidth=1.4, label=label)
-            if found.half_width is not None:
-                low, high = within(metric, found.mean, found.half_width)
+            axes.plot(curve.x, curve.mean, dash, color=colour, linewidth=1.4, label=label)
+            if curve.half_width is not None:
+                low, high = within(metric, curve.mean, curve.half_width)
                 # Behind every curve, whichever was drawn first.
-                axes.fill_between(found.x, low, high, color=colour, alpha=0.12, linewidth=0, zorder=1)
+                axes.fill_between(curve.x, low, high, color=colour, alpha=0.12, linewidth=0, zorder=1)
         for group, run in partial:
             label = _escaped(f"{group.label}, seed {run.seed}: {run.status}")
             x, y = run.curve[axis], run.curve[metric]
@@ -86,9 +86,9 @@ def _style(index: int) -> tuple[str, str]:
 
 def _baseline(axes: Any, groups: Sequence[Group], metric: str) -> None:
     """A line where a model without features would be, if that is the same for all."""
-    found = {round(value, 3): value for group in groups if (value := group.baseline(metric)) is not None}
-    if len(found) == 1:
-        axes.axhline(next(iter(found.values())), color="0.5", linestyle=(0, (1, 3)), linewidth=1, label="no features")
+    values = {round(value, 3): value for group in groups if (value := group.baseline(metric)) is not None}
+    if len(values) == 1:
+        axes.axhline(next(iter(values.values())), color="0.5", linestyle=(0, (1, 3)), linewidth=1, label="no features")
 
 
 @contextlib.contextmanager

@@ -206,16 +206,16 @@ def _write(
 
 def _tables(section: Section) -> dict[str, str]:
     groups, metrics, measured = section.groups, section.metrics, tables.measures(section.groups)
-    found = {
+    files = {
         "summary.csv": tables.summary_csv(groups, metrics, section.baseline),
         "summary.md": tables.to_markdown(section.table),
         "summary.tex": tables.to_latex(section.table),
         "runs.csv": tables.runs_csv([run for group in groups for run in group.runs], metrics),
     }
     if section.pivot is not None:
-        found |= {"pivot.md": tables.to_markdown(section.pivot), "pivot.tex": tables.to_latex(section.pivot)}
-        found["pivot.csv"] = tables.to_csv(section.pivot)
-    return found | ({"measures.md": tables.to_markdown(measured)} if measured.rows else {})
+        files |= {"pivot.md": tables.to_markdown(section.pivot), "pivot.tex": tables.to_latex(section.pivot)}
+        files["pivot.csv"] = tables.to_csv(section.pivot)
+    return files | ({"measures.md": tables.to_markdown(measured)} if measured.rows else {})
 
 
 def _plots(section: Section, folder: Path, prefix: str, against: Sequence[str]) -> tuple[list[Path], list[str]]:

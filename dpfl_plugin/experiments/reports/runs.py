@@ -106,8 +106,8 @@ class Run:
 
     def number(self, metric: str) -> float | None:
         """Of a metric of evaluations, or of a measure of the final model ("auc"); None where there is none."""
-        found: Mapping[str, float | None] = self.measures.get(metric, {})
-        return self.numbers[metric] if metric in self.numbers else found.get("model")
+        measure: Mapping[str, float | None] = self.measures.get(metric, {})
+        return self.numbers[metric] if metric in self.numbers else measure.get("model")
 
     @property
     def complete(self) -> bool:
@@ -129,7 +129,7 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
     A run of the same id as another one is the same run in another place: averaged over, it would pretend to be one
     more seed. The complete one counts, else the one that got further.
     """
-    found: dict[str, Run] = {}
+    by_id: dict[str, Run] = {}
     problems = []
     for folder in sorted({path for root in folders for path in run_folders(root)}):
         try:
@@ -137,14 +137,14 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
         except UnreadableError as error:
             problems.append(Problem(folder, str(error)))
             continue
-        other = found.get(run.id)
+        other = by_id.get(run.id)
         if other is not None:
-            kept, left = (other, run) if _further(other) >= _further(run) else (run, other)
-            problems.append(Problem(left.folder, f"the same run as {kept.folder}, which counts"))
-            found[run.id] = kept
+            counted, left = (other, run) if _further(other) >= _further(run) else (run, other)
+            problems.append(Problem(left.folder, f"the same run as {counted.folder}, which counts"))
+            by_id[run.id] = counted
         else:
-            found[run.id] = run
-    return _with_other_code(list(found.values())), problems
+            by_id[run.id] = run
+    return _with_other_code(list(by_id.values())), problems
 
 
 def _with_other_code(runs: list[Run]) -> list[Run]:
@@ -152,12 +152,12 @@ def _with_other_code(runs: list[Run]) -> list[Run]:
     newest: dict[str, str] = {}
     for run in sorted(runs, key=lambda run: run.finished):
         newest.update(run.code)
-    said = []
+    noted = []
     for run in runs:
         others = [module for module, digest in run.code.items() if digest != newest[module]]
         what = f"made with another version of {', '.join(others)} than the newest run here"
-        said.append(replace(run, reason="; ".join(filter(None, [run.reason, what]))) if others else run)
-    return said
+        noted.append(replace(run, reason="; ".join(filter(None, [run.reason, what]))) if others else run)
+    return noted
 
 
 def _further(run: Run) -> tuple[bool, int]:
@@ -220,11 +220,11 @@ def _test_part(folder: RunFolder, config: Mapping[str, Any]) -> str:
 
 
 def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    said, more = result.get("measures") or {}, ""
-    found = said.get("pooled") or {}
-    if not found and "mean_of_silos" in said:  # by MPI ranks, whose test records do not meet
-        found, more = said["mean_of_silos"], OF_SILOS
-    model, baseline = found.get("own_models") or found.get("model") or {}, found.get("baseline") or {}
+    measures, more = result.get("measures") or {}, ""
+    values = measures.get("pooled") or {}
+    if not values and "mean_of_silos" in measures:  # by MPI ranks, whose test records do not meet
+        values, more = measures["mean_of_silos"], OF_SILOS
+    model, baseline = values.get("own_models") or values.get("model") or {}, values.get("baseline") or {}
     single = [name for name, value in model.items() if value is None or isinstance(value, int | float)]
     return {f"{name}{more}": {"model": model[name], "baseline": baseline.get(name)} for name in single}
 
@@ -232,7 +232,7 @@ def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 def _ranked_by(result: Mapping[str, Any], measures: Iterable[str]) -> str | None:
     """The name in ``measures`` of what models are ranked by."""
     name = (result.get("measures") or {}).get("ranked_by")
-    return next((found for found in measures if found.removesuffix(OF_SILOS) == name), None)
+    return next((measure for measure in measures if measure.removesuffix(OF_SILOS) == name), None)
 
 
 def _silo_ranks(config: Mapping[str, Any], folder: RunFolder) -> Path:
@@ -283,17 +283,19 @@ def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
             raise UnreadableError("metrics.jsonl is missing")
         return []
     *whole, torn = _text(folder.metrics).split("\n")
-    found: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
     for number, line in enumerate([*whole, torn] if folder.result.exists() and torn else whole, start=1):
         try:
             values = json.loads(line)
-            good = values["round"] > (found[-1]["round"] if found else 0) and isinstance(values["epsilon"], dict)
+            good = values["round"] > (evaluations[-1]["round"] if evaluations else 0) and isinstance(
+                values["epsilon"], dict
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise UnreadableError(f"metrics.jsonl, line {number}: is not an evaluation") from error
         if not good:
             raise UnreadableError(f"metrics.jsonl, line {number}: does not follow the one before it")
-        found.append(values)
-    return found
+        evaluations.append(values)
+    return evaluations
 
 
 def _result(folder: RunFolder) -> dict[str, Any]:
@@ -336,15 +338,15 @@ def _head(folder: RunFolder) -> Any:
 
 
 def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
-    said = _json(folder.statement)
+    statement = _json(folder.statement)
     try:
         views = result["epsilon"]
         server, third_party = views["server"], views["third_party"]
         if "tuning" in result:  # a candidate was chosen by what all of them released, and has the guarantee of all
             server, third_party = ({**view, "epsilon": result["tuning"]["epsilon"]} for view in (server, third_party))
-        nothing = str(said["guarantee"]).startswith("none")
+        nothing = str(statement["guarantee"]).startswith("none")
         total = result.get("adaptive_total")
-        found = Guarantee(
+        guarantee = Guarantee(
             server=math.inf if nothing else _epsilon(server),
             third_party=math.inf if nothing else _epsilon(third_party),
             delta=float(server["delta"]),
@@ -352,11 +354,11 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
             neighbouring=server["neighbouring"],
             accountant=str(server["accountant"]),
             total_server=None if total is None or "tuning" in result else _epsilon(total),
-            caveat=str(said["accountant"]["caveat"]),
+            caveat=str(statement["accountant"]["caveat"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableError(f"result.json or ledger.json does not say what was spent ({error!r})") from error
-    return found
+    return guarantee
 
 
 def _epsilon(view: Mapping[str, Any]) -> float:
@@ -366,9 +368,11 @@ def _epsilon(view: Mapping[str, Any]) -> float:
 def _check(result: dict[str, Any], lines: list[dict[str, Any]]) -> None:
     """Lines that were lost would change the number that is reported."""
     for metric in dict.fromkeys((ACCURACY, "train_loss", score_key(result))):
-        said = (result.get(metric) or {}).get("mean_last_10_percent")
-        ours = _tail_mean(lines, metric)
-        if (said is None) != (ours is None) or (said is not None and not math.isclose(said, ours or 0, rel_tol=1e-9)):
+        expected = (result.get(metric) or {}).get("mean_last_10_percent")
+        actual = _tail_mean(lines, metric)
+        if (expected is None) != (actual is None) or (
+            expected is not None and not math.isclose(expected, actual or 0, rel_tol=1e-9)
+        ):
             raise UnreadableError(f"metrics.jsonl does not give the {metric} that result.json has: lines are missing")
 
 
@@ -397,14 +401,16 @@ def _tail_mean(lines: list[dict[str, Any]], metric: str) -> float | None:
 
 def _curve(lines: list[dict[str, Any]], *, alone: bool) -> dict[str, np.ndarray]:
     """``alone``: what the run spent says what it guarantees; else no epsilon of its own is shown."""
-    kept = [lines[i] for i in _thinned(len(lines))]
+    evaluations = [lines[i] for i in _thinned(len(lines))]
     columns = {
-        "rounds": [line["round"] for line in kept],
-        "epsilon": [_number(line["epsilon"].get("server")) if alone else math.nan for line in kept],
-        "epsilon_third_party": [_number(line["epsilon"].get("third_party")) if alone else math.nan for line in kept],
-        "bytes": [_number(line.get("bytes_up")) + _number(line.get("bytes_down")) for line in kept],
-        "seconds": [_number(line.get("seconds")) for line in kept],
-        **{metric: [_number(line.get(metric)) for line in kept] for metric in _metric_names(lines)},
+        "rounds": [line["round"] for line in evaluations],
+        "epsilon": [_number(line["epsilon"].get("server")) if alone else math.nan for line in evaluations],
+        "epsilon_third_party": [
+            _number(line["epsilon"].get("third_party")) if alone else math.nan for line in evaluations
+        ],
+        "bytes": [_number(line.get("bytes_up")) + _number(line.get("bytes_down")) for line in evaluations],
+        "seconds": [_number(line.get("seconds")) for line in evaluations],
+        **{metric: [_number(line.get(metric)) for line in evaluations] for metric in _metric_names(lines)},
     }
     return {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
 

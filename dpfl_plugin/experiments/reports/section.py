@@ -47,15 +47,15 @@ class Section:
             sentences.append(f"Best with a guarantee: {_described(private[0], metric)}.")
         leader = private or ranked
         if len(leader) > 1:
-            found = leader[0].difference(leader[1], metric)
-            half, mean = found.summary.half_width, found.summary.mean
+            difference = leader[0].difference(leader[1], metric)
+            half, mean = difference.summary.half_width, difference.summary.mean
             if mean is None or half is None:
                 sentences.append(f"Too few seeds to compare it with the next, {leader[1].label}.")
             else:
                 verdict = "significant" if abs(mean) > half else "not significant"
                 sentences.append(
-                    f"Its difference to the next, {leader[1].label}, is {found} over {found.summary.n} equal seeds: "
-                    f"{verdict} at 95 %."
+                    f"Its difference to the next, {leader[1].label}, is {difference} over {difference.summary.n} equal "
+                    f"seeds: {verdict} at 95 %."
                 )
         return " ".join(sentences)
 
@@ -69,13 +69,13 @@ def _described(group: Group, metric: str) -> str:
 
 def by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by their data set, under as short a name as tells these apart; "" where there is one only."""
-    found: dict[tuple[str, ...], list[Run]] = {}
+    by_dataset: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        found.setdefault(tuple(value_text(run.config.get(key, "")) for key in DATA_KEYS), []).append(run)
-    if len(found) == 1:
+        by_dataset.setdefault(tuple(value_text(run.config.get(key, "")) for key in DATA_KEYS), []).append(run)
+    if len(by_dataset) == 1:
         return {"": list(runs)}
-    varying = [place for place in range(len(DATA_KEYS)) if len({values[place] for values in found}) > 1]
-    return {", ".join(filter(None, (values[p] for p in varying))): members for values, members in found.items()}
+    varying = [place for place in range(len(DATA_KEYS)) if len({values[place] for values in by_dataset}) > 1]
+    return {", ".join(filter(None, (values[p] for p in varying))): members for values, members in by_dataset.items()}
 
 
 def section_of(

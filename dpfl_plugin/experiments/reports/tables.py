@@ -88,9 +88,9 @@ def summary(groups: Sequence[Group], metrics: Sequence[str], over: str, baseline
 
 def _cell(group: Group, metric: str) -> str:
     """A measure that is not defined in every run says over how many it is."""
-    found = group.summary(metric)
-    partial = found.mean is not None and found.n < len(group.complete)
-    return f"{found} (n = {found.n})" if partial else str(found)
+    value = group.summary(metric)
+    partial = value.mean is not None and value.n < len(group.complete)
+    return f"{value} (n = {value.n})" if partial else str(value)
 
 
 def _differences(groups: Sequence[Group], metric: str, baseline: Group) -> dict[str, Difference]:
@@ -102,10 +102,10 @@ def _of_pairs(differences: Mapping[str, Difference], baseline: Group | None) -> 
     if baseline is None:
         return ""
     text = f" Differences to {baseline.label} are of runs with equal seeds: their mean ± its 95 % CI."
-    moved = [label for label, found in differences.items() if found.other_tests]
+    moved = [label for label, difference in differences.items() if difference.other_tests]
     if moved:
         text += f" They include that of other test records: {'; '.join(moved)}."
-    apart = [f"{label} ({found.unpaired})" for label, found in differences.items() if found.unpaired]
+    apart = [f"{label} ({difference.unpaired})" for label, difference in differences.items() if difference.unpaired]
     return text + (f" Seeds without a partner are left out: {'; '.join(apart)}." if apart else "")
 
 
@@ -124,10 +124,10 @@ def pivot(groups: Sequence[Group], metric: str, across: tuple[str, str], labels:
     cells: dict[tuple[str, str], list[Group]] = {}
     places: list[dict[str, Any]] = [{}, {}]
     for group in groups:
-        found = [key_text(key, group.keys.get(key)) for key in keys]
-        for place, text, key in zip(places, found, keys, strict=True):
+        texts = [key_text(key, group.keys.get(key)) for key in keys]
+        for place, text, key in zip(places, texts, keys, strict=True):
             place.setdefault(text, group.keys.get(key))
-        cells.setdefault((found[0], found[1]), []).append(group)
+        cells.setdefault((texts[0], texts[1]), []).append(group)
     for (row, column), several in cells.items():
         if len(several) > 1:
             others = ", ".join(differing([group.keys for group in several]))
@@ -166,17 +166,17 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 def no_better(groups: Sequence[Group]) -> str:
     """Which groups' models a constant would have matched: nobody sees that in a column of accuracies."""
-    found: dict[str, list[str]] = {}
+    by_measure: dict[str, list[str]] = {}
     for group in groups:
         for name in {run.ranked_by: None for run in group.complete if run.ranked_by}:
             model, baseline = (group.measure(name, who).mean for who in ("model", "baseline"))
             if model is None or baseline is None:
                 continue
             if not (model > baseline if higher_is_better(name) else model < baseline):
-                found.setdefault(name, []).append(group.label)
+                by_measure.setdefault(name, []).append(group.label)
     return "".join(
         f" No better on test records than a baseline without features, by {title(name)}: {'; '.join(labels)}."
-        for name, labels in found.items()
+        for name, labels in by_measure.items()
     )
 
 
@@ -285,9 +285,9 @@ def summary_csv(groups: Sequence[Group], metrics: Sequence[str], baseline: Group
     for group in groups:
         row: dict[str, Any] = {"configuration": group.label, "runs": len(group.runs), "complete": len(group.complete)}
         for metric in metrics:
-            found = group.summary(metric)
-            row |= {f"{metric}_mean": found.mean, f"{metric}_ci95": found.half_width, f"{metric}_std": found.std}
-            row[f"{metric}_not_finite"] = found.not_finite
+            value = group.summary(metric)
+            row |= {f"{metric}_mean": value.mean, f"{metric}_ci95": value.half_width, f"{metric}_std": value.std}
+            row[f"{metric}_not_finite"] = value.not_finite
         if baseline is not None:
             pairs = group.difference(baseline, metrics[0])
             row |= {"difference": pairs.summary.mean, "difference_ci95": pairs.summary.half_width}
