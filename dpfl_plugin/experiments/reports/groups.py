@@ -15,10 +15,11 @@ import numpy as np
 from dpfl_plugin.core.outcomes import measure_range
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, nearest
-from dpfl_plugin.experiments.reports.runs import POINTS, STATUSES, Run
+from dpfl_plugin.experiments.reports.runs import POINTS, STATUSES, VARIANT, Run
 
 # Where several keys tell groups apart, these name them first.
 FIRST_IN_NAMES: Final = (
+    VARIANT,
     "algorithm.name",
     "privacy.noise_multiplier",
     "privacy.epsilon",
@@ -183,6 +184,14 @@ class Difference:
     other_tests: int
     unpaired: int
 
+    @property
+    def verdict(self) -> str:
+        """Whether it is significant at 95 %, if there are enough seeds to say so."""
+        mean, half = self.summary.mean, self.summary.half_width
+        if mean is None or half is None:
+            return "too few seeds"
+        return "significant" if abs(mean) > half else "not significant"
+
     def __str__(self) -> str:
         return self.summary.text("+")
 
@@ -209,15 +218,26 @@ def select(runs: Sequence[Run], where: Mapping[str, Any]) -> list[Run]:
     Raises:
         ConfigError: no run has such a key.
     """
-    require_keys(runs, where, "where")
-    return [run for run in runs if all(_values(run).get(key) == value for key, value in where.items())]
+    wanted = dict(zip(whole_keys(runs, where, "where"), where.values(), strict=True))
+    return [run for run in runs if all(_values(run).get(key) == value for key, value in wanted.items())]
 
 
-def require_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> None:
+def whole_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> list[str]:
+    """Keys that runs have, for these or for their beginning or end: "algorithm" is "algorithm.name".
+
+    Raises:
+        ConfigError: no run has such a key, or the end is that of several.
+    """
     known = sorted({key for run in runs for key in _values(run)})
+    whole = []
     for key in keys:
-        if key not in known:
+        meant = [key] if key in known else [name for name in known if name == f"{key}.name" or name.endswith(f".{key}")]
+        if len(meant) > 1:
+            raise ConfigError(f"{argument} {key}: may be {' or '.join(meant)}. Write the whole key.")
+        if not meant:
             raise ConfigError(f"{argument} {key}: no run has this key{nearest(key, known)}.")
+        whole += meant
+    return whole
 
 
 def _values(run: Run) -> dict[str, Any]:
@@ -234,31 +254,31 @@ def grouped(
     """
     by_values: dict[str, list[Run]] = {}
     for run in runs:
-        values = run.config if by is None else {key: _values(run).get(key) for key in by}
+        values = _without_variant(run.config) if by is None else {key: _values(run).get(key) for key in by}
         by_values.setdefault(_canonical(values), []).append(run)
     configs = [members[0].config if by is None else _pick(members[0], by) for members in by_values.values()]
     keys = differing(configs)
     distinguishing = _distinguishing(configs, keys)
-    variants = [run.label for members in by_values.values() for run in members[:1]]
-    own = {run.label for run in runs} == {*variants} and all(variants) and len({*variants}) == len(by_values)
-    words = [
-        [label] if own else _words(config, distinguishing) for label, config in zip(variants, configs, strict=True)
-    ]
-    texts = [_named(each, labels or {}) or "all runs" for each in words]
-    groups = [
-        Group(
-            text,
-            {key: config[key] for key in keys if key in config},
-            tuple(sorted(members, key=_seed)),
-            text
-            if own
-            else _named(_words(config, [key for key in distinguishing if key not in NOISE]), labels or {})
-            or "all runs",
-            tuple(distinguishing),
+    groups = []
+    for config, members in zip(configs, by_values.values(), strict=True):
+        alone = [key for key in (VARIANT, "algorithm.name", *config) if key in config][:1]
+        words = _words(config, distinguishing) or _words(config, alone)
+        series = _words(config, [key for key in distinguishing if key not in NOISE]) or _words(config, alone)
+        groups.append(
+            Group(
+                _named(words, labels or {}),
+                {key: config[key] for key in keys if key in config},
+                tuple(sorted(members, key=_seed)),
+                _named(series, labels or {}),
+                tuple(distinguishing),
+            )
         )
-        for text, config, members in zip(texts, configs, by_values.values(), strict=True)
-    ]
     return sorted(groups, key=lambda group: group.label)
+
+
+def _without_variant(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One configuration may have different labels in different files."""
+    return {key: value for key, value in config.items() if key != VARIANT}
 
 
 def _seed(run: Run) -> int:
@@ -307,7 +327,7 @@ def _words(config: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
             continue
         if key in NOISE and not config[key]:
             words += _without_number(config, key, keys)
-        elif short == "name":
+        elif short in ("name", VARIANT):
             words.append(value_text(config[key]))
         else:
             words.append(f"{short if last.count(short) == 1 else key}={value_text(config[key])}")

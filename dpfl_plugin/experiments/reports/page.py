@@ -37,7 +37,6 @@ def page(sections: Sequence[Section], *, problems: Sequence[Problem], made_by: s
         made_by=made_by,
         num_runs=len(runs),
         num_complete=sum(run.complete for run in runs),
-        totals=[run for run in runs if run.guarantee is not None and run.guarantee.total_server is not None],
         caveats=sorted({run.guarantee.caveat for run in runs if run.guarantee is not None} - {""}),
         axes=AXES,
         data=_script_json({"axes": AXES, "sections": [_data(section) for section in sections]}),

@@ -21,6 +21,8 @@ COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E
 DASHES: Final = ("-", "--", ":", "-.")
 TRADEOFF: Final = "epsilon of the whole run, server's view"
 WIDTH: Final = 5.5  # inches
+MOST_BANDS: Final = 5  # in one plot: more lie over each other
+BESIDE: Final = 0.01  # of the axis: intervals at one epsilon stand so far apart
 
 
 def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Path]:
@@ -29,13 +31,13 @@ def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Pa
     partial = [(group, run) for group in groups for run in group.runs if not run.complete and _has(run, metric, axis)]
     if not drawn and not partial:
         return []
-    styles = {id(group): _style(index) for index, group in enumerate(groups)}
+    styles = {id(group): style for group, style in zip(groups, _styles(groups), strict=True)}
     with _figure() as (figure, axes):
         for group, curve in drawn:
             colour, dash = styles[id(group)]
             label = _escaped(f"{group.label} (n = {len(group.complete)})")
             axes.plot(curve.x, curve.mean, dash, color=colour, linewidth=1.4, label=label)
-            if curve.half_width is not None:
+            if curve.half_width is not None and len(drawn) <= MOST_BANDS:
                 low, high = within(metric, curve.mean, curve.half_width)
                 # Behind every curve, whichever was drawn first.
                 axes.fill_between(curve.x, low, high, color=colour, alpha=0.12, linewidth=0, zorder=1)
@@ -51,7 +53,7 @@ def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Pa
 def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path]:
     """Draw a metric against the epsilon of the whole run, a point with its confidence interval for each group.
 
-    Groups that differ in noise alone are one line; epsilons that agree to 1 % are at one place. Returns the
+    Groups that differ in noise alone are one line; epsilons that agree to 1 % are side by side. Returns the
     files, `.png` and `.pdf`; none where there are not two epsilons to compare.
     """
     lines: dict[str, list[tuple[float, float, float]]] = {}
@@ -62,14 +64,18 @@ def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path
     at = drawn_at(epsilon for points in lines.values() for epsilon, _, _ in points)
     if len({*at.values()}) < 2:
         return []
+    step = BESIDE * (max(at.values()) - min(at.values()))
     with _figure() as (figure, axes):
         for index, (label, points) in enumerate(lines.items()):
             colour, dash = _style(index)
+            beside = step * (index - (len(lines) - 1) / 2)
             x, y, half = (np.array(column) for column in zip(*sorted(points), strict=True))
             low, high = within(metric, y, half)
             style = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 4}
             errors = [y - low, high - y]
-            axes.errorbar([at[e] for e in x], y, yerr=errors, capsize=3, linewidth=1.2, label=_escaped(label), **style)
+            axes.errorbar(
+                [at[e] + beside for e in x], y, yerr=errors, capsize=3, linewidth=1.2, label=_escaped(label), **style
+            )
         _baseline(axes, groups, metric)
         axes.set_xlabel(TRADEOFF)
         return _finish(figure, axes, metric, path)
@@ -78,6 +84,19 @@ def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path
 def left_out(groups: Sequence[Group], metric: str, axis: str) -> list[Group]:
     """Groups with complete runs of which `plot` draws no mean curve."""
     return [group for group in groups if group.complete and band(group.complete, metric, axis) is None]
+
+
+def _styles(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """A colour for each line against epsilon and a dash for each of its points, as long as these are enough."""
+    lines: dict[str, tuple[int, int]] = {}
+    places = []
+    for group in groups:
+        line, place = lines.get(group.series, (len(lines), -1))
+        lines[group.series] = (line, place + 1)
+        places.append((line, place + 1))
+    if all(line < len(COLOURS) and place < len(DASHES) for line, place in places):
+        return [(COLOURS[line], DASHES[place]) for line, place in places]
+    return [_style(index) for index in range(len(groups))]
 
 
 def _style(index: int) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +17,9 @@ from dpfl_plugin.config.load import flat
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, nearest, require
 from dpfl_plugin.experiments.reports import tables
-from dpfl_plugin.experiments.reports.groups import grouped, require_keys, select
+from dpfl_plugin.experiments.reports.groups import grouped, select, whole_keys
 from dpfl_plugin.experiments.reports.page import page
-from dpfl_plugin.experiments.reports.plots import left_out, plot, plot_tradeoff
+from dpfl_plugin.experiments.reports.plots import MOST_BANDS, left_out, plot, plot_tradeoff
 from dpfl_plugin.experiments.reports.runs import AXES, Problem, Run, scan
 from dpfl_plugin.experiments.reports.section import Section, by_data, section_of
 from dpfl_plugin.experiments.reports.tables import Table
@@ -52,11 +52,12 @@ class Report(Printed):
     def __str__(self) -> str:
         lines: list[str] = []
         for section in self.sections:
-            for table in filter(None, [section.table, section.pivot]):
+            more_tables = [section.comparisons] * bool(section.comparisons.rows)
+            for table in filter(None, [section.table, *more_tables, section.pivot]):
                 lines += [section.name] * bool(section.name) + [printed(lambda c, t=table: _show(t, c), width=200)]  # type: ignore[misc]
                 more = len(table.rows) - MOST_ROWS
                 lines += [f"{more} more rows in the files."] if more > 0 else []
-            lines += [section.table.note, section.result]
+            lines += [section.table.note, *section.notes, section.result]
         lines += [f"left out: {problem.folder}: {problem.reason}" for problem in self.problems[:MOST_ROWS]]
         if len(self.problems) > MOST_ROWS:
             lines.append(f"left out: {len(self.problems) - MOST_ROWS} more folders; the page names all.")
@@ -71,8 +72,10 @@ class Report(Printed):
                 "data": section.name,
                 "result": section.result,
                 "rows": _rows(section.table),
+                "comparisons": _rows(section.comparisons),
                 "pivot": None if section.pivot is None else _rows(section.pivot),
                 "note": section.table.note,
+                "notes": list(section.notes),
             }
             for section in self.sections
         ]
@@ -135,16 +138,15 @@ def report(
             known = ", ".join(AXES)
             raise ConfigError(f"against {axis} is not an axis{nearest(axis, list(AXES))}. Known: {known}.")
     runs, problems = _read([Path(folder) for folder in named], flat(where or {}))
-    require_keys(runs, group_by, "group_by")
-    require_keys(runs, pivot or (), "pivot")
+    by = whole_keys(runs, group_by, "group_by") or None
+    across = None if pivot is None else (*whole_keys(runs, pivot, "pivot"),)
     every = list(dict.fromkeys(name for run in runs for name in (*run.numbers, *run.measures)))
     for metric in metrics:
         if metric not in every:
             raise ConfigError(f"metric {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}.")
-    _require_labels(runs, list(group_by) or None, labels or {})
+    _require_labels(runs, by, labels or {})
     sections = [
-        section_of(name, members, list(group_by) or None, metrics, baseline, pivot, labels)
-        for name, members in by_data(runs).items()
+        section_of(name, members, by, metrics, baseline, across, labels) for name, members in by_data(runs).items()
     ]
     if baseline is not None and not any(section.baseline for section in sections):
         rows = [group.label for section in sections for group in section.groups]
@@ -206,15 +208,17 @@ def _write(
 
 def _tables(section: Section) -> dict[str, str]:
     groups, metrics, measured = section.groups, section.metrics, tables.measures(section.groups)
+    table = replace(section.table, note=" ".join([section.table.note, *section.notes]))
     files = {
         "summary.csv": tables.summary_csv(groups, metrics, section.baseline),
-        "summary.md": tables.to_markdown(section.table),
-        "summary.tex": tables.to_latex(section.table),
+        "summary.md": tables.to_markdown(table),
+        "summary.tex": tables.to_latex(table),
         "runs.csv": tables.runs_csv([run for group in groups for run in group.runs], metrics),
     }
-    if section.pivot is not None:
-        files |= {"pivot.md": tables.to_markdown(section.pivot), "pivot.tex": tables.to_latex(section.pivot)}
-        files["pivot.csv"] = tables.to_csv(section.pivot)
+    for name, more in (("comparisons", section.comparisons), ("pivot", section.pivot)):
+        if more is not None and more.rows:
+            files |= {f"{name}.md": tables.to_markdown(more), f"{name}.tex": tables.to_latex(more)}
+            files[f"{name}.csv"] = tables.to_csv(more)
     return files | ({"measures.md": tables.to_markdown(measured)} if measured.rows else {})
 
 
@@ -229,6 +233,11 @@ def _plots(section: Section, folder: Path, prefix: str, against: Sequence[str]) 
         for axis in against:
             drawn = plot(folder / f"{prefix}{metric}-{axis}", section.groups, metric, axis)
             files += drawn
+            if drawn and len(section.groups) > MOST_BANDS:
+                missing.append(
+                    f"no bands in {prefix}{metric}-{axis}: {len(section.groups)} configurations would lie over each "
+                    f"other. Narrow them by where to {MOST_BANDS}."
+                )
             if not drawn:
                 missing.append(f"not drawn, no run has values for it: {metric} against {axis}")
             elif absent := left_out(section.groups, metric, axis):

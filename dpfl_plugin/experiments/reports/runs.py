@@ -16,12 +16,14 @@ import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID, flat
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
+from dpfl_plugin.experiments.manifest import variants_in
 from dpfl_plugin.runs.folder import RESULT_SCHEMA, RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
 POINTS: Final = 100  # of a curve that are kept
+VARIANT: Final = "variant"
 AXES: Final = {
     "rounds": "communication rounds",
     "epsilon": "epsilon, server's view",
@@ -43,7 +45,11 @@ class Guarantee:
 
     Attributes:
         server, third_party: epsilon; infinite where nothing is guaranteed.
-        total_server: with earlier runs in a shared ledger; None without one.
+        noise_multiplier: as named, or solved for.
+        simulated: whether its noise follows from a seed.
+        capped: a cap on participations and the noise that it would have taken; None where it would take no less.
+        planned, adaptive: epsilon and delta of all runs in a shared ledger, as registered before the first of them and
+            whatever decided on later ones; the first with how many runs these are. None without one.
         caveat: what keeps the accountant's number from being a guarantee; empty for nothing.
     """
 
@@ -53,7 +59,11 @@ class Guarantee:
     unit: str | None
     neighbouring: str | None
     accountant: str
-    total_server: float | None
+    noise_multiplier: float
+    simulated: bool
+    capped: Mapping[str, float] | None
+    planned: Mapping[str, float] | None
+    adaptive: Mapping[str, float] | None
     caveat: str
 
 
@@ -63,7 +73,7 @@ class Run:
 
     Attributes:
         config: the resolved configuration, `{"algorithm.name": "scaffold", ...}`, without what changes no result; with
-            the noise multiplier that was solved for, where a ledger was shared.
+            the label of its variant as `VARIANT`, in a file of several.
         status: as in result.json; running or unfinished where there is none that is up to date.
         rounds: that are known to be done.
         numbers: of each metric the mean over the last 10 % of rounds; None where it is not finite.
@@ -75,7 +85,8 @@ class Run:
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
         finished: when; code: digests of the files of users' code that its configuration names.
         test_part: runs of one seed that have it in common have the same test records.
-        label: of the variant, in a file of several.
+        ledger: the one that it shares, or the tuning that it is a candidate of, if it does.
+        compared_with: labels of variants that its file compares it with.
     """
 
     folder: Path
@@ -95,7 +106,8 @@ class Run:
     finished: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
     test_part: str = ""
-    label: str = ""
+    ledger: str = ""
+    compared_with: tuple[str, ...] = ()
 
     @property
     def own_measures(self) -> list[str]:
@@ -144,7 +156,7 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
             by_id[run.id] = counted
         else:
             by_id[run.id] = run
-    return _with_other_code(list(by_id.values())), problems
+    return _with_other_code(_variants(list(by_id.values()))), problems
 
 
 def _with_other_code(runs: list[Run]) -> list[Run]:
@@ -185,8 +197,8 @@ def _read(path: Path) -> Run:
     status, reason, guarantee = _ended(folder, result, lines)
     if status in COMPLETE:
         _check(result, lines)
-    done = lines[-1]["round"] if lines else 0
-    settings = flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID) | _left(result)
+    done, facts = lines[-1]["round"] if lines else 0, _ledger_facts(folder)
+    settings = flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID)
     return Run(
         folder=path,
         name=str(config.get("name", "run")),
@@ -204,19 +216,42 @@ def _read(path: Path) -> Run:
         positive_class=result.get("positive_class"),
         finished=str(result.get("finished", "")),
         code=result.get("code") or {},
-        test_part=_test_part(folder, settings),
-        label=folder.label() or "",
+        test_part=_test_part(facts, settings),
+        ledger=str(folder.tuning() or _shared_ledger(facts)),
     )
 
 
-def _test_part(folder: RunFolder, config: Mapping[str, Any]) -> str:
-    """Where a silo's secret cut them, which the ledger's first line names; else they follow from data and seed."""
-    cuts = None
+def _variants(runs: Sequence[Run]) -> list[Run]:
+    """Runs with the label of their variant as a key of their configuration, and what it is compared with."""
+    named = []
+    sweeps = functools.cache(variants_in)
+    for run in runs:
+        labels, pairs = sweeps((run.folder / "../../..").resolve())  # of a sweep: OUT/runs/NAME/ID
+        of_sweep = (run.folder / "task.json").exists()  # whose labels name values, too
+        label = labels.get(run.id) if of_sweep else RunFolder(run.folder).label()
+        rivals = tuple(second for first, second in pairs if first == label)
+        named.append(replace(run, config={VARIANT: label, **run.config}, compared_with=rivals) if label else run)
+    return named
+
+
+def _ledger_facts(folder: RunFolder) -> dict[str, Any]:
+    """What the ledger's first line says of the run; {} without one."""
     if folder.ledger.exists():
         with folder.ledger.open(encoding="utf-8") as file, contextlib.suppress(ValueError):
-            cuts = json.loads(file.readline()).get("facts", {}).get("cuts")
+            return dict(json.loads(file.readline()).get("facts", {}))
+    return {}
+
+
+def _test_part(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Where a silo's secret cut them, which the ledger's first line names; else they follow from data and seed."""
     data = {key: value for key, value in config.items() if key.startswith("data.")}
-    return json.dumps(cuts or data, sort_keys=True, default=str)
+    return json.dumps(facts.get("cuts") or data, sort_keys=True, default=str)
+
+
+def _shared_ledger(facts: Mapping[str, Any]) -> str:
+    """Name of a shared ledger, with the id of the key beside it; "" where the run has none."""
+    shared, cuts = facts.get("shared"), facts.get("cuts") or {}
+    return f"{shared['file']} {cuts.get('key')}" if shared else ""
 
 
 def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
@@ -239,12 +274,6 @@ def _silo_ranks(config: Mapping[str, Any], folder: RunFolder) -> Path:
     """Where silo ranks noted what rank 0 must not have."""
     elsewhere = (config.get("runtime") or {}).get("silo_folder")
     return Path(elsewhere) / str(config.get("name")) / folder.path.resolve().name if elsewhere else folder.silo_ranks
-
-
-def _left(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The noise of a run that shared a ledger: solved for what others left, it is no matter of the seed."""
-    shared = "total" in (result.get("epsilon") or {})
-    return {"privacy.noise_multiplier": result.get("noise_multiplier")} if shared else {}
 
 
 def _text(path: Path) -> str:
@@ -344,8 +373,10 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
         server, third_party = views["server"], views["third_party"]
         if "tuning" in result:  # a candidate was chosen by what all of them released, and has the guarantee of all
             server, third_party = ({**view, "epsilon": result["tuning"]["epsilon"]} for view in (server, third_party))
+        planned, adaptive = result.get("planned_total"), result.get("adaptive_total")
+        if "tuning" in result:
+            planned = {"epsilon": server["epsilon"], "delta": server["delta"], "num_runs": math.inf}
         nothing = str(statement["guarantee"]).startswith("none")
-        total = result.get("adaptive_total")
         guarantee = Guarantee(
             server=math.inf if nothing else _epsilon(server),
             third_party=math.inf if nothing else _epsilon(third_party),
@@ -353,7 +384,11 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
             unit=server["unit"],
             neighbouring=server["neighbouring"],
             accountant=str(server["accountant"]),
-            total_server=None if total is None or "tuning" in result else _epsilon(total),
+            noise_multiplier=float(result.get("noise_multiplier") or 0.0),
+            simulated=result.get("randomness") == "seeded",
+            capped=result.get("capped"),
+            planned=planned,
+            adaptive=adaptive,
             caveat=str(statement["accountant"]["caveat"]),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -11,6 +11,7 @@ from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports import tables
 from dpfl_plugin.experiments.reports.groups import Group, epsilon_text, grouped, value_text
+from dpfl_plugin.experiments.reports.privacy_notes import privacy_notes
 from dpfl_plugin.experiments.reports.runs import Run
 from dpfl_plugin.experiments.reports.tables import Table, title
 
@@ -24,7 +25,8 @@ class Section:
     Attributes:
         name: of the data set; "" where all runs have one.
         metrics: of the rows, the first of which ranks them. baseline: the row that others are compared with.
-        table: of the rows. pivot: by two keys, if that was asked for.
+        table: of the rows. comparisons: of pairs of variants. pivot: by two keys, if that was asked for.
+        notes: sentences on what their epsilons leave open.
     """
 
     name: str
@@ -32,7 +34,9 @@ class Section:
     metrics: tuple[str, ...]
     baseline: Group | None
     table: Table
+    comparisons: Table
     pivot: Table | None
+    notes: tuple[str, ...]
 
     @property
     def result(self) -> str:
@@ -48,14 +52,12 @@ class Section:
         leader = private or ranked
         if len(leader) > 1:
             difference = leader[0].difference(leader[1], metric)
-            half, mean = difference.summary.half_width, difference.summary.mean
-            if mean is None or half is None:
+            if difference.summary.half_width is None:
                 sentences.append(f"Too few seeds to compare it with the next, {leader[1].label}.")
             else:
-                verdict = "significant" if abs(mean) > half else "not significant"
                 sentences.append(
                     f"Its difference to the next, {leader[1].label}, is {difference} over {difference.summary.n} equal "
-                    f"seeds: {verdict} at 95 %."
+                    f"seeds: {difference.verdict} at 95 %."
                 )
         return " ".join(sentences)
 
@@ -84,7 +86,7 @@ def section_of(
     by: Sequence[str] | None,
     metrics: Sequence[str],
     baseline: str | None,
-    pivot: tuple[str, str] | None,
+    pivot: Sequence[str] | None,
     labels: Mapping[str, str] | None,
 ) -> Section:
     own = list(dict.fromkeys(metric for run in runs if run.complete for metric in run.own_measures))
@@ -101,7 +103,9 @@ def section_of(
         chosen,
         reference,
         tables.summary(groups, chosen, over, reference),
+        tables.comparisons(groups, chosen[0]),
         None if pivot is None else tables.pivot(groups, chosen[0], pivot, labels or {}),
+        privacy_notes(groups),
     )
 
 

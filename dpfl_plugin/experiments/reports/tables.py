@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +11,6 @@ from typing import Any, Final
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, higher_is_better
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports.groups import (
-    ASKED,
     Difference,
     Group,
     differing,
@@ -18,7 +18,7 @@ from dpfl_plugin.experiments.reports.groups import (
     key_text,
     value_text,
 )
-from dpfl_plugin.experiments.reports.runs import Run
+from dpfl_plugin.experiments.reports.runs import VARIANT, Run
 from dpfl_plugin.runs.csv_cells import csv_text
 
 MEANINGS: Final = {"delta": "delta", "unit": "protects", "neighbouring": "neighbours", "accountant": "accountant"}
@@ -109,14 +109,38 @@ def _of_pairs(differences: Mapping[str, Difference], baseline: Group | None) -> 
     return text + (f" Seeds without a partner are left out: {'; '.join(apart)}." if apart else "")
 
 
-def pivot(groups: Sequence[Group], metric: str, across: tuple[str, str], labels: Mapping[str, str]) -> Table:
+def comparisons(groups: Sequence[Group], metric: str) -> Table:
+    """A row for each pair of variants that a file compares, where all else that tells rows apart is equal."""
+    rows = []
+    places = {_place(group): group for group in groups if VARIANT in group.distinguishing}
+    for (_, *others), group in places.items():
+        for rival in group.runs[0].compared_with:
+            other = places.get((rival, *others))
+            if other is None:
+                rows.append((group.label, f"{rival}: no such row here", "-", "-", "-"))
+                continue
+            difference = group.difference(other, metric)
+            rows.append((group.label, other.label, str(difference), str(difference.summary.n), difference.verdict))
+    note = (
+        "Differences of runs with equal seeds: their mean ± half the width of its 95 % confidence interval (Student's "
+        "t). Each verdict is of one pair, not corrected for their number."
+    )
+    columns = ("configuration", "compared with", f"difference in {title(metric)}", "equal seeds", "at 95 %")
+    return Table(columns, (False, False, True, True, False), tuple(rows), f"Differences in {title(metric)}.", note)
+
+
+def _place(group: Group) -> tuple[str, ...]:
+    """Its variant, then the values of the other keys that tell it apart."""
+    return tuple(value_text(group.keys.get(key)) for key in group.distinguishing)
+
+
+def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: Mapping[str, str]) -> Table:
     """A metric by the values of two keys: rows by the first, columns by the second.
 
     Raises:
         ConfigError: a key does not vary, or others do, so that a cell would hold several groups.
     """
-    keys = [ASKED if key == "epsilon" else key for key in across]
-    varying = differing([group.keys for group in groups])
+    varying, keys = differing([group.keys for group in groups]), across
     for key in keys:
         if key not in varying:
             known = ", ".join(varying) or "none"
@@ -251,8 +275,13 @@ def to_csv(table: Table) -> str:
 
 
 def tex(text: str) -> str:
-    """Text as LaTeX, in which no character of it means anything else."""
-    return text.translate(_TEX)
+    """Text as LaTeX, in which no character of it means anything else; the privacy parameters are symbols."""
+    text = re.sub(r"^-(?=\d)", r"$-$", text.translate(_TEX))
+    return re.sub(r"\b(delta|epsilon)\b", _symbol, text)
+
+
+def _symbol(match: re.Match[str]) -> str:
+    return {"delta": r"$\delta$", "epsilon": r"$\varepsilon$"}[match[0]]
 
 
 def to_latex(table: Table) -> str:
@@ -307,8 +336,9 @@ def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
         row = {"name": run.name, "id": run.id, "seed": run.seed, "status": run.status, "reason": run.reason}
         row |= {"rounds": run.rounds, **{metric: run.number(metric) for metric in metrics}}
         row |= {f"{name}_{who}": value for name, both in run.measures.items() for who, value in both.items()}
-        for what in ("server", "third_party", "total_server"):
+        for what in ("server", "third_party"):
             row[f"epsilon_{what}"] = getattr(spent, what) if spent else None
+        row["epsilon_total_server"] = spent.adaptive["epsilon"] if spent and spent.adaptive else None
         row |= {what: getattr(spent, what) if spent else None for what in MEANINGS}
         rows.append({**row, "folder": str(run.folder), **run.config})
     return csv_text(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from dataclasses import replace
@@ -15,8 +14,8 @@ from scipy import stats
 
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports.groups import Group, band, differing, epsilon_text, grouped, select, value_text
-from dpfl_plugin.experiments.reports.runs import Run, read
-from tests.experiments.reports.folders import change, made
+from dpfl_plugin.experiments.reports.runs import VARIANT, Run, read
+from tests.experiments.reports.folders import made
 
 
 def some(folder: Path, *settings: dict[str, Any]) -> list[Run]:
@@ -219,31 +218,21 @@ def test_no_band_where_runs_do_not_overlap(tmp_path: Path) -> None:
     assert band(runs, "test_accuracy", "seconds") is None
 
 
-def test_runs_that_shared_a_ledger_are_told_apart_by_their_solved_noise(tmp_path: Path) -> None:
-    """What others left decided it, not the seed; without a ledger it follows the seed's partition."""
-    for name, seed, noise, shared in (("a", 0, 6.4, True), ("b", 1, 669.0, True), ("c", 2, 6.4, True)):
-        folder = made(tmp_path / name, seed=seed, changes={"privacy.noise_multiplier": None})
-        said = json.loads((folder / "result.json").read_text())["epsilon"]
-        said = {**said, "total": said} if shared else said
-        change(folder / "result.json", noise_multiplier=noise, epsilon=said)
-        change(folder / "ledger.json", views=said)
-    groups = grouped([read(tmp_path / name) for name in "abc"])
-    assert [[run.seed for run in group.runs] for group in groups] == [[0, 2], [1]]
-    assert [group.label for group in groups] == ["noise_multiplier=6.4", "noise_multiplier=669"]
-    for name in "abc":
-        said = json.loads((tmp_path / name / "result.json").read_text())["epsilon"]
-        said = {view: said[view] for view in ("server", "third_party")}
-        change(tmp_path / name / "result.json", epsilon=said)
-        change(tmp_path / name / "ledger.json", views=said)
-    assert len(one([read(tmp_path / name) for name in "abc"]).runs) == 3
-
-
 def test_variants_have_the_names_of_their_file_and_users_name_rows_and_words(tmp_path: Path) -> None:
     runs = some(tmp_path, {"changes": {"algorithm.name": "fedavg"}}, {"changes": {"privacy.noise_multiplier": 8.0}})
     labels = {"fedavg": "DP-FedAvg", "scaffold": "ours"}
     assert [group.label for group in grouped(runs, labels=labels)] == ["DP-FedAvg", "ours"]
-    named = [replace(run, label=label) for run, label in zip(runs, ("plain", "noisy"), strict=True)]
-    assert [group.label for group in grouped(named)] == ["noisy", "plain"]
+    named = [replace(run, config={VARIANT: label, **run.config}) for run, label in zip(runs, "ab", strict=True)]
+    assert [group.label for group in grouped(named)] == ["a", "b"]
+    assert [group.label for group in grouped(named[:1])] == ["a"]
+    assert len(grouped([named[0], replace(runs[0], seed=1)])) == 1, "a label alone tells no runs apart"
+
+
+def test_a_single_configuration_has_a_name(tmp_path: Path) -> None:
+    runs = some(tmp_path, {"seed": 0}, {"seed": 1, "changes": {"rounds": 5}})
+    assert one(runs[:1]).label == one(runs[:1]).series == "scaffold"
+    assert [group.label for group in grouped(runs, ["algorithm.name"])] == ["scaffold"]
+    assert [group.label for group in grouped(runs, ["rounds"])] == ["rounds=10", "rounds=5"]
 
 
 def test_differences_are_of_equal_seeds(tmp_path: Path) -> None:
