@@ -62,7 +62,7 @@ def test_what_a_paper_needs_without_a_line_by_hand(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "SCAFFOLD, epsilon=4" in done.out and "Best: " in done.out and "epsilon=1" in done.out
     latex = (out / "tables" / "pivot.tex").read_text()
-    assert r"algorithm & epsilon=1 & epsilon=4 \\" in latex and "SCAFFOLD & " in latex
+    assert r"algorithm & $\varepsilon$=1 & $\varepsilon$=4 \\" in latex and "SCAFFOLD & " in latex
     one_message(
         dpfl("report", tmp_path / "runs", "--out", out, "--baseline", "fedavg, epsilon=2"),
         "baseline fedavg",

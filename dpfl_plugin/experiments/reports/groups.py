@@ -132,7 +132,7 @@ class Group:
         return Difference(
             Summary.of([a - b if a is not None and b is not None else None for a, b in numbers]),
             sum(first.test_part != second.test_part for first, second in pairs),
-            len({*own} ^ {*others}),
+            tuple(sorted({*own} ^ {*others})),
         )
 
     def baseline(self, metric: str) -> float | None:
@@ -182,14 +182,14 @@ class Difference:
 
     summary: Summary
     other_tests: int
-    unpaired: int
+    unpaired: tuple[int, ...]
 
     @property
     def verdict(self) -> str:
         """Whether it is significant at 95 %, if there are enough seeds to say so."""
         mean, half = self.summary.mean, self.summary.half_width
         if mean is None or half is None:
-            return "too few seeds"
+            return "too few seeds" if self.summary.n else "no equal seeds"
         return "significant" if abs(mean) > half else "not significant"
 
     def __str__(self) -> str:

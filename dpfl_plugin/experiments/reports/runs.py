@@ -16,13 +16,15 @@ import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID, flat
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
-from dpfl_plugin.experiments.manifest import variants_in
+from dpfl_plugin.errors import DataError
+from dpfl_plugin.experiments import manifest
 from dpfl_plugin.runs.folder import RESULT_SCHEMA, RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
 POINTS: Final = 100  # of a curve that are kept
+MOST_LABELS: Final = 5  # of missing runs
 VARIANT: Final = "variant"
 AXES: Final = {
     "rounds": "communication rounds",
@@ -156,7 +158,25 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
             by_id[run.id] = counted
         else:
             by_id[run.id] = run
+    problems += [problem for root in folders for problem in _missing(root, by_id)]
     return _with_other_code(_variants(list(by_id.values()))), problems
+
+
+def _missing(out: Path, known: Mapping[str, Run]) -> list[Problem]:
+    """The sweeps in a folder of which a run has no folder of its own."""
+    problems = []
+    for folder in sorted(path.parent for path in out.glob("sweeps/*/manifest.jsonl")):
+        try:
+            sweep = manifest.read(folder)
+        except DataError as error:
+            problems.append(Problem(folder, str(error)))
+            continue
+        missing = [row.label for row in sweep.rows if row.id not in known and not sweep.folder_of(row).path.exists()]
+        if missing:
+            labels = "; ".join(missing[:MOST_LABELS]) + "; ..." * (len(missing) > MOST_LABELS)
+            count = f"{len(missing)} of {len(sweep.rows)} runs have not begun, or were deleted"
+            problems.append(Problem(folder, f"{count}: {labels}. The same dpfl sweep runs them"))
+    return problems
 
 
 def _with_other_code(runs: list[Run]) -> list[Run]:
@@ -224,7 +244,7 @@ def _read(path: Path) -> Run:
 def _variants(runs: Sequence[Run]) -> list[Run]:
     """Runs with the label of their variant as a key of their configuration, and what it is compared with."""
     named = []
-    sweeps = functools.cache(variants_in)
+    sweeps = functools.cache(manifest.variants_in)
     for run in runs:
         labels, pairs = sweeps((run.folder / "../../..").resolve())  # of a sweep: OUT/runs/NAME/ID
         of_sweep = (run.folder / "task.json").exists()  # whose labels name values, too
@@ -348,7 +368,8 @@ def _ended(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]
     if folder.at_work():
         return "running", "", None
     before = f"; it was {result['status']} before, and resumed" if result else ""
-    return "unfinished", f"it ended without a word, or runs on another machine{before}", None
+    gone = "" if result else ", or its result.json was deleted"
+    return "unfinished", f"it ended without a word, or runs on another machine{gone}{before}", None
 
 
 def _last_check(folder: RunFolder) -> str | None:

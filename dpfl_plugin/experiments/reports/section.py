@@ -89,12 +89,12 @@ def section_of(
     pivot: Sequence[str] | None,
     labels: Mapping[str, str] | None,
 ) -> Section:
-    own = list(dict.fromkeys(metric for run in runs if run.complete for metric in run.own_measures))
     measured = list(dict.fromkeys(metric for run in runs for metric in (*run.numbers, *run.measures)))
-    chosen = tuple([metric for metric in metrics if metric in measured] or own or measured)
-    if not chosen:
+    if not measured:
         raise ConfigError(f"{name or 'these runs'}: nothing was measured in any of them.")
-    groups = tuple(_best_first(grouped(runs, by, labels), chosen[0]))
+    unranked = grouped(runs, by, labels)
+    chosen = tuple([metric for metric in metrics if metric in measured] or _in_common(unranked) or measured)
+    groups = tuple(_best_first(unranked, chosen[0]))
     over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
     reference = next((group for group in groups if group.label == baseline), None)
     return Section(
@@ -107,6 +107,24 @@ def section_of(
         None if pivot is None else tables.pivot(groups, chosen[0], pivot, labels or {}),
         privacy_notes(groups),
     )
+
+
+def _in_common(groups: Sequence[Group]) -> list[str]:
+    """What all of these groups are judged by, of those that have a complete run.
+
+    Raises:
+        ConfigError: there is nothing.
+    """
+    own = {
+        group.label: dict.fromkeys(metric for run in group.complete for metric in run.own_measures)
+        for group in groups
+        if any(run.own_measures for run in group.complete)
+    }
+    common = [metric for metric in next(iter(own.values()), ()) if all(metric in metrics for metrics in own.values())]
+    if own and not common:
+        each = "; ".join(f"{label}: {', '.join(metrics)}" for label, metrics in own.items())
+        raise ConfigError(f"these rows have no metric in common: {each}. Choose rows by where, or a metric.")
+    return common
 
 
 def _best_first(groups: Sequence[Group], metric: str) -> list[Group]:

@@ -105,13 +105,23 @@ def _of_pairs(differences: Mapping[str, Difference], baseline: Group | None) -> 
     moved = [label for label, difference in differences.items() if difference.other_tests]
     if moved:
         text += f" They include that of other test records: {'; '.join(moved)}."
-    apart = [f"{label} ({difference.unpaired})" for label, difference in differences.items() if difference.unpaired]
-    return text + (f" Seeds without a partner are left out: {'; '.join(apart)}." if apart else "")
+    return text + _unpaired(differences)
+
+
+def _unpaired(differences: Mapping[str, Difference]) -> str:
+    """Which seeds a difference leaves out."""
+    apart = [
+        f"{label} (seed{'s' * (len(difference.unpaired) > 1)} {', '.join(map(str, difference.unpaired))})"
+        for label, difference in differences.items()
+        if difference.unpaired
+    ]
+    return f" Seeds that only one of the two rows has are left out: {'; '.join(apart)}." if apart else ""
 
 
 def comparisons(groups: Sequence[Group], metric: str) -> Table:
     """A row for each pair of variants that a file compares, where all else that tells rows apart is equal."""
     rows = []
+    differences = {}
     places = {_place(group): group for group in groups if VARIANT in group.distinguishing}
     for (_, *others), group in places.items():
         for rival in group.runs[0].compared_with:
@@ -120,10 +130,11 @@ def comparisons(groups: Sequence[Group], metric: str) -> Table:
                 rows.append((group.label, f"{rival}: no such row here", "-", "-", "-"))
                 continue
             difference = group.difference(other, metric)
+            differences[f"{group.label} and {other.label}"] = difference
             rows.append((group.label, other.label, str(difference), str(difference.summary.n), difference.verdict))
     note = (
         "Differences of runs with equal seeds: their mean ± half the width of its 95 % confidence interval (Student's "
-        "t). Each verdict is of one pair, not corrected for their number."
+        f"t). Each verdict is of one pair, not corrected for their number.{_unpaired(differences)}"
     )
     columns = ("configuration", "compared with", f"difference in {title(metric)}", "equal seeds", "at 95 %")
     return Table(columns, (False, False, True, True, False), tuple(rows), f"Differences in {title(metric)}.", note)

@@ -245,7 +245,7 @@ def test_differences_are_of_equal_seeds(tmp_path: Path) -> None:
     ]
     first, second = grouped(some(tmp_path, *settings))
     found = first.difference(second, "test_accuracy")
-    assert found.summary.n == 3 and found.summary.mean == pytest.approx(0.02) and found.unpaired == 1
+    assert found.summary.n == 3 and found.summary.mean == pytest.approx(0.02) and found.unpaired == (3,)
     assert found.summary.half_width == pytest.approx(0, abs=1e-12) and found.other_tests == 0
     moved = replace(second, runs=tuple(replace(run, test_part="other") for run in second.runs))
     assert first.difference(moved, "test_accuracy").other_tests == 3
