@@ -177,7 +177,7 @@ class Comparison(Mapping[str, Run]):
         warnings = dict.fromkeys(text for _, run in runs for text in run.result.get("warnings", ()))
         text_lines = [line for label, run in runs for line in lines_of_run(run, label=label if len(runs) > 1 else "")]
         text_lines += dict.fromkeys(line for _, run in runs for line in lines_of_any(run))
-        last = max(self.values(), key=lambda run: len(run.result.get("earlier_runs") or ()))
+        last = max(self.values(), key=lambda run: run.result.get("earlier_runs") or 0)
         text_lines += lines_of_shared_ledger(last.result)  # what the last of them came to
         text_lines += [*self._differences(), *(line for label, run in runs for line in files_of(run, label=label))]
         folders = {run.folder.parent for run in self.values()}
