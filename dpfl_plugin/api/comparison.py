@@ -120,23 +120,6 @@ class Comparison(Mapping[str, Run]):
 
         return Comparison(dict(sorted(self.items(), key=order)), None if name in scores else name, pairs=self.pairs)
 
-    def difference(self, first: str, second: str) -> str:
-        """How the accuracies of two runs differ, in words, and whether by more than chance would make them.
-
-        Raises:
-            ConfigError: there is no such run, or it measured nothing.
-        """
-        scores: list[Scored] = []
-        for label in (first, second):
-            require(label in self.runs, "label", label, f"be one of {', '.join(self.runs)}")
-            run = self.runs[label]
-            if (score := Scored.of(run.result, run.config)) is None:
-                name = run.score_name
-                why = "" if name == "accuracy" else f", but {name}: chance is known of shares of right answers only"
-                raise ConfigError(f"{label} measured no accuracy{why}: there is nothing to compare.")
-            scores.append(score)
-        return difference(*scores)
-
     def plot(self) -> Figure:
         """Accuracy and epsilon against rounds, a line for each run."""
         private = {run.delta for run in self.values() if not math.isinf(run.epsilon)}
