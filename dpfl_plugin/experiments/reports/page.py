@@ -15,7 +15,8 @@ import numpy as np
 from dpfl_plugin.core.outcomes import measure_range
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import render
-from dpfl_plugin.experiments.reports.groups import Band, Group, band, drawn_at, epsilon_text, key_text, tradeoff
+from dpfl_plugin.experiments.reports.curves import Band, band, drawn_at, tradeoff
+from dpfl_plugin.experiments.reports.groups import Group, epsilon_text, key_text
 from dpfl_plugin.experiments.reports.runs import AXES, Problem, Run
 from dpfl_plugin.experiments.reports.tables import measures, title
 

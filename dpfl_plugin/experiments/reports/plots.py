@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.core.outcomes import measure_range
-from dpfl_plugin.experiments.reports.groups import Group, band, drawn_at, tradeoff, within
+from dpfl_plugin.experiments.reports.curves import band, drawn_at, tradeoff, within
+from dpfl_plugin.experiments.reports.groups import Group
 from dpfl_plugin.experiments.reports.runs import AXES
 from dpfl_plugin.experiments.reports.tables import title
 from dpfl_plugin.runs.folder import write_atomic

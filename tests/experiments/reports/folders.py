@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from dpfl_plugin.experiments.reports.runs import scan
+from dpfl_plugin.experiments.reports.runs import Run, read, scan
 from dpfl_plugin.experiments.reports.section import Section, section_of
 
 CONFIG: dict[str, Any] = {
@@ -72,6 +72,11 @@ def made(
     if status is not None:
         result(folder, accuracies, epsilon, status, reason)
     return folder
+
+
+def some(folder: Path, *settings: dict[str, Any]) -> list[Run]:
+    """A run for each of ``settings``, which are arguments of `made`."""
+    return [read(made(folder / str(i), **setting)) for i, setting in enumerate(settings)]
 
 
 def result(folder: Path, accuracies: list[float | None], epsilon: float | None, status: str, reason: str) -> None:
