@@ -85,6 +85,7 @@ class Group:
         keys: values of the keys in which groups differ, of those that this one has.
         series: what it is called but for its noise: groups of one series are points of one line against epsilon.
         distinguishing: as few keys as tell groups apart.
+        words: of the label, before users name them.
     """
 
     label: str
@@ -92,6 +93,7 @@ class Group:
     runs: tuple[Run, ...]
     series: str = ""
     distinguishing: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def complete(self) -> list[Run]:
@@ -267,6 +269,7 @@ def grouped(
                 tuple(sorted(members, key=_seed)),
                 _named(series, labels or {}),
                 tuple(distinguishing),
+                tuple(words),
             )
         )
     return sorted(groups, key=lambda group: group.label)

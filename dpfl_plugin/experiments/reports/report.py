@@ -121,7 +121,8 @@ def report(
         against: axes of plots: rounds, epsilon, epsilon_third_party, bytes, seconds; none: the first two.
         group_by: keys ("algorithm.name"): average over all else, not over seeds only.
         where: only runs with these values, {"algorithm.name": "scaffold"} or nested as in a file.
-        baseline: the label of a row; others get their difference to it, over the seeds that both have.
+        baseline: the label of a row; others get their difference to it, over the seeds that both have. Without noise
+            ("fedavg", of "fedavg, epsilon=2"): their difference to the row that has the same noise.
         pivot: two keys: also a table of the first metric by their values ("algorithm.name", "privacy.epsilon").
         labels: names of rows in place of these, or of a word in them: {"scaffold": "DP-SCAFFOLD"}.
         html: whether to write the page.
@@ -148,8 +149,9 @@ def report(
     sections = [
         section_of(name, members, by, metrics, baseline, across, labels) for name, members in by_data(runs).items()
     ]
-    if baseline is not None and not any(section.baseline for section in sections):
-        rows = [group.label for section in sections for group in section.groups]
+    groups = [group for section in sections for group in section.groups]
+    rows = list(dict.fromkeys([*(group.label for group in groups), *(group.series for group in groups)]))
+    if baseline is not None and baseline not in rows:
         raise ConfigError(
             f"baseline {baseline}: no row is called so{nearest(baseline, rows)}. Rows: {'; '.join(rows)}."
         )
@@ -159,8 +161,8 @@ def report(
 
 def _require_labels(runs: Sequence[Run], by: Sequence[str] | None, labels: Mapping[str, str]) -> None:
     """Check that each label is a row, or a word of one, in some data set."""
-    rows = [group.label for members in by_data(runs).values() for group in grouped(members, by)] if labels else []
-    known = list(dict.fromkeys([*rows, *(word for row in rows for word in row.split(", "))]))
+    groups = [group for members in by_data(runs).values() for group in grouped(members, by)] if labels else []
+    known = list(dict.fromkeys([group.label for group in groups] + [word for group in groups for word in group.words]))
     for label in labels:
         if label not in known:
             raise ConfigError(f"label {label}: no row is called so{nearest(label, known)}. Rows: {'; '.join(known)}.")

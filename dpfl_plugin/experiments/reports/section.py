@@ -10,7 +10,7 @@ from typing import Final
 from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports import tables
-from dpfl_plugin.experiments.reports.groups import Group, epsilon_text, grouped, value_text
+from dpfl_plugin.experiments.reports.groups import NOISE, Group, epsilon_text, grouped, value_text
 from dpfl_plugin.experiments.reports.privacy_notes import privacy_notes
 from dpfl_plugin.experiments.reports.runs import Run
 from dpfl_plugin.experiments.reports.tables import Table, title
@@ -24,7 +24,7 @@ class Section:
 
     Attributes:
         name: of the data set; "" where all runs have one.
-        metrics: of the rows, the first of which ranks them. baseline: the row that others are compared with.
+        metrics: of the rows, the first of which ranks them. baseline: the row that each is compared with, by label.
         table: of the rows. comparisons: of pairs of variants. pivot: by two keys, if that was asked for.
         notes: sentences on what their epsilons leave open.
     """
@@ -32,7 +32,7 @@ class Section:
     name: str
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
-    baseline: Group | None
+    baseline: dict[str, Group]
     table: Table
     comparisons: Table
     pivot: Table | None
@@ -96,17 +96,30 @@ def section_of(
     chosen = tuple([metric for metric in metrics if metric in measured] or _in_common(unranked) or measured)
     groups = tuple(_best_first(unranked, chosen[0]))
     over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
-    reference = next((group for group in groups if group.label == baseline), None)
+    references = {} if baseline is None else _references(groups, baseline)
     return Section(
         name,
         groups,
         chosen,
-        reference,
-        tables.summary(groups, chosen, over, reference),
+        references,
+        tables.summary(groups, chosen, over, references, baseline or ""),
         tables.comparisons(groups, chosen[0]),
         None if pivot is None else tables.pivot(groups, chosen[0], pivot, labels or {}),
         privacy_notes(groups),
     )
+
+
+def _references(groups: Sequence[Group], baseline: str) -> dict[str, Group]:
+    """The row that each other is compared with: the one of this label, or the one of this series with its noise."""
+    named = [group for group in groups if group.label == baseline]
+    line, keys = (named, ()) if named else ([group for group in groups if group.series == baseline], NOISE)
+    labels = {group.label for group in line}
+    return {
+        group.label: other
+        for group in groups
+        for other in line
+        if group.label not in labels and all(group.keys.get(key) == other.keys.get(key) for key in keys)
+    }
 
 
 def _in_common(groups: Sequence[Group]) -> list[str]:

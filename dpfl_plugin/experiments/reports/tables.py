@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, higher_is_better
@@ -23,6 +24,7 @@ from dpfl_plugin.runs.csv_cells import csv_text
 
 MEANINGS: Final = {"delta": "delta", "unit": "protects", "neighbouring": "neighbours", "accountant": "accountant"}
 TITLES: Final = {"auc": "AUC", "pr_auc": "PR AUC", "mae": "MAE", "rmse": "RMSE", "test_mae": "test MAE"}
+NO_REFERENCES: Final[Mapping[str, Group]] = MappingProxyType({})
 _TEX: Final = str.maketrans(
     {
         **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -58,30 +60,41 @@ def title(metric: str) -> str:
     return TITLES.get(base, base.replace("_", " ")) + metric[len(base) :]
 
 
-def summary(groups: Sequence[Group], metrics: Sequence[str], over: str, baseline: Group | None = None) -> Table:
+def summary(
+    groups: Sequence[Group],
+    metrics: Sequence[str],
+    over: str,
+    references: Mapping[str, Group] = NO_REFERENCES,
+    baseline: str = "",
+) -> Table:
     """A row for each group; what epsilon means is in the caption if it is the same for all, else in columns.
 
     Args:
         over: what is averaged over, in words.
-        baseline: the group that others are compared with, seed by seed, by the first metric.
+        references: by label, the group that each is compared with, seed by seed, by the first metric.
+        baseline: what these are called.
     """
     same, varied = meanings(groups)
     asked = any(group.asked is not None for group in groups)
     columns = ["configuration", "runs", "rounds", *map(title, metrics)]
-    columns += [f"{title(metrics[0])}, less that of {baseline.label}"] if baseline is not None else []
+    columns += [f"{title(metrics[0])}, less that of {baseline}"] if references else []
     columns += ["epsilon asked"] * asked + ["epsilon, server", "epsilon, third party"]
     columns += [MEANINGS[what] for what in varied]
     rows = []
-    differences = _differences(groups, metrics[0], baseline) if baseline is not None else {}
+    pairs = [(group, references[group.label]) for group in groups if group.label in references]
+    differences = {group.label: group.difference(other, metrics[0]) for group, other in pairs}
     for group in groups:
         cells = [group.label, group.state, group.rounds, *(_cell(group, metric) for metric in metrics)]
-        if baseline is not None:
+        if references:
             cells.append(str(differences[group.label]) if group.label in differences else "-")
         if asked:
             cells.append("-" if group.asked is None else f"{group.asked:g}")
         cells += [epsilon_text(group.epsilon(view)) for view in ("server", "third_party")]
         rows.append((*cells, *(group.meaning(what) for what in varied)))
-    note = explanation(over, metrics, same) + no_better(groups) + _of_pairs(differences, baseline)
+    note = explanation(over, metrics, same) + no_better(groups)
+    if references:
+        note += f" Differences to {baseline} are of runs with equal seeds: their mean ± its 95 % CI."
+    note += _of_pairs(differences)
     numeric = (False, False, *[True] * (len(columns) - 2))
     return Table(tuple(columns), numeric, tuple(rows), caption(groups, same), note)
 
@@ -93,29 +106,16 @@ def _cell(group: Group, metric: str) -> str:
     return f"{value} (n = {value.n})" if partial else str(value)
 
 
-def _differences(groups: Sequence[Group], metric: str, baseline: Group) -> dict[str, Difference]:
-    return {group.label: group.difference(baseline, metric) for group in groups if group is not baseline}
-
-
-def _of_pairs(differences: Mapping[str, Difference], baseline: Group | None) -> str:
-    """What differences are of, and where their pairs are not alike."""
-    if baseline is None:
-        return ""
-    text = f" Differences to {baseline.label} are of runs with equal seeds: their mean ± its 95 % CI."
+def _of_pairs(differences: Mapping[str, Difference]) -> str:
+    """Which differences include that of other test records, and which seeds they leave out."""
     moved = [label for label, difference in differences.items() if difference.other_tests]
-    if moved:
-        text += f" They include that of other test records: {'; '.join(moved)}."
-    return text + _unpaired(differences)
-
-
-def _unpaired(differences: Mapping[str, Difference]) -> str:
-    """Which seeds a difference leaves out."""
+    text = f" Differences include that of other test records: {'; '.join(moved)}." if moved else ""
     apart = [
         f"{label} (seed{'s' * (len(difference.unpaired) > 1)} {', '.join(map(str, difference.unpaired))})"
         for label, difference in differences.items()
         if difference.unpaired
     ]
-    return f" Seeds that only one of the two rows has are left out: {'; '.join(apart)}." if apart else ""
+    return text + (f" Seeds that only one of the two rows has are left out: {'; '.join(apart)}." if apart else "")
 
 
 def comparisons(groups: Sequence[Group], metric: str) -> Table:
@@ -134,7 +134,7 @@ def comparisons(groups: Sequence[Group], metric: str) -> Table:
             rows.append((group.label, other.label, str(difference), str(difference.summary.n), difference.verdict))
     note = (
         "Differences of runs with equal seeds: their mean ± half the width of its 95 % confidence interval (Student's "
-        f"t). Each verdict is of one pair, not corrected for their number.{_unpaired(differences)}"
+        f"t). Each verdict is of one pair, not corrected for their number.{_of_pairs(differences)}"
     )
     columns = ("configuration", "compared with", f"difference in {title(metric)}", "equal seeds", "at 95 %")
     return Table(columns, (False, False, True, True, False), tuple(rows), f"Differences in {title(metric)}.", note)
@@ -319,7 +319,9 @@ def to_latex(table: Table) -> str:
     )
 
 
-def summary_csv(groups: Sequence[Group], metrics: Sequence[str], baseline: Group | None = None) -> str:
+def summary_csv(
+    groups: Sequence[Group], metrics: Sequence[str], references: Mapping[str, Group] = NO_REFERENCES
+) -> str:
     """Numbers in full; an epsilon of inf is no guarantee."""
     rows = []
     for group in groups:
@@ -328,8 +330,8 @@ def summary_csv(groups: Sequence[Group], metrics: Sequence[str], baseline: Group
             value = group.summary(metric)
             row |= {f"{metric}_mean": value.mean, f"{metric}_ci95": value.half_width, f"{metric}_std": value.std}
             row[f"{metric}_not_finite"] = value.not_finite
-        if baseline is not None:
-            pairs = group.difference(baseline, metrics[0])
+        if group.label in references:
+            pairs = group.difference(references[group.label], metrics[0])
             row |= {"difference": pairs.summary.mean, "difference_ci95": pairs.summary.half_width}
             row |= {"difference_pairs": pairs.summary.n, "difference_other_test_records": pairs.other_tests}
         row["epsilon_asked"] = group.asked

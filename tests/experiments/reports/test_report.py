@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -100,6 +101,25 @@ def everything(result: Report) -> str:
     """What is printed, and what the page and the tables say."""
     texts = [path.read_text() for path in result.out.rglob("*") if path.suffix in (".html", ".md", ".csv")]
     return "\n".join([str(result), *texts])
+
+
+def test_a_baseline_is_a_row_or_a_line_against_epsilon(tmp_path: Path) -> None:
+    """Of a line each row is compared with the point that has its noise. A label may hold a comma."""
+    for name, epsilon, seed in itertools.product(("a, b", "c"), (1.0, 4.0), range(2)):
+        changes = {"algorithm.name": name, "privacy.epsilon": epsilon}
+        accuracies: list[float | None] = [0.1 * epsilon + 0.05 * (name == "c") + 0.01 * seed]
+        made(tmp_path / f"{name}{epsilon}{seed}", seed=seed, changes=changes, accuracies=accuracies)
+    for baseline, differences in (
+        ("a, b", ["+0.05 ± 0", "-", "+0.05 ± 0", "-"]),
+        ("a, b, epsilon=1", ["+0.35 ± 0", "+0.3 ± 0", "+0.05 ± 0", "-"]),
+    ):
+        table = report(tmp_path, tmp_path / "out", baseline=baseline, html=False).table
+        assert table.columns[4] == f"test accuracy, less that of {baseline}"
+        assert [row[4] for row in table.rows] == differences
+    named = report(tmp_path, tmp_path / "out", labels={"a, b": "ours"}, baseline="ours", html=False)
+    assert {row[0] for row in named.table.rows} >= {"ours, epsilon=1", "ours, epsilon=4"}
+    with pytest.raises(ConfigError, match=r"baseline d: no row is called so.*Rows: c, epsilon=4; .*; c; a, b\."):
+        report(tmp_path, tmp_path / "out", baseline="d")
 
 
 def test_keys_by_their_ends(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_differences_to_a_row_that_was_named(tmp_path: Path) -> None:
                 tmp_path / f"{name}{seed}", seed=seed, accuracies=[0.2 * seed + more], changes={"algorithm.name": name}
             )
     first, second = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
-    table = summary([first, second], METRICS, "seeds", second)
+    table = summary([first, second], METRICS, "seeds", {first.label: second}, "b")
     assert table.columns[4] == "test accuracy, less that of b" and [row[4] for row in table.rows] == ["+0.1 ± 0", "-"]
     assert "equal seeds" in table.note and "other test records" not in table.note
 
