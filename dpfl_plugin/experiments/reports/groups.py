@@ -84,6 +84,7 @@ class Group:
     Attributes:
         keys: values of the keys in which groups differ, of those that this one has.
         series: what it is called but for its noise: groups of one series are points of one line against epsilon.
+        noise: what of its label says its noise or epsilon.
         distinguishing: as few keys as tell groups apart.
         words: of the label, before users name them.
     """
@@ -92,6 +93,7 @@ class Group:
     keys: dict[str, Any]
     runs: tuple[Run, ...]
     series: str = ""
+    noise: str = ""
     distinguishing: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
@@ -268,6 +270,7 @@ def grouped(
                 {key: config[key] for key in keys if key in config},
                 tuple(sorted(members, key=_seed)),
                 _named(series, labels or {}),
+                _named(_words(config, [key for key in distinguishing if key in NOISE]), labels or {}),
                 tuple(distinguishing),
                 tuple(words),
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dpfl_plugin.core.outcomes import higher_is_better
@@ -15,6 +15,7 @@ from dpfl_plugin.experiments.reports.privacy_notes import privacy_notes
 from dpfl_plugin.experiments.reports.runs import Run
 from dpfl_plugin.experiments.reports.tables import Table, title
 
+MOST_LEVELS: Final = 4  # of noise that have a sentence of their own
 DATA_KEYS: Final = ("data.dataset.name", "data.dataset.module", "data.dataset.files", "data.dataset.label_column")
 
 
@@ -40,33 +41,44 @@ class Section:
 
     @property
     def result(self) -> str:
-        """In a sentence: what is best, and whether the next one is significantly worse."""
+        """In a sentence or two: what is best, and whether the next one is significantly worse; at each epsilon, if
+        they are few and all rows have one."""
         metric = self.metrics[0]
         ranked = [group for group in self.groups if group.summary(metric).mean is not None]
         if not ranked:
             return "No run is complete."
-        sentences = [f"{'Best: ' * (len(self.groups) > 1)}{_described(ranked[0], metric)}."]
         private = [group for group in ranked if group.epsilon("server") not in (None, math.inf)]
+        levels: dict[str, list[Group]] = {}
+        for group in ranked:
+            levels.setdefault(group.noise, []).append(group)
+        if 1 < len(levels) <= MOST_LEVELS and len(private) == len(ranked):
+            named = {noise: [replace(row, label=row.series) for row in rows] for noise, rows in levels.items()}
+            return " ".join(f"Best at {noise}: {_lead(rows, metric)}" for noise, rows in named.items())
+        best = "Best: " * (len(self.groups) > 1)
         if private and private[0] is not ranked[0]:
-            sentences.append(f"Best with a guarantee: {_described(private[0], metric)}.")
-        leader = private or ranked
-        if len(leader) > 1:
-            difference = leader[0].difference(leader[1], metric)
-            if difference.summary.half_width is None:
-                sentences.append(f"Too few seeds to compare it with the next, {leader[1].label}.")
-            else:
-                sentences.append(
-                    f"Its difference to the next, {leader[1].label}, is {difference} over {difference.summary.n} equal "
-                    f"seeds: {difference.verdict} at 95 %."
-                )
-        return " ".join(sentences)
+            return f"{best}{_described(ranked[0], metric)} Best with a guarantee: {_lead(private, metric)}"
+        return f"{best}{_lead(private or ranked, metric)}"
+
+
+def _lead(rows: Sequence[Group], metric: str) -> str:
+    """The first row, and by how much it is better than the second."""
+    described = _described(rows[0], metric)
+    if len(rows) == 1:
+        return described
+    difference = rows[0].difference(rows[1], metric)
+    if difference.summary.half_width is None:
+        return f"{described} Too few seeds to compare it with the next, {rows[1].label}."
+    return (
+        f"{described} Its difference to the next, {rows[1].label}, is {difference} over {difference.summary.n} equal "
+        f"seeds: {difference.verdict} at 95 %."
+    )
 
 
 def _described(group: Group, metric: str) -> str:
     spent = group.epsilon("server")
     guarantee = f", epsilon {epsilon_text(spent)}" if spent not in (None, math.inf) else ""
     count = len(group.complete)
-    return f"{group.label} ({title(metric)} {group.summary(metric)}{guarantee}, {count} run{'s' * (count != 1)})"
+    return f"{group.label} ({title(metric)} {group.summary(metric)}{guarantee}, {count} run{'s' * (count != 1)})."
 
 
 def by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:

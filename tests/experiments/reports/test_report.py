@@ -103,6 +103,19 @@ def everything(result: Report) -> str:
     return "\n".join([str(result), *texts])
 
 
+def test_the_result_is_that_at_each_epsilon_where_they_are_few(tmp_path: Path) -> None:
+    for name, epsilon, seed in itertools.product("ab", (1.0, 4.0), range(2)):
+        changes = {"algorithm.name": name, "privacy.epsilon": epsilon, "privacy.noise_multiplier": None}
+        accuracies: list[float | None] = [0.5 + 0.1 * epsilon * (name == "a") - 0.2 * (name == "a")]
+        made(tmp_path / f"{name}{epsilon}{seed}", seed=seed, changes=changes, accuracies=accuracies)
+    text = str(report(tmp_path, tmp_path / "out", html=False))
+    assert "Best at epsilon=4: a (test accuracy 0.7 ± 0, epsilon 2.001, 2 runs). Its difference to the next, b" in text
+    assert "Best at epsilon=1: b (test accuracy 0.5 ± 0" in text
+    made(tmp_path / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.9], epsilon=None)
+    text = str(report(tmp_path, tmp_path / "out", html=False))
+    assert "Best: scaffold (test accuracy 0.9, 1 run). Best with a guarantee: a, " in text
+
+
 def test_a_baseline_is_a_row_or_a_line_against_epsilon(tmp_path: Path) -> None:
     """Of a line each row is compared with the point that has its noise. A label may hold a comma."""
     for name, epsilon, seed in itertools.product(("a, b", "c"), (1.0, 4.0), range(2)):
