@@ -22,8 +22,8 @@ COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E
 DASHES: Final = ("-", "--", ":", "-.")
 TRADEOFF: Final = "epsilon of the whole run, server's view"
 WIDTH: Final = 5.5  # inches
-MOST_BANDS: Final = 5  # in one plot: more lie over each other
-BESIDE: Final = 0.01  # of the axis: intervals at one epsilon stand so far apart
+MOST_BANDS: Final = 5  # in one plot: more would overlap
+BESIDE: Final = 0.01  # of the axis, between intervals at the same epsilon
 
 
 def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Path]:

@@ -46,12 +46,12 @@ def _together(runs: Sequence[Run]) -> str:
     who = f"Looking at all {len(private)} private runs, or choosing the best, {costs}"
     if total := _registered(runs):
         return f"{who} {total}{also}"
-    advice = "Runs in one ledger (dpfl sweep --ledger FILE, with fresh noise) compose to less."
+    advice = "Runs that share a ledger (dpfl sweep --ledger FILE, with fresh noise) have a smaller total."
     if len({(guarantee.unit, guarantee.neighbouring) for guarantee in private}) > 1:
         return f"{who} more than the largest epsilon: how much is not known, as they protect different things.{also}"
     epsilon = epsilon_text(math.fsum(guarantee.server for guarantee in private))
     delta = f"{math.fsum(guarantee.delta for guarantee in private):.4g}"
-    price = f"at most epsilon {epsilon} at delta {delta}, their sums, if they read the same records"
+    price = f"at most epsilon {epsilon} at delta {delta}, the sums of theirs, if they read the same records"
     return f"{who} {price}. {advice}{also}"
 
 

@@ -237,8 +237,8 @@ def _plots(section: Section, folder: Path, prefix: str, against: Sequence[str]) 
             files += drawn
             if drawn and len(section.groups) > MOST_BANDS:
                 missing.append(
-                    f"no bands in {prefix}{metric}-{axis}: {len(section.groups)} configurations would lie over each "
-                    f"other. Narrow them by where to {MOST_BANDS}."
+                    f"no bands in {prefix}{metric}-{axis}: {len(section.groups)} configurations would overlap. "
+                    f"Use where to choose {MOST_BANDS} or fewer."
                 )
             if not drawn:
                 missing.append(f"not drawn, no run has values for it: {metric} against {axis}")

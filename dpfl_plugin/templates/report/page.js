@@ -150,7 +150,7 @@ class Section {
     const shown = bands.length <= MOST_BANDS ? bands : [];
     this.root.querySelector(".drawn").textContent = `${count} of ${left.length} configurations` +
       (shown.length ? "; bands: 95 % confidence intervals of the mean, as far as all runs reach" :
-        bands.length ? `; leave ${MOST_BANDS} or fewer (click names, or filter) to see 95 % confidence bands` : "") + without(missing) + ".";
+        bands.length ? `; select ${MOST_BANDS} or fewer (click names, or filter) for 95 % confidence bands` : "") + without(missing) + ".";
     // All bands first: none lies over a curve.
     this.show(this.root.querySelector(".curves"), [...shown, ...lines], data.axes[axis], metric);
     this.drawPoints(left);

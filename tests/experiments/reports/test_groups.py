@@ -17,7 +17,7 @@ from dpfl_plugin.experiments.reports.runs import VARIANT, Run
 from tests.experiments.reports.folders import some
 
 
-def one(runs: list[Run]) -> Group:
+def group_of(runs: list[Run]) -> Group:
     (group,) = grouped(runs)
     return group
 
@@ -34,7 +34,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_group(tmp_path: Path) -> No
 
 def test_mean_and_its_confidence_interval(tmp_path: Path) -> None:
     values = [0.5, 0.7, 0.9]
-    summary = one(some(tmp_path, *({"seed": i, "accuracies": [v]} for i, v in enumerate(values)))).summary(
+    summary = group_of(some(tmp_path, *({"seed": i, "accuracies": [v]} for i, v in enumerate(values)))).summary(
         "test_accuracy"
     )
     assert summary.n == 3
@@ -45,13 +45,13 @@ def test_mean_and_its_confidence_interval(tmp_path: Path) -> None:
 
 
 def test_one_run_has_no_standard_deviation(tmp_path: Path) -> None:
-    summary = one(some(tmp_path, {"accuracies": [0.5]})).summary("test_accuracy")
+    summary = group_of(some(tmp_path, {"accuracies": [0.5]})).summary("test_accuracy")
     assert (summary.n, summary.mean, summary.std) == (1, 0.5, None)
     assert str(summary) == "0.5"
 
 
 def test_partial_and_failed_runs_are_counted_and_not_averaged(tmp_path: Path) -> None:
-    group = one(
+    group = group_of(
         some(
             tmp_path,
             {"seed": 0, "accuracies": [0.5]},
@@ -66,27 +66,27 @@ def test_partial_and_failed_runs_are_counted_and_not_averaged(tmp_path: Path) ->
 
 
 def test_a_number_that_is_not_finite_is_told_and_not_left_out_of_a_mean(tmp_path: Path) -> None:
-    summary = one(some(tmp_path, {"seed": 0}, {"seed": 1, "accuracies": [0.5, None]})).summary("test_accuracy")
+    summary = group_of(some(tmp_path, {"seed": 0}, {"seed": 1, "accuracies": [0.5, None]})).summary("test_accuracy")
     assert summary.mean is None and summary.not_finite == 1
     assert str(summary) == "not finite in 1 of 2"
 
 
 def test_epsilon_is_the_largest_and_rounded_up(tmp_path: Path) -> None:
-    group = one(some(tmp_path, {"seed": 0, "epsilon": 1.5}, {"seed": 1, "epsilon": 2.0001}))
+    group = group_of(some(tmp_path, {"seed": 0, "epsilon": 1.5}, {"seed": 1, "epsilon": 2.0001}))
     assert group.epsilon("server") == 2.0001
     assert epsilon_text(group.epsilon("server")) == "2.001"
     assert group.meaning("neighbouring") == "replace-one" and group.meaning("delta") == "1e-05"
 
 
 def test_without_noise_there_is_no_guarantee(tmp_path: Path) -> None:
-    group = one(some(tmp_path, {"seed": 0, "epsilon": 1.5}, {"seed": 1, "epsilon": None}))
+    group = group_of(some(tmp_path, {"seed": 0, "epsilon": 1.5}, {"seed": 1, "epsilon": None}))
     assert group.epsilon("server") == math.inf
     assert epsilon_text(group.epsilon("server")) == "no guarantee"
     assert group.meaning("accountant") == "-"
 
 
 def test_partial_runs_do_not_lend_their_epsilon(tmp_path: Path) -> None:
-    group = one(some(tmp_path, {"status": "interrupted", "epsilon": 1.5}))
+    group = group_of(some(tmp_path, {"status": "interrupted", "epsilon": 1.5}))
     assert group.epsilon("server") is None and epsilon_text(None) == "-"
 
 
@@ -182,7 +182,7 @@ def test_variants_have_the_names_of_their_file_and_users_name_rows_and_words(tmp
 
 def test_a_single_configuration_has_a_name(tmp_path: Path) -> None:
     runs = some(tmp_path, {"seed": 0}, {"seed": 1, "changes": {"rounds": 5}})
-    assert one(runs[:1]).label == one(runs[:1]).series == "scaffold"
+    assert group_of(runs[:1]).label == group_of(runs[:1]).series == "scaffold"
     assert [group.label for group in grouped(runs, ["algorithm.name"])] == ["scaffold"]
     assert [group.label for group in grouped(runs, ["rounds"])] == ["rounds=10", "rounds=5"]
 

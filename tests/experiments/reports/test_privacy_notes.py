@@ -19,7 +19,7 @@ TOTALS = {
 }
 LATER = {**TOTALS, "planned_total": {"epsilon": 2.5, "delta": 1e-5, "num_runs": 1}}
 NO_TOTAL = {"planned_total": None, "adaptive_total": {"epsilon": None, "delta": 1e-5}}
-SUM = "Looking at all 2 private runs, or choosing the best, costs at most epsilon 3.500 at delta 2e-05, their sums"
+SUM = "Looking at all 2 private runs, or choosing the best, costs at most epsilon 3.500 at delta 2e-05, the sums of theirs"
 OTHER = {"unit": "silo", "neighbouring": "zeroed", "delta": 1e-5, "accountant": "PLD", "epsilon": 1.5}
 
 
