@@ -44,8 +44,8 @@ def _together(runs: Sequence[Run]) -> str:
     also = f" {counted(unknown, 'unfinished run')} not counted." if unknown else ""
     costs = "would cost" if all(guarantee.simulated for guarantee in private) else "costs"
     who = f"Looking at all {len(private)} private runs, or choosing the best, {costs}"
-    if total := _registered(runs):
-        return f"{who} {total}{also}"
+    if total := _of_ledger(runs, also):
+        return f"{who} {total}"
     advice = "Runs that share a ledger (dpfl sweep --ledger FILE, with fresh noise) have a smaller total."
     if len({(guarantee.unit, guarantee.neighbouring) for guarantee in private}) > 1:
         return f"{who} more than the largest epsilon: how much is not known, as they protect different things.{also}"
@@ -55,7 +55,7 @@ def _together(runs: Sequence[Run]) -> str:
     return f"{who} {price}. {advice}{also}"
 
 
-def _registered(runs: Sequence[Run]) -> str:
+def _of_ledger(runs: Sequence[Run], also: str) -> str:
     """The total of the ledger that all private runs share, "" where there is no such ledger or no total of it."""
     shared = [run for run in runs if run.guarantee is not None and math.isfinite(run.guarantee.server)]
     if len({run.ledger for run in shared}) > 1 or not shared[0].ledger:
@@ -63,11 +63,11 @@ def _registered(runs: Sequence[Run]) -> str:
     latest = max(shared, key=lambda run: run.finished).guarantee
     assert latest is not None
     planned, adaptive = latest.planned, latest.adaptive
-    if planned and planned["epsilon"] is not None and planned["num_runs"] >= len(shared):
+    if planned and planned["epsilon"] is not None:
         epsilon, delta = epsilon_text(planned["epsilon"]), f"{planned['delta']:g}"
         return f"epsilon {epsilon} at delta {delta}, the total of the plan that was registered before the first run."
     if adaptive and adaptive["epsilon"] is not None:
-        return f"epsilon {epsilon_text(adaptive['epsilon'])} at delta {adaptive['delta']:g}, by their ledger."
+        return f"epsilon {epsilon_text(adaptive['epsilon'])} at delta {adaptive['delta']:g}, by their ledger.{also}"
     return ""
 
 

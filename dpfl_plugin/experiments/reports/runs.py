@@ -50,8 +50,8 @@ class Guarantee:
         noise_multiplier: as named, or solved for.
         simulated: whether its noise follows from a seed.
         capped: a cap on participations and the noise that it would have taken; None where it would take no less.
-        planned, adaptive: epsilon and delta of all runs in a shared ledger, as registered before the first of them and
-            whatever decided on later ones; the first with how many runs these are. None without one.
+        planned, adaptive: epsilon and delta of all runs in a shared ledger, if all of them were registered before the
+            first release, and whatever decided on them. None without one.
         caveat: what keeps the accountant's number from being a guarantee; empty for nothing.
     """
 
@@ -395,8 +395,10 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
         if "tuning" in result:  # a candidate was chosen by what all of them released, and has the guarantee of all
             server, third_party = ({**view, "epsilon": result["tuning"]["epsilon"]} for view in (server, third_party))
         planned, adaptive = result.get("planned_total"), result.get("adaptive_total")
+        if planned and planned["num_runs"] <= result["earlier_runs"]:  # others came later
+            planned = None
         if "tuning" in result:
-            planned = {"epsilon": server["epsilon"], "delta": server["delta"], "num_runs": math.inf}
+            planned = {"epsilon": server["epsilon"], "delta": server["delta"]}
         nothing = str(statement["guarantee"]).startswith("none")
         guarantee = Guarantee(
             server=math.inf if nothing else _epsilon(server),
