@@ -189,7 +189,7 @@ class Section {
       series.get(group.series).push([...group.point, group, index]);
     }
     const at = [...series.values()].flat().map(point => point[0]);
-    const step = 0.008 * (Math.max(...at) - Math.min(...at)), legend = this.root.querySelector(".legend.lines");
+    const step = (window.innerWidth < 600 ? 0.02 : 0.008) * (Math.max(...at) - Math.min(...at)), legend = this.root.querySelector(".legend.lines");
     legend.replaceChildren();
     const drawn = [...series].map(([name, points], place) => {
       points.sort((a, b) => a[0] - b[0]);
