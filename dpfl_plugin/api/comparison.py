@@ -120,23 +120,6 @@ class Comparison(Mapping[str, Run]):
 
         return Comparison(dict(sorted(self.items(), key=order)), None if name in scores else name, pairs=self.pairs)
 
-    def difference(self, first: str, second: str) -> str:
-        """How the accuracies of two runs differ, in words, and whether by more than chance would make them.
-
-        Raises:
-            ConfigError: there is no such run, or it measured nothing.
-        """
-        scores: list[Scored] = []
-        for label in (first, second):
-            require(label in self.runs, "label", label, f"be one of {', '.join(self.runs)}")
-            run = self.runs[label]
-            if (score := Scored.of(run.result, run.config)) is None:
-                name = run.score_name
-                why = "" if name == "accuracy" else f", but {name}: chance is known of shares of right answers only"
-                raise ConfigError(f"{label} measured no accuracy{why}: there is nothing to compare.")
-            scores.append(score)
-        return difference(*scores)
-
     def plot(self) -> Figure:
         """Accuracy and epsilon against rounds, a line for each run."""
         private = {run.delta for run in self.values() if not math.isinf(run.epsilon)}
@@ -175,16 +158,16 @@ class Comparison(Mapping[str, Run]):
         """The table, and all that is to be known of the runs."""
         runs = list(self.items())
         warnings = dict.fromkeys(text for _, run in runs for text in run.result.get("warnings", ()))
-        said = [line for label, run in runs for line in lines_of_run(run, label=label if len(runs) > 1 else "")]
-        said += dict.fromkeys(line for _, run in runs for line in lines_of_any(run))
-        last = max(self.values(), key=lambda run: len(run.result.get("earlier_runs") or ()))
-        said += lines_of_shared_ledger(last.result)  # what the last of them came to
-        said += [*self._differences(), *(line for label, run in runs for line in files_of(run, label=label))]
+        text_lines = [line for label, run in runs for line in lines_of_run(run, label=label if len(runs) > 1 else "")]
+        text_lines += dict.fromkeys(line for _, run in runs for line in lines_of_any(run))
+        last = max(self.values(), key=lambda run: run.result.get("earlier_runs") or 0)
+        text_lines += lines_of_shared_ledger(last.result)  # what the last of them came to
+        text_lines += [*self._differences(), *(line for label, run in runs for line in files_of(run, label=label))]
         folders = {run.folder.parent for run in self.values()}
         picture = folders.pop() / "curves.png" if len(folders) == 1 else None
-        said += ["who is protected, against whom, and what is not covered: privacy.md there."]
-        said += [f"picture: {picture}"] if picture is not None and picture.exists() else []
-        return "\n".join([*(f"warning: {text}" for text in warnings), repr(self), *said])
+        text_lines += ["who is protected, against whom, and what is not covered: privacy.md there."]
+        text_lines += [f"picture: {picture}"] if picture is not None and picture.exists() else []
+        return "\n".join([*(f"warning: {text}" for text in warnings), repr(self), *text_lines])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(key)}</th>" for key in self.rows[0])

@@ -73,6 +73,8 @@ class PlannedRun:
         rounds: that will be run.
         epsilon: of the views "server" and "third_party".
         tried: record rates, if one is solved for.
+        capped: a cap on how often each silo takes part (``max_participations``), and the noise that it takes, where
+            noise is solved for silos that are drawn.
         warning: why so much noise deserves a second thought, or "".
     """
 
@@ -88,6 +90,7 @@ class PlannedRun:
     rounds: int = 0
     epsilon: Mapping[str, float] = field(default_factory=dict)
     tried: tuple[TriedRate, ...] = ()
+    capped: Mapping[str, float] | None = None
     warning: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,6 +100,7 @@ class PlannedRun:
         optional = {
             "warning": self.warning,
             "tried": [asdict(item) for item in self.tried],
+            "capped": self.capped,
             "command": list(self.command),
         }
         return {
@@ -238,6 +242,7 @@ def _planned(experiment: Experiment, variant: Variant, solve: str, budget: Mappi
         rounds=len(costs),
         epsilon=epsilons,
         tried=tuple(item for item, _ in tried),
+        capped=ahead.capped(value) if solve == "noise_multiplier" else None,
         warning=strain(value) if solve == "noise_multiplier" else "",
     )
 
@@ -371,6 +376,12 @@ def _show(console: Console, runs: Sequence[PlannedRun]) -> None:
             f"of {rate.noise:.3g} on each number of a mean gradient"
             for rate in item.tried
         ]
+        if item.capped is not None:
+            cap, noise = item.capped["max_participations"], digits(item.capped["noise_multiplier"], 4)
+            lines.append(
+                f"{item.run}: max_participations={cap} would take noise_multiplier {noise}: each silo then takes part "
+                f"in at most {cap} rounds, and the run ends early if too few are left."
+            )
         lines += [f"{item.run}: warning: {item.warning}."] if item.warning else []
     terminal.show_table(console, table)
     for item in [item for item in runs if item.value is not None][:1]:

@@ -453,10 +453,13 @@ def _unspent(run: Run) -> list[str]:
     if run.status != "done" or not spent or not worst or spent >= UNSPENT * worst:
         return []
     often = "every round" if cap is None else f"{cap} rounds, the cap"
+    fix = f"A {'' if cap is None else 'lower '}cap, max_participations, would allow less noise."
+    if capped := run.result.get("capped"):
+        noise = f"{capped['noise_multiplier']:g} instead of {run.result['noise_multiplier']:g}"
+        fix = f"max_participations={capped['max_participations']} would take noise_multiplier {noise}."
     return [
         f"the noise is solved for the worst case, a silo in {often}, at epsilon {places(worst, 3)}. No silo was drawn "
-        f"as often: {places(spent, 3)} was spent. A {'' if cap is None else 'lower '}cap, max_participations, would "
-        "allow less noise."
+        f"as often: {places(spent, 3)} was spent. {fix}"
     ]
 
 

@@ -170,7 +170,7 @@ def load(
         for label, own in zip(labels, variants.values(), strict=True)
         if variant in (None, label)
     ]
-    return Plan(tuple(configs), _pairs(compare or [], labels, path))
+    return Plan(tuple(configs), compared_pairs(compare or [], labels, path))
 
 
 OF_FILES: Final = ("sweep", "tune", "variants", "compare")
@@ -193,7 +193,12 @@ def configure(values: Mapping[str, Any], *changes: Mapping[str, Any], source: st
     return _check(merged(values, *changes), source)
 
 
-def _pairs(compare: Any, labels: list[str], path: Path) -> tuple[tuple[str, str], ...]:
+def compared_pairs(compare: Any, labels: list[str], path: Path) -> tuple[tuple[str, str], ...]:
+    """Pairs of variants as ``compare`` names them.
+
+    Raises:
+        ConfigError: they are no such pairs.
+    """
     pairs = compare if isinstance(compare, list) else [compare]
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or not {str(label) for label in pair} <= set(labels):

@@ -17,6 +17,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import (
     GROUPS,
+    compared_pairs,
     configure,
     joined,
     merged,
@@ -58,12 +59,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A sweep file, worked out; ``duplicates`` counts the combinations that are a run which was there already."""
+    """A sweep file, worked out.
+
+    Attributes:
+        duplicates: how many combinations are a run that was there already.
+        variants: label of the variant that a run is of, by its id. compare: pairs of these labels.
+    """
 
     base: Values
     spec: SweepConfig
     rows: tuple[Row, ...]
     duplicates: int
+    variants: dict[str, str] = field(default_factory=dict)
+    compare: tuple[tuple[str, str], ...] = ()
 
 
 def expand(
@@ -71,7 +79,8 @@ def expand(
 ) -> Expansion:
     """All runs of a sweep file, each once; ``settings`` ("key.path=value") change the file before.
 
-    Variants of the file are a list of their own: each of them is combined with everything else.
+    Variants of the file are a list of their own: each of them is combined with everything else. ``compare`` names
+    pairs of them, as in a file without a sweep.
 
     Args:
         check: raises ConfigError for the configuration of a run that is wrong in some other way.
@@ -79,17 +88,21 @@ def expand(
     Raises:
         ConfigError: anything in it is wrong, in any of its runs; names the run.
     """
-    base = merged(read_yaml(path), joined(parse_setting(setting) for setting in settings))
-    base.pop("compare", None)
-    variants = base.pop("variants", None) or {}
+    changes = joined(parse_setting(setting) for setting in settings)
+    base = merged(read_yaml(path), changes)
+    variants, compare = base.pop("variants", None) or {}, base.pop("compare", None) or []
     if not isinstance(variants, dict) or not all(isinstance(change, dict) for change in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file.")
+    if not variants and compare and "variants" not in changes:
+        raise ConfigError(f"{path}: compare names variants, but the file has none.")
+    pairs = compared_pairs(compare, [str(label) for label in variants], path) if variants else ()
     if base.get("sweep") is None and not variants:
         raise ConfigError(f"{path}: has no sweep. Add one, e.g. sweep: {{seeds: 5}}, or use dpfl run.")
     spec = _spec(base.pop("sweep", None), path)
     rows: dict[str, Row] = {}
+    variant_of: dict[str, str] = {}
     known, count = set[str](), 0
-    for label, change, own in _changes(base, spec, variants, path):
+    for variant, label, change, own in _changes(base, spec, variants, path):
         count += 1
         _check_number(count, path)
         source = f"{path} (run {label})"
@@ -102,6 +115,7 @@ def expand(
             raise ConfigError(f"{source}: {error}") from error
         name = run_id(config)
         row = rows.setdefault(name, Row(len(rows), name, config.name, label, config.rounds, change, own))
+        variant_of.setdefault(name, variant)
         if row.slurm != own:
             raise ConfigError(
                 f"{source}: is the same run as {row.label}, but asks Slurm for {own or 'nothing of its own'} instead "
@@ -109,7 +123,7 @@ def expand(
             )
     if not rows:
         raise ConfigError(f"{path}: sweep.exclude leaves nothing to run.")
-    return Expansion(base, spec, tuple(rows.values()), count - len(rows))
+    return Expansion(base, spec, tuple(rows.values()), count - len(rows), variant_of if variants else {}, pairs)
 
 
 def config_of(base: Mapping[str, Any], row: Row, out: Path) -> Config:
@@ -161,27 +175,30 @@ def _problem(problem: Any) -> str:
     return unknown_beside_grid(problem, "sweep", [field.alias or name for name, field in model.model_fields.items()])
 
 
-def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> Iterator[tuple[str, Values, Values]]:
-    """Every combination as (label, change of the base, options of sbatch)."""
+def _changes(
+    base: Values, spec: SweepConfig, variants: Values, path: Path
+) -> Iterator[tuple[str, str, Values, Values]]:
+    """Every combination as (variant or "", label, change of the base, options of sbatch)."""
     seeds = range(spec.seeds) if isinstance(spec.seeds, int) else spec.seeds
     lengths = [len(variants), len(spec.entries or ()), *map(len, spec.grid.values()), len(seeds or ())]
     _check_number(math.prod(max(1, length) for length in lengths), path)  # at once, not when so many were made
     matched = set[str]()
-    for variant, change in variants.items() or [(None, {})]:
+    for variant, change in variants.items() or [("", {})]:
         for entry, values in itertools.product(spec.entries or [{}], _products(spec.grid)):
             for more in _conditional(base, spec, [change, entry, values], matched):
                 parts, options = zip(*map(_apart, (entry, values, more)), strict=True)
-                for given in options:
-                    if not isinstance(given, dict):
-                        raise ConfigError(f"{path}: slurm: {given!r} must be options of sbatch, e.g. {{mem: 8G}}.")
-                own = {key: value for given in options for key, value in given.items()}
+                for option in options:
+                    if not isinstance(option, dict):
+                        raise ConfigError(f"{path}: slurm: {option!r} must be options of sbatch, e.g. {{mem: 8G}}.")
+                own = {key: value for option in options for key, value in option.items()}
                 whole = joined([change, *map(_nested, parts)])
                 if _excluded(merged(base, whole), spec, matched):
                     continue
                 for seed in [None] if seeds is None else seeds:
                     last = {} if seed is None else {"seed": seed}
-                    words = [str(variant)] if variant is not None else []
-                    yield " ".join([*words, *_words([*parts, last])]) or "base", joined([whole, last]), own
+                    words = [str(variant)] if variants else []
+                    label = " ".join([*words, *_words([*parts, last])]) or "base"
+                    yield str(variant), label, joined([whole, last]), own
     asked = {key for condition in [*(w.condition for w in spec.when), *spec.exclude] for key in condition}
     for key in sorted(asked - matched):
         raise ConfigError(f"{path}: a condition of the sweep asks for {key}, which no run has. Correct its name.")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from dpfl_plugin.config.sweep import Expansion, Row
 from dpfl_plugin.config.yaml_text import dump
 from dpfl_plugin.errors import ConfigError, DataError, is_full
 from dpfl_plugin.file_permissions import private_folder
-from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.runs.folder import RunFolder, read_object, to_json, write_atomic
 
 SCHEMA: Final = 1
 
@@ -39,6 +39,7 @@ class Sweep:
         source: the file that it was made from; paths in the configuration are relative to its folder.
         base: what every row changes.
         ledger: that all runs share, if they do.
+        variants, compare: as `Expansion` has them.
     """
 
     folder: Path
@@ -47,6 +48,8 @@ class Sweep:
     spec: SweepConfig
     rows: tuple[Row, ...]
     ledger: Path | None = None
+    variants: dict[str, str] = field(default_factory=dict)
+    compare: tuple[tuple[str, str], ...] = ()
 
     @property
     def runs(self) -> Path:
@@ -78,7 +81,8 @@ def plan(expansion: Expansion, source: Path, out: Path, ledger: Path | None = No
     digest = hashlib.sha256((_lines(expansion.rows) + _base(expansion.base)).encode()).hexdigest()[:12]
     folder = out.resolve() / "sweeps" / digest
     shared = None if ledger is None else ledger.absolute()
-    return Sweep(folder, source.resolve(), expansion.base, expansion.spec, expansion.rows, shared)
+    variants, compare = expansion.variants, expansion.compare
+    return Sweep(folder, source.resolve(), expansion.base, expansion.spec, expansion.rows, shared, variants, compare)
 
 
 def check_ledger(sweep: Sweep) -> None:
@@ -114,6 +118,7 @@ def write(sweep: Sweep) -> None:
             "source": str(sweep.source),
             "ledger": None if sweep.ledger is None else str(sweep.ledger),
             "sweep": sweep.spec.model_dump(mode="json", by_alias=True),
+            **({"variants": sweep.variants, "compare": sweep.compare} if sweep.variants else {}),
         }
         write_atomic(sweep.folder / "sweep.json", to_json(facts))
         write_atomic(sweep.folder / "manifest.jsonl", _lines(sweep.rows))
@@ -147,7 +152,20 @@ def read(folder: Path) -> Sweep:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder}: holds no readable sweep ({error}). Plan it again with dpfl sweep.") from error
-    return Sweep(folder.resolve(), Path(facts["source"]), read_yaml(folder / "base.yaml"), spec, rows, ledger)
+    variants, compare = facts.get("variants", {}), tuple((first, second) for first, second in facts.get("compare", ()))
+    source, base = Path(facts["source"]), read_yaml(folder / "base.yaml")
+    return Sweep(folder.resolve(), source, base, spec, rows, ledger, variants, compare)
+
+
+def variants_in(out: Path) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Of the sweeps that share ``out``: the label of each run's variant, by its id, and pairs of labels to compare."""
+    variants: dict[str, str] = {}
+    compare: list[tuple[str, str]] = []
+    for path in sorted(out.glob("sweeps/*/sweep.json")):
+        facts = read_object(path) or {}
+        variants |= facts.get("variants", {})
+        compare += [(first, second) for first, second in facts.get("compare", [])]
+    return variants, list(dict.fromkeys(compare))
 
 
 def sweeps_in(out: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Federation
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.rehearsal import rehearsal, rounds_ahead
 from dpfl_plugin.privacy.account import PrivacyAccount
@@ -32,6 +33,7 @@ from dpfl_plugin.runs.records import check_records, federate
 
 MOST_PLANNED = 10**5  # rounds, local steps
 MANY_ROUNDS = 10**4  # planning them takes more than a second
+CAP_OVER_MEAN = 1.2  # of a silo's rounds: a cap this far above the mean hardly changes who is drawn
 MUCH_NOISE = 100.0  # a solved noise multiplier above it deserves a second thought
 
 
@@ -220,6 +222,26 @@ class Forecast:
             return self._fits(self.changed(max_participations=cap).account(costs=costs))
 
         return len(costs) if fits(len(costs)) else most(fits, len(costs) - 1)
+
+    def capped(self, noise_multiplier: float) -> dict[str, float] | None:
+        """A cap on how often each silo takes part, a fifth above the mean, and the noise that it takes.
+
+        None where silos take part in every round, a cap is there already, or it takes no less than
+        ``noise_multiplier``.
+        """
+        config, setting = self.config, self.setting
+        if config.max_participations is not None or config.rounds is None or config.privacy.budget_view != "server":
+            return None
+        cap = math.ceil(CAP_OVER_MEAN * config.rounds * setting.num_participants / setting.num_silos)
+        if cap >= config.rounds:
+            return None
+        capped = self.changed(max_participations=cap, noise_multiplier=None)
+        try:
+            check_compatible(capped.config, "forecast")
+            noise = capped.noise()
+        except (ConfigError, UnsupportedError):
+            return None
+        return {"max_participations": cap, "noise_multiplier": noise} if noise < noise_multiplier else None
 
     def _fits(self, account: PrivacyAccount) -> bool:
         privacy = self.config.privacy

@@ -31,8 +31,10 @@ from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.extra_plan import statistics_planned, training_records
 from dpfl_plugin.runs.folder import RESULT_SCHEMA, Result, to_json
+from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.prepare import PreparedRun, planner_of, stopping_of
+from dpfl_plugin.runs.rules import privacy_rules
 from dpfl_plugin.runs.statement import (
     ENDED_EARLY,
     MEASUREMENTS,
@@ -209,6 +211,7 @@ def _result(
         **_statistics(config, parts, progress),
         "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
+        **_capped(run, outcome),
         "warnings": [text for text in document["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": document["views"],
         "not_covered": not_covered(config),
@@ -353,6 +356,16 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
         entry["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
         entry["histograms"] = {"noise_std": noise, "shares": progress.histograms}
     return {"private_evaluation": entry}
+
+
+def _capped(run: PreparedRun, outcome: RunOutcome) -> dict[str, Any]:
+    """The cap on participations that would have taken less noise than what was solved for; see `Forecast.capped`."""
+    config, parts = run.config, run.parts
+    if config.privacy.noise_multiplier is not None or parts.own.of or outcome.status != "done" or run.stage is not None:
+        return {}
+    ahead = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
+    capped = ahead.capped(parts.noise_multiplier)
+    return {} if capped is None else {"capped": capped}
 
 
 def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:

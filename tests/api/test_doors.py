@@ -202,6 +202,8 @@ def test_accounts_plans_predictions_and_reports_are_those_of_the_commands(tmp_pa
     assert said.code == 0 and made[0].table.rows[0][0] in said.out
     for name in ("summary.csv", "summary.md", "summary.tex", "runs.csv"):
         assert (tmp_path / "one/tables" / name).read_bytes() == (tmp_path / "other/tables" / name).read_bytes()
+    later = dpfl.load(path).with_(seed=4).run(ledger=shared)
+    assert "shared ledger, when this run ended" in str(dpfl.compare([later, run]))
 
 
 def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:

@@ -80,8 +80,15 @@ def test_the_cap_that_fits(tmp_path: Path) -> None:
 
 
 def test_a_cap_saves_noise(tmp_path: Path) -> None:
+    """What a plan and a run say of one is what the configuration with this cap is solved for."""
     path = write(tmp_path, {**ALONE, "silo_rate": 0.5, "rounds": 20})
-    assert plan(path, "max_participations=12").value < 0.85 * plan(path).value
+    answer = plan(path)
+    less = plan(path, "max_participations=12").value
+    assert answer.capped == {"max_participations": 12, "noise_multiplier": less} and less < 0.85 * answer.value
+    assert run(path)["capped"] == answer.capped == answer.to_dict()["capped"]
+    assert "max_participations=12 would take noise_multiplier" in str(dpfl_plugin.plan(path))
+    for settings in ("silo_rate=1", "max_participations=12", "privacy.budget_view=third_party"):
+        assert plan(path, settings).capped is None
 
 
 def test_unequal_silos_count_as_the_worst(tmp_path: Path) -> None:

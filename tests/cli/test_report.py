@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from tests.cli import sweeping
 from tests.cli.command import dpfl, one_message, run, write
 from tests.experiments.reports.folders import made
 
@@ -26,7 +27,7 @@ def test_from_real_runs_to_all_files(tmp_path: Path, pictures: None, measured: N
         f"test_accuracy-{axis}.{kind}" for axis in ("rounds", "epsilon") for kind in ("png", "pdf")
     }
     assert (tmp_path / "out" / "index.html").read_text().startswith("<!doctype html>")
-    assert "all runs" in done.out and " ± " in done.out and "rounded up" in done.out
+    assert " ± " in done.out and "rounded up" in done.out
     assert str(tmp_path / "out" / "index.html") in done.out
 
 
@@ -60,9 +61,9 @@ def test_what_a_paper_needs_without_a_line_by_hand(tmp_path: Path) -> None:
     options = ["--pivot", "algorithm.name,privacy.epsilon", "--label", "scaffold=SCAFFOLD", "--no-html"]
     done = dpfl("report", tmp_path / "runs", "--out", out, *options, "--baseline", "fedavg, epsilon=1")
     assert done.code == 0, done.err
-    assert "SCAFFOLD, epsilon=4" in done.out and "Best: " in done.out and "epsilon=1" in done.out
+    assert "SCAFFOLD, epsilon=4" in done.out and "Best at epsilon=4: " in done.out and "epsilon=1" in done.out
     latex = (out / "tables" / "pivot.tex").read_text()
-    assert r"algorithm & epsilon=1 & epsilon=4 \\" in latex and "SCAFFOLD & " in latex
+    assert r"algorithm & $\varepsilon$=1 & $\varepsilon$=4 \\" in latex and "SCAFFOLD & " in latex
     one_message(
         dpfl("report", tmp_path / "runs", "--out", out, "--baseline", "fedavg, epsilon=2"),
         "baseline fedavg",
@@ -75,6 +76,31 @@ def test_what_a_paper_needs_without_a_line_by_hand(tmp_path: Path) -> None:
     done = dpfl("report", tmp_path / "runs", "--out", out, "--no-html", "--label", "fedavg=x")  # of one data set alone
     assert done.code == 0, done.err
     assert {"digits-summary.csv", "synthetic-summary.csv"} <= {path.name for path in (out / "tables").iterdir()}
+
+
+def test_a_sweep_of_compared_variants(tmp_path: Path) -> None:
+    """From the file to the table; without compare the runs are the same."""
+    changes = {
+        "rounds": 2,
+        "variants": {"A": {}, "B": {"algorithm": {"name": "fedavg"}}},
+        "compare": [["A", "B"]],
+    }
+    path, out = (
+        sweeping.write(tmp_path, {"grid": {"privacy.clip_norm": [0.5, 1.0]}, "seeds": 2}, changes),
+        tmp_path / "out",
+    )
+    planned = dpfl("sweep", path, "--out", out, "--dry-run").out
+    assert "A privacy.clip_norm=0.5 seed=0" in planned and planned.count("# ") == 8
+    assert dpfl("sweep", path, "--out", out).code == 0
+    assert "B privacy.clip_norm=1.0" in dpfl("status", out).out
+    said = dpfl("report", out, "--out", tmp_path / "report", "--no-html", "--pivot", "variant,clip_norm").out
+    assert "Differences" not in said and "difference in" in said
+    rows = (tmp_path / "report" / "tables" / "comparisons.csv").read_text().splitlines()
+    assert rows[1].startswith('"A, clip_norm=') and len(rows) == 3
+    again = dpfl("sweep", path, "--out", out, "--set", "compare=null")
+    assert "8 done" in again.err and "nothing is left to run" in again.err
+    dpfl("report", out, "--out", tmp_path / "other", "--no-html")
+    assert not (tmp_path / "other" / "tables" / "comparisons.csv").exists()
 
 
 def test_wrong_options_are_one_message(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,37 @@ def test_combinations_are_left_out(tmp_path: Path) -> None:
 
 def test_variants_are_one_more_list(tmp_path: Path) -> None:
     variants = {"A": {"algorithm": {"name": "fedavg"}}, "B": {"rounds": 2}}
-    expansion = runs(tmp_path, {"seeds": 2}, {"variants": variants, "compare": [["A", "B"]]})
+    expansion = runs(tmp_path, {"seeds": 2}, {"variants": variants})
     found = values(expansion, "algorithm.name", "rounds", "seed")
     assert found == [("fedavg", 6, 0), ("fedavg", 6, 1), ("scaffold", 2, 0), ("scaffold", 2, 1)]
     assert [row.label for row in expansion.rows] == ["A seed=0", "A seed=1", "B seed=0", "B seed=1"]
+
+
+def test_compared_variants_change_no_run(tmp_path: Path) -> None:
+    variants: dict[Any, Any] = {"A": {}, 2: {"rounds": 2}}
+    plain = runs(tmp_path, {"seeds": 2}, {"variants": variants})
+    compared = runs(tmp_path, {"seeds": 2}, {"variants": variants, "compare": [["A", 2]]})
+    assert compared.compare == (("A", "2"),) and plain.compare == ()
+    assert (compared.rows, compared.base) == (plain.rows, plain.base)
+    assert [compared.variants[row.id] for row in compared.rows] == ["A", "A", "2", "2"]
+    assert runs(tmp_path, {"seeds": 2}).variants == {}
+
+
+@pytest.mark.parametrize(
+    ("variants", "compare", "settings", "message"),
+    [
+        ({"A": {}, "B": {"rounds": 2}}, [["A", "C"]], [], r"compare=\['A', 'C'\] must be a pair of .*: A, B"),
+        ({"A": {}, "B": {"rounds": 2}}, ["A", "B"], [], "compare='A' must be a pair"),
+        ({"A": {}, "B": {"rounds": 2}}, [["A", "C"]], ["compare=null"], None),
+        ({"A": {}, "B": {"rounds": 2}}, [["A", "B"]], ["variants=null"], None),
+        ({}, [["A", "B"]], [], "compare names variants, but the file has none"),
+    ],
+)
+def test_compare_names_pairs_of_variants(
+    tmp_path: Path, variants: dict[str, Any], compare: Any, settings: list[str], message: str | None
+) -> None:
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
+        assert runs(tmp_path, {"seeds": 2}, {"variants": variants, "compare": compare}, *settings).compare == ()
 
 
 def test_settings_change_the_file(tmp_path: Path) -> None:

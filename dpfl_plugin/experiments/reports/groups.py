@@ -1,4 +1,4 @@
-"""Runs of one configuration but for the seed, as one: names for them, means and their confidence intervals."""
+"""Runs of one configuration but for the seed as a row: its name, means and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
-from dpfl_plugin.core.outcomes import measure_range
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, nearest
-from dpfl_plugin.experiments.reports.runs import POINTS, STATUSES, Run
+from dpfl_plugin.experiments.reports.runs import STATUSES, VARIANT, Run
 
 # Where several keys tell groups apart, these name them first.
-TELLING: Final = ("algorithm.name", "privacy.noise_multiplier", "privacy.epsilon", "model.name", "data.partition.name")
+FIRST_IN_NAMES: Final = (
+    VARIANT,
+    "algorithm.name",
+    "privacy.noise_multiplier",
+    "privacy.epsilon",
+    "model.name",
+    "data.partition.name",
+)
 
 ASKED: Final = "privacy.epsilon"
 NOISE: Final = ("privacy.noise_multiplier", ASKED)
-ALIKE: Final = 0.01  # epsilons that differ by this part at most are drawn at one place
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +84,18 @@ class Group:
     Attributes:
         keys: values of the keys in which groups differ, of those that this one has.
         series: what it is called but for its noise: groups of one series are points of one line against epsilon.
-        telling: as few keys as tell groups apart.
+        noise: what of its label says its noise or epsilon.
+        distinguishing: as few keys as tell groups apart.
+        words: of the label, before users name them.
     """
 
     label: str
     keys: dict[str, Any]
     runs: tuple[Run, ...]
     series: str = ""
-    telling: tuple[str, ...] = ()
+    noise: str = ""
+    distinguishing: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def complete(self) -> list[Run]:
@@ -112,8 +119,8 @@ class Group:
 
     def measure(self, name: str, who: str) -> Summary:
         """A measure of the final models, of ``who``: "model" or "baseline"; of the runs in which it is defined."""
-        found = [run.measures[name][who] for run in self.complete if name in run.measures]
-        return Summary.of([value for value in found if value is not None])
+        values = [run.measures[name][who] for run in self.complete if name in run.measures]
+        return Summary.of([value for value in values if value is not None])
 
     def difference(self, other: Group, metric: str) -> Difference:
         """By how much a metric is larger than another group's, seed by seed."""
@@ -125,7 +132,7 @@ class Group:
         return Difference(
             Summary.of([a - b if a is not None and b is not None else None for a, b in numbers]),
             sum(first.test_part != second.test_part for first, second in pairs),
-            len({*own} ^ {*others}),
+            tuple(sorted({*own} ^ {*others})),
         )
 
     def baseline(self, metric: str) -> float | None:
@@ -153,8 +160,8 @@ class Group:
         """Unit, neighbouring, accountant or delta of its complete runs, in words."""
         if self.epsilon("server") in (None, math.inf):
             return "-"
-        said = {getattr(run.guarantee, what) for run in self.complete if run.guarantee is not None}
-        words = sorted(digits(value, 6) if isinstance(value, float) else str(value or "-") for value in said)
+        values = {getattr(run.guarantee, what) for run in self.complete if run.guarantee is not None}
+        words = sorted(digits(value, 6) if isinstance(value, float) else str(value or "-") for value in values)
         return ", ".join(words).replace("_", "-")
 
     @property
@@ -175,7 +182,15 @@ class Difference:
 
     summary: Summary
     other_tests: int
-    unpaired: int
+    unpaired: tuple[int, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is significant at 95 %, if there are enough seeds to say so."""
+        mean, half = self.summary.mean, self.summary.half_width
+        if mean is None or half is None:
+            return "too few seeds" if self.summary.n else "no equal seeds"
+        return "significant" if abs(mean) > half else "not significant"
 
     def __str__(self) -> str:
         return self.summary.text("+")
@@ -203,15 +218,26 @@ def select(runs: Sequence[Run], where: Mapping[str, Any]) -> list[Run]:
     Raises:
         ConfigError: no run has such a key.
     """
-    require_keys(runs, where, "where")
-    return [run for run in runs if all(_values(run).get(key) == value for key, value in where.items())]
+    wanted = dict(zip(whole_keys(runs, where, "where"), where.values(), strict=True))
+    return [run for run in runs if all(_values(run).get(key) == value for key, value in wanted.items())]
 
 
-def require_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> None:
+def whole_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> list[str]:
+    """Keys that runs have, for these or for their beginning or end: "algorithm" is "algorithm.name".
+
+    Raises:
+        ConfigError: no run has such a key, or the end is that of several.
+    """
     known = sorted({key for run in runs for key in _values(run)})
+    whole = []
     for key in keys:
-        if key not in known:
+        meant = [key] if key in known else [name for name in known if name == f"{key}.name" or name.endswith(f".{key}")]
+        if len(meant) > 1:
+            raise ConfigError(f"{argument} {key}: may be {' or '.join(meant)}. Write the whole key.")
+        if not meant:
             raise ConfigError(f"{argument} {key}: no run has this key{nearest(key, known)}.")
+        whole += meant
+    return whole
 
 
 def _values(run: Run) -> dict[str, Any]:
@@ -226,30 +252,35 @@ def grouped(
     Args:
         labels: other names, by the whole label or by one of its words.
     """
-    found: dict[str, list[Run]] = {}
+    by_values: dict[str, list[Run]] = {}
     for run in runs:
-        values = run.config if by is None else {key: _values(run).get(key) for key in by}
-        found.setdefault(_canonical(values), []).append(run)
-    configs = [members[0].config if by is None else _pick(members[0], by) for members in found.values()]
+        values = _without_variant(run.config) if by is None else {key: _values(run).get(key) for key in by}
+        by_values.setdefault(_canonical(values), []).append(run)
+    configs = [members[0].config if by is None else _pick(members[0], by) for members in by_values.values()]
     keys = differing(configs)
-    telling = _telling(configs, keys)
-    variants = [run.label for members in found.values() for run in members[:1]]
-    own = {run.label for run in runs} == {*variants} and all(variants) and len({*variants}) == len(found)
-    words = [[label] if own else _words(config, telling) for label, config in zip(variants, configs, strict=True)]
-    texts = [_named(each, labels or {}) or "all runs" for each in words]
-    groups = [
-        Group(
-            text,
-            {key: config[key] for key in keys if key in config},
-            tuple(sorted(members, key=_seed)),
-            text
-            if own
-            else _named(_words(config, [key for key in telling if key not in NOISE]), labels or {}) or "all runs",
-            tuple(telling),
+    distinguishing = _distinguishing(configs, keys)
+    groups = []
+    for config, members in zip(configs, by_values.values(), strict=True):
+        alone = [key for key in (VARIANT, "algorithm.name", *config) if key in config][:1]
+        words = _words(config, distinguishing) or _words(config, alone)
+        series = _words(config, [key for key in distinguishing if key not in NOISE]) or _words(config, alone)
+        groups.append(
+            Group(
+                _named(words, labels or {}),
+                {key: config[key] for key in keys if key in config},
+                tuple(sorted(members, key=_seed)),
+                _named(series, labels or {}),
+                _named(_words(config, [key for key in distinguishing if key in NOISE]), labels or {}),
+                tuple(distinguishing),
+                tuple(words),
+            )
         )
-        for text, config, members in zip(texts, configs, found.values(), strict=True)
-    ]
     return sorted(groups, key=lambda group: group.label)
+
+
+def _without_variant(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One configuration may have different labels in different files."""
+    return {key: value for key, value in config.items() if key != VARIANT}
 
 
 def _seed(run: Run) -> int:
@@ -274,15 +305,15 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _telling(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """As few keys as tell all apart: one that others already imply is left out, the telling ones last."""
-    first = [key for key in TELLING if key in keys]
-    kept = [*first, *(key for key in keys if key not in first)]
-    for key in reversed(list(kept)):
-        others = [other for other in kept if other != key]
+def _distinguishing(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """As few keys as tell all apart: one that others already imply is left out, the distinguishing ones last."""
+    first = [key for key in FIRST_IN_NAMES if key in keys]
+    keys_left = [*first, *(key for key in keys if key not in first)]
+    for key in reversed(list(keys_left)):
+        others = [other for other in keys_left if other != key]
         if len({tuple(_hashable(config, other) for other in others) for config in configs}) == len(configs):
-            kept = others
-    return kept or first[:1] or list(keys[:1])
+            keys_left = others
+    return keys_left or first[:1] or list(keys[:1])
 
 
 def _named(words: Sequence[str], labels: Mapping[str, str]) -> str:
@@ -298,7 +329,7 @@ def _words(config: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
             continue
         if key in NOISE and not config[key]:
             words += _without_number(config, key, keys)
-        elif short == "name":
+        elif short in ("name", VARIANT):
             words.append(value_text(config[key]))
         else:
             words.append(f"{short if last.count(short) == 1 else key}={value_text(config[key])}")
@@ -321,72 +352,3 @@ def _without_number(config: Mapping[str, Any], key: str, keys: Sequence[str]) ->
 def key_text(key: str, value: Any) -> str:
     """A key's value in short, as filters and rows have it."""
     return "solved" if key == NOISE[0] and value is None else value_text(value)
-
-
-def tradeoff(group: Group, metric: str) -> tuple[float, float, float] | None:
-    """The group as a point: epsilon towards the server, mean, half width (0 for one run) over its complete runs.
-
-    None without a guarantee, or where a run has no finite value.
-    """
-    epsilon, found = group.epsilon("server"), group.summary(metric)
-    if epsilon is None or math.isinf(epsilon) or found.mean is None:
-        return None
-    return epsilon, found.mean, found.half_width or 0.0
-
-
-def within(metric: str, mean: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of intervals, cut off where the measure ends."""
-    least, most = measure_range(metric)
-    return np.maximum(mean - half, -np.inf if least is None else least), np.minimum(
-        mean + half, np.inf if most is None else most
-    )
-
-
-def drawn_at(epsilons: Iterable[float]) -> dict[float, float]:
-    """Where each is drawn: those that agree to 1 % at the largest of them, which bounds them all.
-
-    Noise is solved for an epsilon to a few digits, and an axis of these digits would tell runs of one budget apart.
-    """
-    found: dict[float, float] = {}
-    for epsilon in sorted(set(epsilons), reverse=True):
-        last = next(reversed(found.values()), math.inf)
-        found[epsilon] = last if epsilon >= (1 - ALIKE) * last and math.isfinite(last) else epsilon
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A metric against an axis: mean and half the width of its 95 % confidence interval (None for one run), [k]."""
-
-    x: np.ndarray
-    mean: np.ndarray
-    half_width: np.ndarray | None
-
-
-def band(runs: Sequence[Run], metric: str, axis: str) -> Band | None:
-    """The mean curve of complete runs, as far as all of them reach; between evaluations by straight lines.
-
-    None if a run has no value, or one that is not finite, on either axis.
-    """
-    curves = [(run.curve.get(axis), run.curve.get(metric)) for run in runs]
-    lines = [(x, y) for x, y in curves if x is not None and y is not None and len(x)]
-    if not lines or len(lines) < len(runs) or not all(np.isfinite(x).all() and np.isfinite(y).all() for x, y in lines):
-        return None
-    first = lines[0][0]
-    same = all(np.array_equal(x, first) for x, _ in lines)
-    grid = first if same else _grid([x for x, _ in lines], whole=axis == "rounds")
-    if not len(grid):
-        return None
-    values = np.stack([np.interp(grid, x, y) for x, y in lines])
-    if len(lines) == 1:
-        return Band(grid, values[0], None)
-    return Band(grid, values.mean(axis=0), values.std(axis=0, ddof=1) * half_width(1.0, len(lines)))
-
-
-def _grid(axes: Sequence[np.ndarray], *, whole: bool) -> np.ndarray:
-    """Points that all curves reach, at most `POINTS`."""
-    low, high = max(x[0] for x in axes), min(x[-1] for x in axes)
-    if low > high:
-        return np.empty(0)
-    grid = np.linspace(low, high, POINTS)
-    return np.unique(np.round(grid)) if whole else grid

@@ -15,12 +15,13 @@ import numpy as np
 from dpfl_plugin.core.outcomes import measure_range
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import render
-from dpfl_plugin.experiments.reports.groups import Band, Group, band, drawn_at, epsilon_text, key_text, tradeoff
+from dpfl_plugin.experiments.reports.curves import Band, band, drawn_at, tradeoff
+from dpfl_plugin.experiments.reports.groups import Group, epsilon_text, key_text
 from dpfl_plugin.experiments.reports.runs import AXES, Problem, Run
 from dpfl_plugin.experiments.reports.tables import measures, title
 
 if TYPE_CHECKING:
-    from dpfl_plugin.experiments.reports.report import Section
+    from dpfl_plugin.experiments.reports.section import Section
 
 MOST_CURVES: Final = 500  # runs, or configurations of them, whose curves are in a page; tables have all
 UPLOAD: Final = "https://cloud.plotly.com/newchart"
@@ -37,7 +38,6 @@ def page(sections: Sequence[Section], *, problems: Sequence[Problem], made_by: s
         made_by=made_by,
         num_runs=len(runs),
         num_complete=sum(run.complete for run in runs),
-        totals=[run for run in runs if run.guarantee is not None and run.guarantee.total_server is not None],
         caveats=sorted({run.guarantee.caveat for run in runs if run.guarantee is not None} - {""}),
         axes=AXES,
         data=_script_json({"axes": AXES, "sections": [_data(section) for section in sections]}),
@@ -71,15 +71,15 @@ def _packed(text: str) -> str:
 
 def _filters(section: Section) -> dict[str, list[str]]:
     """Of each key that tells configurations apart its values as text, numbers in their order."""
-    found = {}
-    for key in section.groups[0].telling:
+    choices = {}
+    for key in section.groups[0].distinguishing:
         values = {key_text(key, group.keys[key]): group.keys[key] for group in section.groups if key in group.keys}
         texts = [text for text, value in sorted(values.items(), key=lambda item: (*_order(item[1]), item[0]))]
         if any(key not in group.keys for group in section.groups):
             texts.append("-")
         if 1 < len(texts) <= MOST_VALUES:
-            found[key] = texts
-    return found
+            choices[key] = texts
+    return choices
 
 
 def _order(value: Any) -> tuple[bool, float]:
@@ -102,8 +102,8 @@ def _compared(section: Section) -> bool:
 def _minor(section: Section) -> list[int]:
     """Columns that a phone shows only if asked."""
     columns = section.table.columns
-    kept = (0, columns.index(title(section.metrics[0])), columns.index("epsilon, server"))
-    return [place for place in range(len(columns)) if place not in kept]
+    major = (0, columns.index(title(section.metrics[0])), columns.index("epsilon, server"))
+    return [place for place in range(len(columns)) if place not in major]
 
 
 def _data(section: Section) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _data(section: Section) -> dict[str, Any]:
         "titles": {name: title(name) for name in shown},
         "range": {name: measure_range(name) for name in shown},
         "baseline": {
-            name: float(f"{found[0]:.5g}") for name, found in baselines.items() if found and np.ptp(found) < 1e-3
+            name: float(f"{values[0]:.5g}") for name, values in baselines.items() if values and np.ptp(values) < 1e-3
         },
         "groups": entries,
     }
@@ -137,20 +137,20 @@ def _point(group: Group, metric: str, at: Mapping[float, float]) -> list[float] 
 
     None without a guarantee.
     """
-    found = tradeoff(group, metric)
-    if found is None:
+    point = tradeoff(group, metric)
+    if point is None:
         return None
-    return [float(digits(at[found[0]], 5)), *(float(f"{value:.5g}") for value in found[1:])]
+    return [float(digits(at[point[0]], 5)), *(float(f"{value:.5g}") for value in point[1:])]
 
 
 def _bands(group: Group, metrics: Sequence[str], axis: str) -> dict[str, Any]:
-    found = {metric: band(group.complete, metric, axis) for metric in metrics}
-    return {metric: _band(value, axis) for metric, value in found.items() if value is not None}
+    bands = {metric: band(group.complete, metric, axis) for metric in metrics}
+    return {metric: _band(value, axis) for metric, value in bands.items() if value is not None}
 
 
-def _band(found: Band, axis: str) -> dict[str, Any]:
-    half = None if found.half_width is None else _numbers(found.half_width)
-    return {"x": _numbers(found.x, axis), "mean": _numbers(found.mean), "half": half}
+def _band(curve: Band, axis: str) -> dict[str, Any]:
+    half = None if curve.half_width is None else _numbers(curve.half_width)
+    return {"x": _numbers(curve.x, axis), "mean": _numbers(curve.mean), "half": half}
 
 
 def _curve(run: Run, metrics: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dpfl_plugin.core.outcomes import measure_range
-from dpfl_plugin.experiments.reports.groups import Group, band, drawn_at, tradeoff, within
+from dpfl_plugin.experiments.reports.curves import band, drawn_at, tradeoff, within
+from dpfl_plugin.experiments.reports.groups import Group
 from dpfl_plugin.experiments.reports.runs import AXES
 from dpfl_plugin.experiments.reports.tables import title
 from dpfl_plugin.runs.folder import write_atomic
@@ -24,6 +25,8 @@ COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E
 DASHES: Final = ("-", "--", ":", "-.")
 TRADEOFF: Final = "epsilon of the whole run, server's view"
 WIDTH: Final = 5.5  # inches
+MOST_BANDS: Final = 5  # in one plot: more would overlap
+BESIDE: Final = 0.01  # of the axis, between intervals at the same epsilon
 
 
 def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Path]:
@@ -34,20 +37,20 @@ def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Pa
 
 def curves(groups: Sequence[Group], metric: str, axis: str) -> Figure | None:
     """Mean and 95 % confidence interval of each group's complete runs, the others dotted; None if nothing is there."""
-    drawn = [(group, found) for group in groups if (found := band(group.complete, metric, axis)) is not None]
+    drawn = [(group, curve) for group in groups if (curve := band(group.complete, metric, axis)) is not None]
     partial = [(group, run) for group in groups for run in group.runs if not run.complete and _has(run, metric, axis)]
     if not drawn and not partial:
         return None
-    styles = {id(group): _style(index) for index, group in enumerate(groups)}
+    styles = {id(group): style for group, style in zip(groups, _styles(groups), strict=True)}
     with _figure() as (figure, axes):
-        for group, found in drawn:
+        for group, curve in drawn:
             colour, dash = styles[id(group)]
             label = _escaped(f"{group.label} (n = {len(group.complete)})")
-            axes.plot(found.x, found.mean, dash, color=colour, linewidth=1.4, label=label)
-            if found.half_width is not None:
-                low, high = within(metric, found.mean, found.half_width)
+            axes.plot(curve.x, curve.mean, dash, color=colour, linewidth=1.4, label=label)
+            if curve.half_width is not None and len(drawn) <= MOST_BANDS:
+                low, high = within(metric, curve.mean, curve.half_width)
                 # Behind every curve, whichever was drawn first.
-                axes.fill_between(found.x, low, high, color=colour, alpha=0.12, linewidth=0, zorder=1)
+                axes.fill_between(curve.x, low, high, color=colour, alpha=0.12, linewidth=0, zorder=1)
         for group, run in partial:
             label = _escaped(f"{group.label}, seed {run.seed}: {run.status}")
             x, y = run.curve[axis], run.curve[metric]
@@ -62,7 +65,7 @@ def curves(groups: Sequence[Group], metric: str, axis: str) -> Figure | None:
 def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path]:
     """Draw a metric against the epsilon of the whole run, a point with its confidence interval for each group.
 
-    Groups that differ in noise alone are one line; epsilons that agree to 1 % are at one place. Returns the
+    Groups that differ in noise alone are one line; epsilons that agree to 1 % are side by side. Returns the
     files, `.png` and `.pdf`; none where there are not two epsilons to compare.
     """
     lines: dict[str, list[tuple[float, float, float]]] = {}
@@ -73,14 +76,18 @@ def plot_tradeoff(path: Path, groups: Sequence[Group], metric: str) -> list[Path
     at = drawn_at(epsilon for points in lines.values() for epsilon, _, _ in points)
     if len({*at.values()}) < 2:
         return []
+    step = BESIDE * (max(at.values()) - min(at.values()))
     with _figure() as (figure, axes):
         for index, (label, points) in enumerate(lines.items()):
             colour, dash = _style(index)
+            beside = step * (index - (len(lines) - 1) / 2)
             x, y, half = (np.array(column) for column in zip(*sorted(points), strict=True))
             low, high = within(metric, y, half)
             style = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 4}
             errors = [y - low, high - y]
-            axes.errorbar([at[e] for e in x], y, yerr=errors, capsize=3, linewidth=1.2, label=_escaped(label), **style)
+            axes.errorbar(
+                [at[e] + beside for e in x], y, yerr=errors, capsize=3, linewidth=1.2, label=_escaped(label), **style
+            )
         _baseline(axes, groups, metric)
         axes.set_xlabel(TRADEOFF)
         _finish(figure, axes, metric)
@@ -92,15 +99,28 @@ def left_out(groups: Sequence[Group], metric: str, axis: str) -> list[Group]:
     return [group for group in groups if group.complete and band(group.complete, metric, axis) is None]
 
 
+def _styles(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """A colour for each line against epsilon and a dash for each of its points, as long as these are enough."""
+    lines: dict[str, tuple[int, int]] = {}
+    places = []
+    for group in groups:
+        line, place = lines.get(group.series, (len(lines), -1))
+        lines[group.series] = (line, place + 1)
+        places.append((line, place + 1))
+    if all(line < len(COLOURS) and place < len(DASHES) for line, place in places):
+        return [(COLOURS[line], DASHES[place]) for line, place in places]
+    return [_style(index) for index in range(len(groups))]
+
+
 def _style(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
 
 
 def _baseline(axes: Any, groups: Sequence[Group], metric: str) -> None:
     """A line where a model without features would be, if that is the same for all."""
-    found = {round(value, 3): value for group in groups if (value := group.baseline(metric)) is not None}
-    if len(found) == 1:
-        axes.axhline(next(iter(found.values())), color="0.5", linestyle=(0, (1, 3)), linewidth=1, label="no features")
+    values = {round(value, 3): value for group in groups if (value := group.baseline(metric)) is not None}
+    if len(values) == 1:
+        axes.axhline(next(iter(values.values())), color="0.5", linestyle=(0, (1, 3)), linewidth=1, label="no features")
 
 
 @contextlib.contextmanager

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,71 +14,20 @@ from rich.table import Table as RichTable
 
 import dpfl_plugin
 from dpfl_plugin.config.load import flat
-from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, nearest, require
 from dpfl_plugin.experiments.reports import tables
-from dpfl_plugin.experiments.reports.groups import Group, epsilon_text, grouped, require_keys, select, value_text
+from dpfl_plugin.experiments.reports.groups import grouped, select, whole_keys
 from dpfl_plugin.experiments.reports.page import page
-from dpfl_plugin.experiments.reports.plots import left_out, plot, plot_tradeoff
+from dpfl_plugin.experiments.reports.plots import MOST_BANDS, left_out, plot, plot_tradeoff
 from dpfl_plugin.experiments.reports.runs import AXES, Problem, Run, scan
-from dpfl_plugin.experiments.reports.tables import Table, title
+from dpfl_plugin.experiments.reports.section import Section, by_data, section_of
+from dpfl_plugin.experiments.reports.tables import Table
 from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.terminal import printed, show_table
 
 DEFAULT_AXES: Final = ("rounds", "epsilon")
 MOST_ROWS: Final = 40  # displayed; the files have all
-DATA_KEYS: Final = ("data.dataset.name", "data.dataset.module", "data.dataset.files", "data.dataset.label_column")
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Runs on one data set: a row for each configuration, the best first.
-
-    Attributes:
-        name: of the data set; "" where all runs have one.
-        metrics: of the rows, the first of which ranks them. baseline: the row that others are compared with.
-        table: of the rows. pivot: by two keys, if that was asked for.
-    """
-
-    name: str
-    groups: tuple[Group, ...]
-    metrics: tuple[str, ...]
-    baseline: Group | None
-    table: Table
-    pivot: Table | None
-
-    @property
-    def result(self) -> str:
-        """In a sentence: what is best, and whether the next one is significantly worse."""
-        metric = self.metrics[0]
-        ranked = [group for group in self.groups if group.summary(metric).mean is not None]
-        if not ranked:
-            return "No run is complete."
-        sentences = [f"{'Best: ' * (len(self.groups) > 1)}{_described(ranked[0], metric)}."]
-        private = [group for group in ranked if group.epsilon("server") not in (None, math.inf)]
-        if private and private[0] is not ranked[0]:
-            sentences.append(f"Best with a guarantee: {_described(private[0], metric)}.")
-        leader = private or ranked
-        if len(leader) > 1:
-            found = leader[0].difference(leader[1], metric)
-            half, mean = found.summary.half_width, found.summary.mean
-            if mean is None or half is None:
-                sentences.append(f"Too few seeds to compare it with the next, {leader[1].label}.")
-            else:
-                verdict = "significant" if abs(mean) > half else "not significant"
-                sentences.append(
-                    f"Its difference to the next, {leader[1].label}, is {found} over {found.summary.n} equal seeds: "
-                    f"{verdict} at 95 %."
-                )
-        return " ".join(sentences)
-
-
-def _described(group: Group, metric: str) -> str:
-    spent = group.epsilon("server")
-    guarantee = f", epsilon {epsilon_text(spent)}" if spent not in (None, math.inf) else ""
-    count = len(group.complete)
-    return f"{group.label} ({title(metric)} {group.summary(metric)}{guarantee}, {count} run{'s' * (count != 1)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +52,12 @@ class Report(Printed):
     def __str__(self) -> str:
         lines: list[str] = []
         for section in self.sections:
-            for table in filter(None, [section.table, section.pivot]):
+            more_tables = [section.comparisons] * bool(section.comparisons.rows)
+            for table in filter(None, [section.table, *more_tables, section.pivot]):
                 lines += [section.name] * bool(section.name) + [printed(lambda c, t=table: _show(t, c), width=200)]  # type: ignore[misc]
                 more = len(table.rows) - MOST_ROWS
                 lines += [f"{more} more rows in the files."] if more > 0 else []
-            lines += [section.table.note, section.result]
+            lines += [section.table.note, *section.notes, section.result]
         lines += [f"left out: {problem.folder}: {problem.reason}" for problem in self.problems[:MOST_ROWS]]
         if len(self.problems) > MOST_ROWS:
             lines.append(f"left out: {len(self.problems) - MOST_ROWS} more folders; the page names all.")
@@ -123,8 +72,10 @@ class Report(Printed):
                 "data": section.name,
                 "result": section.result,
                 "rows": _rows(section.table),
+                "comparisons": _rows(section.comparisons),
                 "pivot": None if section.pivot is None else _rows(section.pivot),
                 "note": section.table.note,
+                "notes": list(section.notes),
             }
             for section in self.sections
         ]
@@ -170,7 +121,8 @@ def report(
         against: axes of plots: rounds, epsilon, epsilon_third_party, bytes, seconds; none: the first two.
         group_by: keys ("algorithm.name"): average over all else, not over seeds only.
         where: only runs with these values, {"algorithm.name": "scaffold"} or nested as in a file.
-        baseline: the label of a row; others get their difference to it, over the seeds that both have.
+        baseline: the label of a row; others get their difference to it, over the seeds that both have. Without noise
+            ("fedavg", of "fedavg, epsilon=2"): their difference to the row that has the same noise.
         pivot: two keys: also a table of the first metric by their values ("algorithm.name", "privacy.epsilon").
         labels: names of rows in place of these, or of a word in them: {"scaffold": "DP-SCAFFOLD"}.
         html: whether to write the page.
@@ -187,19 +139,19 @@ def report(
             known = ", ".join(AXES)
             raise ConfigError(f"against {axis} is not an axis{nearest(axis, list(AXES))}. Known: {known}.")
     runs, problems = _read([Path(folder) for folder in named], flat(where or {}))
-    require_keys(runs, group_by, "group_by")
-    require_keys(runs, pivot or (), "pivot")
+    by = whole_keys(runs, group_by, "group_by") or None
+    across = None if pivot is None else (*whole_keys(runs, pivot, "pivot"),)
     every = list(dict.fromkeys(name for run in runs for name in (*run.numbers, *run.measures)))
     for metric in metrics:
         if metric not in every:
             raise ConfigError(f"metric {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}.")
-    _require_labels(runs, list(group_by) or None, labels or {})
+    _require_labels(runs, by, labels or {})
     sections = [
-        _section(name, members, list(group_by) or None, metrics, baseline, pivot, labels)
-        for name, members in _by_data(runs).items()
+        section_of(name, members, by, metrics, baseline, across, labels) for name, members in by_data(runs).items()
     ]
-    if baseline is not None and not any(section.baseline for section in sections):
-        rows = [group.label for section in sections for group in section.groups]
+    groups = [group for section in sections for group in section.groups]
+    rows = list(dict.fromkeys([*(group.label for group in groups), *(group.series for group in groups)]))
+    if baseline is not None and baseline not in rows:
         raise ConfigError(
             f"baseline {baseline}: no row is called so{nearest(baseline, rows)}. Rows: {'; '.join(rows)}."
         )
@@ -209,49 +161,11 @@ def report(
 
 def _require_labels(runs: Sequence[Run], by: Sequence[str] | None, labels: Mapping[str, str]) -> None:
     """Check that each label is a row, or a word of one, in some data set."""
-    rows = [group.label for members in _by_data(runs).values() for group in grouped(members, by)] if labels else []
-    known = list(dict.fromkeys([*rows, *(word for row in rows for word in row.split(", "))]))
+    groups = [group for members in by_data(runs).values() for group in grouped(members, by)] if labels else []
+    known = list(dict.fromkeys([group.label for group in groups] + [word for group in groups for word in group.words]))
     for label in labels:
         if label not in known:
             raise ConfigError(f"label {label}: no row is called so{nearest(label, known)}. Rows: {'; '.join(known)}.")
-
-
-def _by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by their data set, under as short a name as tells these apart; "" where there is one only."""
-    found: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(tuple(value_text(run.config.get(key, "")) for key in DATA_KEYS), []).append(run)
-    if len(found) == 1:
-        return {"": list(runs)}
-    varying = [place for place in range(len(DATA_KEYS)) if len({values[place] for values in found}) > 1]
-    return {", ".join(filter(None, (values[p] for p in varying))): members for values, members in found.items()}
-
-
-def _section(
-    name: str,
-    runs: Sequence[Run],
-    by: Sequence[str] | None,
-    metrics: Sequence[str],
-    baseline: str | None,
-    pivot: tuple[str, str] | None,
-    labels: Mapping[str, str] | None,
-) -> Section:
-    own = list(dict.fromkeys(metric for run in runs if run.complete for metric in run.own_measures))
-    measured = list(dict.fromkeys(metric for run in runs for metric in (*run.numbers, *run.measures)))
-    chosen = tuple([metric for metric in metrics if metric in measured] or own or measured)
-    if not chosen:
-        raise ConfigError(f"{name or 'these runs'}: nothing was measured in any of them.")
-    groups = tuple(_best_first(grouped(runs, by, labels), chosen[0]))
-    over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
-    reference = next((group for group in groups if group.label == baseline), None)
-    return Section(
-        name,
-        groups,
-        chosen,
-        reference,
-        tables.summary(groups, chosen, over, reference),
-        None if pivot is None else tables.pivot(groups, chosen[0], pivot, labels or {}),
-    )
 
 
 def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run], list[Problem]]:
@@ -266,17 +180,6 @@ def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run],
         asked = "is as where says" if where else ""
         raise ConfigError(f"{', '.join(map(str, folders))}: no run {asked}{reasons}")
     return list(runs), list(problems)
-
-
-def _best_first(groups: Sequence[Group], metric: str) -> list[Group]:
-    """The largest first, or the smallest of an error; what has no number comes last."""
-    sign = -1 if higher_is_better(metric) else 1
-
-    def order(group: Group) -> float:
-        mean = group.summary(metric).mean
-        return math.inf if mean is None else sign * mean
-
-    return sorted(groups, key=order)
 
 
 def _write(
@@ -307,16 +210,18 @@ def _write(
 
 def _tables(section: Section) -> dict[str, str]:
     groups, metrics, measured = section.groups, section.metrics, tables.measures(section.groups)
-    found = {
+    table = replace(section.table, note=" ".join([section.table.note, *section.notes]))
+    files = {
         "summary.csv": tables.summary_csv(groups, metrics, section.baseline),
-        "summary.md": tables.to_markdown(section.table),
-        "summary.tex": tables.to_latex(section.table),
+        "summary.md": tables.to_markdown(table),
+        "summary.tex": tables.to_latex(table),
         "runs.csv": tables.runs_csv([run for group in groups for run in group.runs], metrics),
     }
-    if section.pivot is not None:
-        found |= {"pivot.md": tables.to_markdown(section.pivot), "pivot.tex": tables.to_latex(section.pivot)}
-        found["pivot.csv"] = tables.to_csv(section.pivot)
-    return found | ({"measures.md": tables.to_markdown(measured)} if measured.rows else {})
+    for name, more in (("comparisons", section.comparisons), ("pivot", section.pivot)):
+        if more is not None and more.rows:
+            files |= {f"{name}.md": tables.to_markdown(more), f"{name}.tex": tables.to_latex(more)}
+            files[f"{name}.csv"] = tables.to_csv(more)
+    return files | ({"measures.md": tables.to_markdown(measured)} if measured.rows else {})
 
 
 def _plots(section: Section, folder: Path, prefix: str, against: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -330,6 +235,11 @@ def _plots(section: Section, folder: Path, prefix: str, against: Sequence[str]) 
         for axis in against:
             drawn = plot(folder / f"{prefix}{metric}-{axis}", section.groups, metric, axis)
             files += drawn
+            if drawn and len(section.groups) > MOST_BANDS:
+                missing.append(
+                    f"no bands in {prefix}{metric}-{axis}: {len(section.groups)} configurations would overlap. "
+                    f"Use where to choose {MOST_BANDS} or fewer."
+                )
             if not drawn:
                 missing.append(f"not drawn, no run has values for it: {metric} against {axis}")
             elif absent := left_out(section.groups, metric, axis):

@@ -16,12 +16,16 @@ import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID, flat
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
+from dpfl_plugin.errors import DataError
+from dpfl_plugin.experiments import manifest
 from dpfl_plugin.runs.folder import RESULT_SCHEMA, RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
 POINTS: Final = 100  # of a curve that are kept
+MOST_LABELS: Final = 5  # of missing runs
+VARIANT: Final = "variant"
 AXES: Final = {
     "rounds": "communication rounds",
     "epsilon": "epsilon, server's view",
@@ -43,7 +47,11 @@ class Guarantee:
 
     Attributes:
         server, third_party: epsilon; infinite where nothing is guaranteed.
-        total_server: with earlier runs in a shared ledger; None without one.
+        noise_multiplier: as named, or solved for.
+        simulated: whether its noise follows from a seed.
+        capped: a cap on participations and the noise that it would have taken; None where it would take no less.
+        planned, adaptive: epsilon and delta of all runs in a shared ledger, if all of them were registered before the
+            first release, and whatever decided on them. None without one.
         caveat: what keeps the accountant's number from being a guarantee; empty for nothing.
     """
 
@@ -53,7 +61,11 @@ class Guarantee:
     unit: str | None
     neighbouring: str | None
     accountant: str
-    total_server: float | None
+    noise_multiplier: float
+    simulated: bool
+    capped: Mapping[str, float] | None
+    planned: Mapping[str, float] | None
+    adaptive: Mapping[str, float] | None
     caveat: str
 
 
@@ -63,7 +75,7 @@ class Run:
 
     Attributes:
         config: the resolved configuration, `{"algorithm.name": "scaffold", ...}`, without what changes no result; with
-            the noise multiplier that was solved for, where a ledger was shared.
+            the label of its variant as `VARIANT`, in a file of several.
         status: as in result.json; running or unfinished where there is none that is up to date.
         rounds: that are known to be done.
         numbers: of each metric the mean over the last 10 % of rounds; None where it is not finite.
@@ -75,7 +87,8 @@ class Run:
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
         finished: when; code: digests of the files of users' code that its configuration names.
         test_part: runs of one seed that have it in common have the same test records.
-        label: of the variant, in a file of several.
+        ledger: the one that it shares, or the tuning that it is a candidate of, if it does.
+        compared_with: labels of variants that its file compares it with.
     """
 
     folder: Path
@@ -95,7 +108,8 @@ class Run:
     finished: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
     test_part: str = ""
-    label: str = ""
+    ledger: str = ""
+    compared_with: tuple[str, ...] = ()
 
     @property
     def own_measures(self) -> list[str]:
@@ -106,8 +120,8 @@ class Run:
 
     def number(self, metric: str) -> float | None:
         """Of a metric of evaluations, or of a measure of the final model ("auc"); None where there is none."""
-        found: Mapping[str, float | None] = self.measures.get(metric, {})
-        return self.numbers[metric] if metric in self.numbers else found.get("model")
+        measure: Mapping[str, float | None] = self.measures.get(metric, {})
+        return self.numbers[metric] if metric in self.numbers else measure.get("model")
 
     @property
     def complete(self) -> bool:
@@ -129,7 +143,7 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
     A run of the same id as another one is the same run in another place: averaged over, it would pretend to be one
     more seed. The complete one counts, else the one that got further.
     """
-    found: dict[str, Run] = {}
+    by_id: dict[str, Run] = {}
     problems = []
     for folder in sorted({path for root in folders for path in run_folders(root)}):
         try:
@@ -137,14 +151,32 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
         except UnreadableError as error:
             problems.append(Problem(folder, str(error)))
             continue
-        other = found.get(run.id)
+        other = by_id.get(run.id)
         if other is not None:
-            kept, left = (other, run) if _further(other) >= _further(run) else (run, other)
-            problems.append(Problem(left.folder, f"the same run as {kept.folder}, which counts"))
-            found[run.id] = kept
+            counted, left = (other, run) if _further(other) >= _further(run) else (run, other)
+            problems.append(Problem(left.folder, f"the same run as {counted.folder}, which counts"))
+            by_id[run.id] = counted
         else:
-            found[run.id] = run
-    return _with_other_code(list(found.values())), problems
+            by_id[run.id] = run
+    problems += [problem for root in folders for problem in _missing(root, by_id)]
+    return _with_other_code(_variants(list(by_id.values()))), problems
+
+
+def _missing(out: Path, known: Mapping[str, Run]) -> list[Problem]:
+    """The sweeps in a folder of which a run has no folder of its own."""
+    problems = []
+    for folder in sorted(path.parent for path in out.glob("sweeps/*/manifest.jsonl")):
+        try:
+            sweep = manifest.read(folder)
+        except DataError as error:
+            problems.append(Problem(folder, str(error)))
+            continue
+        missing = [row.label for row in sweep.rows if row.id not in known and not sweep.folder_of(row).path.exists()]
+        if missing:
+            labels = "; ".join(missing[:MOST_LABELS]) + "; ..." * (len(missing) > MOST_LABELS)
+            count = f"{len(missing)} of {len(sweep.rows)} runs have not begun, or were deleted"
+            problems.append(Problem(folder, f"{count}: {labels}. The same dpfl sweep runs them"))
+    return problems
 
 
 def _with_other_code(runs: list[Run]) -> list[Run]:
@@ -152,12 +184,12 @@ def _with_other_code(runs: list[Run]) -> list[Run]:
     newest: dict[str, str] = {}
     for run in sorted(runs, key=lambda run: run.finished):
         newest.update(run.code)
-    said = []
+    noted = []
     for run in runs:
         others = [module for module, digest in run.code.items() if digest != newest[module]]
         what = f"made with another version of {', '.join(others)} than the newest run here"
-        said.append(replace(run, reason="; ".join(filter(None, [run.reason, what]))) if others else run)
-    return said
+        noted.append(replace(run, reason="; ".join(filter(None, [run.reason, what]))) if others else run)
+    return noted
 
 
 def _further(run: Run) -> tuple[bool, int]:
@@ -185,8 +217,8 @@ def _read(path: Path) -> Run:
     status, reason, guarantee = _ended(folder, result, lines)
     if status in COMPLETE:
         _check(result, lines)
-    done = lines[-1]["round"] if lines else 0
-    settings = flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID) | _left(result)
+    done, facts = lines[-1]["round"] if lines else 0, _ledger_facts(folder)
+    settings = flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID)
     return Run(
         folder=path,
         name=str(config.get("name", "run")),
@@ -204,27 +236,50 @@ def _read(path: Path) -> Run:
         positive_class=result.get("positive_class"),
         finished=str(result.get("finished", "")),
         code=result.get("code") or {},
-        test_part=_test_part(folder, settings),
-        label=folder.label() or "",
+        test_part=_test_part(facts, settings),
+        ledger=str(folder.tuning() or _shared_ledger(facts)),
     )
 
 
-def _test_part(folder: RunFolder, config: Mapping[str, Any]) -> str:
-    """Where a silo's secret cut them, which the ledger's first line names; else they follow from data and seed."""
-    cuts = None
+def _variants(runs: Sequence[Run]) -> list[Run]:
+    """Runs with the label of their variant as a key of their configuration, and what it is compared with."""
+    named = []
+    sweeps = functools.cache(manifest.variants_in)
+    for run in runs:
+        labels, pairs = sweeps((run.folder / "../../..").resolve())  # of a sweep: OUT/runs/NAME/ID
+        of_sweep = (run.folder / "task.json").exists()  # whose labels name values, too
+        label = labels.get(run.id) if of_sweep else RunFolder(run.folder).label()
+        rivals = tuple(second for first, second in pairs if first == label)
+        named.append(replace(run, config={VARIANT: label, **run.config}, compared_with=rivals) if label else run)
+    return named
+
+
+def _ledger_facts(folder: RunFolder) -> dict[str, Any]:
+    """What the ledger's first line says of the run; {} without one."""
     if folder.ledger.exists():
         with folder.ledger.open(encoding="utf-8") as file, contextlib.suppress(ValueError):
-            cuts = json.loads(file.readline()).get("facts", {}).get("cuts")
+            return dict(json.loads(file.readline()).get("facts", {}))
+    return {}
+
+
+def _test_part(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Where a silo's secret cut them, which the ledger's first line names; else they follow from data and seed."""
     data = {key: value for key, value in config.items() if key.startswith("data.")}
-    return json.dumps(cuts or data, sort_keys=True, default=str)
+    return json.dumps(facts.get("cuts") or data, sort_keys=True, default=str)
+
+
+def _shared_ledger(facts: Mapping[str, Any]) -> str:
+    """Name of a shared ledger, with the id of the key beside it; "" where the run has none."""
+    shared, cuts = facts.get("shared"), facts.get("cuts") or {}
+    return f"{shared['file']} {cuts.get('key')}" if shared else ""
 
 
 def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    said, more = result.get("measures") or {}, ""
-    found = said.get("pooled") or {}
-    if not found and "mean_of_silos" in said:  # by MPI ranks, whose test records do not meet
-        found, more = said["mean_of_silos"], OF_SILOS
-    model, baseline = found.get("own_models") or found.get("model") or {}, found.get("baseline") or {}
+    measures, more = result.get("measures") or {}, ""
+    values = measures.get("pooled") or {}
+    if not values and "mean_of_silos" in measures:  # by MPI ranks, whose test records do not meet
+        values, more = measures["mean_of_silos"], OF_SILOS
+    model, baseline = values.get("own_models") or values.get("model") or {}, values.get("baseline") or {}
     single = [name for name, value in model.items() if value is None or isinstance(value, int | float)]
     return {f"{name}{more}": {"model": model[name], "baseline": baseline.get(name)} for name in single}
 
@@ -232,19 +287,13 @@ def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 def _ranked_by(result: Mapping[str, Any], measures: Iterable[str]) -> str | None:
     """The name in ``measures`` of what models are ranked by."""
     name = (result.get("measures") or {}).get("ranked_by")
-    return next((found for found in measures if found.removesuffix(OF_SILOS) == name), None)
+    return next((measure for measure in measures if measure.removesuffix(OF_SILOS) == name), None)
 
 
 def _silo_ranks(config: Mapping[str, Any], folder: RunFolder) -> Path:
     """Where silo ranks noted what rank 0 must not have."""
     elsewhere = (config.get("runtime") or {}).get("silo_folder")
     return Path(elsewhere) / str(config.get("name")) / folder.path.resolve().name if elsewhere else folder.silo_ranks
-
-
-def _left(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The noise of a run that shared a ledger: solved for what others left, it is no matter of the seed."""
-    shared = "total" in (result.get("epsilon") or {})
-    return {"privacy.noise_multiplier": result.get("noise_multiplier")} if shared else {}
 
 
 def _text(path: Path) -> str:
@@ -283,17 +332,19 @@ def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
             raise UnreadableError("metrics.jsonl is missing")
         return []
     *whole, torn = _text(folder.metrics).split("\n")
-    found: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
     for number, line in enumerate([*whole, torn] if folder.result.exists() and torn else whole, start=1):
         try:
             values = json.loads(line)
-            good = values["round"] > (found[-1]["round"] if found else 0) and isinstance(values["epsilon"], dict)
+            good = values["round"] > (evaluations[-1]["round"] if evaluations else 0) and isinstance(
+                values["epsilon"], dict
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise UnreadableError(f"metrics.jsonl, line {number}: is not an evaluation") from error
         if not good:
             raise UnreadableError(f"metrics.jsonl, line {number}: does not follow the one before it")
-        found.append(values)
-    return found
+        evaluations.append(values)
+    return evaluations
 
 
 def _result(folder: RunFolder) -> dict[str, Any]:
@@ -317,7 +368,8 @@ def _ended(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]
     if folder.at_work():
         return "running", "", None
     before = f"; it was {result['status']} before, and resumed" if result else ""
-    return "unfinished", f"it ended without a word, or runs on another machine{before}", None
+    gone = "" if result else ", or its result.json was deleted"
+    return "unfinished", f"it ended without a word, or runs on another machine{gone}{before}", None
 
 
 def _last_check(folder: RunFolder) -> str | None:
@@ -336,27 +388,35 @@ def _head(folder: RunFolder) -> Any:
 
 
 def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
-    said = _json(folder.statement)
+    statement = _json(folder.statement)
     try:
         views = result["epsilon"]
         server, third_party = views["server"], views["third_party"]
         if "tuning" in result:  # a candidate was chosen by what all of them released, and has the guarantee of all
             server, third_party = ({**view, "epsilon": result["tuning"]["epsilon"]} for view in (server, third_party))
-        nothing = str(said["guarantee"]).startswith("none")
-        total = result.get("adaptive_total")
-        found = Guarantee(
+        planned, adaptive = result.get("planned_total"), result.get("adaptive_total")
+        if planned and planned["num_runs"] <= result["earlier_runs"]:  # others came later
+            planned = None
+        if "tuning" in result:
+            planned = {"epsilon": server["epsilon"], "delta": server["delta"]}
+        nothing = str(statement["guarantee"]).startswith("none")
+        guarantee = Guarantee(
             server=math.inf if nothing else _epsilon(server),
             third_party=math.inf if nothing else _epsilon(third_party),
             delta=float(server["delta"]),
             unit=server["unit"],
             neighbouring=server["neighbouring"],
             accountant=str(server["accountant"]),
-            total_server=None if total is None or "tuning" in result else _epsilon(total),
-            caveat=str(said["accountant"]["caveat"]),
+            noise_multiplier=float(result.get("noise_multiplier") or 0.0),
+            simulated=result.get("randomness") == "seeded",
+            capped=result.get("capped"),
+            planned=planned,
+            adaptive=adaptive,
+            caveat=str(statement["accountant"]["caveat"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableError(f"result.json or ledger.json does not say what was spent ({error!r})") from error
-    return found
+    return guarantee
 
 
 def _epsilon(view: Mapping[str, Any]) -> float:
@@ -366,9 +426,11 @@ def _epsilon(view: Mapping[str, Any]) -> float:
 def _check(result: dict[str, Any], lines: list[dict[str, Any]]) -> None:
     """Lines that were lost would change the number that is reported."""
     for metric in dict.fromkeys((ACCURACY, "train_loss", score_key(result))):
-        said = (result.get(metric) or {}).get("mean_last_10_percent")
-        ours = _tail_mean(lines, metric)
-        if (said is None) != (ours is None) or (said is not None and not math.isclose(said, ours or 0, rel_tol=1e-9)):
+        expected = (result.get(metric) or {}).get("mean_last_10_percent")
+        actual = _tail_mean(lines, metric)
+        if (expected is None) != (actual is None) or (
+            expected is not None and not math.isclose(expected, actual or 0, rel_tol=1e-9)
+        ):
             raise UnreadableError(f"metrics.jsonl does not give the {metric} that result.json has: lines are missing")
 
 
@@ -397,14 +459,16 @@ def _tail_mean(lines: list[dict[str, Any]], metric: str) -> float | None:
 
 def _curve(lines: list[dict[str, Any]], *, alone: bool) -> dict[str, np.ndarray]:
     """``alone``: what the run spent says what it guarantees; else no epsilon of its own is shown."""
-    kept = [lines[i] for i in _thinned(len(lines))]
+    evaluations = [lines[i] for i in _thinned(len(lines))]
     columns = {
-        "rounds": [line["round"] for line in kept],
-        "epsilon": [_number(line["epsilon"].get("server")) if alone else math.nan for line in kept],
-        "epsilon_third_party": [_number(line["epsilon"].get("third_party")) if alone else math.nan for line in kept],
-        "bytes": [_number(line.get("bytes_up")) + _number(line.get("bytes_down")) for line in kept],
-        "seconds": [_number(line.get("seconds")) for line in kept],
-        **{metric: [_number(line.get(metric)) for line in kept] for metric in _metric_names(lines)},
+        "rounds": [line["round"] for line in evaluations],
+        "epsilon": [_number(line["epsilon"].get("server")) if alone else math.nan for line in evaluations],
+        "epsilon_third_party": [
+            _number(line["epsilon"].get("third_party")) if alone else math.nan for line in evaluations
+        ],
+        "bytes": [_number(line.get("bytes_up")) + _number(line.get("bytes_down")) for line in evaluations],
+        "seconds": [_number(line.get("seconds")) for line in evaluations],
+        **{metric: [_number(line.get(metric)) for line in evaluations] for metric in _metric_names(lines)},
     }
     return {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
 

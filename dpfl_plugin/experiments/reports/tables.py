@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, higher_is_better
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports.groups import (
-    ASKED,
     Difference,
     Group,
     differing,
@@ -18,11 +19,12 @@ from dpfl_plugin.experiments.reports.groups import (
     key_text,
     value_text,
 )
-from dpfl_plugin.experiments.reports.runs import Run
+from dpfl_plugin.experiments.reports.runs import VARIANT, Run
 from dpfl_plugin.runs.csv_cells import csv_text
 
 MEANINGS: Final = {"delta": "delta", "unit": "protects", "neighbouring": "neighbours", "accountant": "accountant"}
 TITLES: Final = {"auc": "AUC", "pr_auc": "PR AUC", "mae": "MAE", "rmse": "RMSE", "test_mae": "test MAE"}
+NO_REFERENCES: Final[Mapping[str, Group]] = MappingProxyType({})
 _TEX: Final = str.maketrans(
     {
         **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -58,65 +60,98 @@ def title(metric: str) -> str:
     return TITLES.get(base, base.replace("_", " ")) + metric[len(base) :]
 
 
-def summary(groups: Sequence[Group], metrics: Sequence[str], over: str, baseline: Group | None = None) -> Table:
+def summary(
+    groups: Sequence[Group],
+    metrics: Sequence[str],
+    over: str,
+    references: Mapping[str, Group] = NO_REFERENCES,
+    baseline: str = "",
+) -> Table:
     """A row for each group; what epsilon means is in the caption if it is the same for all, else in columns.
 
     Args:
         over: what is averaged over, in words.
-        baseline: the group that others are compared with, seed by seed, by the first metric.
+        references: by label, the group that each is compared with, seed by seed, by the first metric.
+        baseline: what these are called.
     """
     same, varied = meanings(groups)
     asked = any(group.asked is not None for group in groups)
     columns = ["configuration", "runs", "rounds", *map(title, metrics)]
-    columns += [f"{title(metrics[0])}, less that of {baseline.label}"] if baseline is not None else []
+    columns += [f"{title(metrics[0])}, less that of {baseline}"] if references else []
     columns += ["epsilon asked"] * asked + ["epsilon, server", "epsilon, third party"]
     columns += [MEANINGS[what] for what in varied]
     rows = []
-    differences = _differences(groups, metrics[0], baseline) if baseline is not None else {}
+    pairs = [(group, references[group.label]) for group in groups if group.label in references]
+    differences = {group.label: group.difference(other, metrics[0]) for group, other in pairs}
     for group in groups:
         cells = [group.label, group.state, group.rounds, *(_cell(group, metric) for metric in metrics)]
-        if baseline is not None:
+        if references:
             cells.append(str(differences[group.label]) if group.label in differences else "-")
         if asked:
             cells.append("-" if group.asked is None else f"{group.asked:g}")
         cells += [epsilon_text(group.epsilon(view)) for view in ("server", "third_party")]
         rows.append((*cells, *(group.meaning(what) for what in varied)))
-    note = explanation(over, metrics, same) + no_better(groups) + _of_pairs(differences, baseline)
+    note = explanation(over, metrics, same) + no_better(groups)
+    if references:
+        note += f" Differences to {baseline} are of runs with equal seeds: their mean ± its 95 % CI."
+    note += _of_pairs(differences)
     numeric = (False, False, *[True] * (len(columns) - 2))
     return Table(tuple(columns), numeric, tuple(rows), caption(groups, same), note)
 
 
 def _cell(group: Group, metric: str) -> str:
     """A measure that is not defined in every run says over how many it is."""
-    found = group.summary(metric)
-    partial = found.mean is not None and found.n < len(group.complete)
-    return f"{found} (n = {found.n})" if partial else str(found)
+    value = group.summary(metric)
+    partial = value.mean is not None and value.n < len(group.complete)
+    return f"{value} (n = {value.n})" if partial else str(value)
 
 
-def _differences(groups: Sequence[Group], metric: str, baseline: Group) -> dict[str, Difference]:
-    return {group.label: group.difference(baseline, metric) for group in groups if group is not baseline}
+def _of_pairs(differences: Mapping[str, Difference]) -> str:
+    """Which differences include that of other test records, and which seeds they leave out."""
+    moved = [label for label, difference in differences.items() if difference.other_tests]
+    text = f" Differences include that of other test records: {'; '.join(moved)}." if moved else ""
+    apart = [
+        f"{label} (seed{'s' * (len(difference.unpaired) > 1)} {', '.join(map(str, difference.unpaired))})"
+        for label, difference in differences.items()
+        if difference.unpaired
+    ]
+    return text + (f" Seeds that only one of the two rows has are left out: {'; '.join(apart)}." if apart else "")
 
 
-def _of_pairs(differences: Mapping[str, Difference], baseline: Group | None) -> str:
-    """What differences are of, and where their pairs are not alike."""
-    if baseline is None:
-        return ""
-    text = f" Differences to {baseline.label} are of runs with equal seeds: their mean ± its 95 % CI."
-    moved = [label for label, found in differences.items() if found.other_tests]
-    if moved:
-        text += f" They include that of other test records: {'; '.join(moved)}."
-    apart = [f"{label} ({found.unpaired})" for label, found in differences.items() if found.unpaired]
-    return text + (f" Seeds without a partner are left out: {'; '.join(apart)}." if apart else "")
+def comparisons(groups: Sequence[Group], metric: str) -> Table:
+    """A row for each pair of variants that a file compares, where all else that tells rows apart is equal."""
+    rows = []
+    differences = {}
+    places = {_place(group): group for group in groups if VARIANT in group.distinguishing}
+    for (_, *others), group in places.items():
+        for rival in group.runs[0].compared_with:
+            other = places.get((rival, *others))
+            if other is None:
+                rows.append((group.label, f"{rival}: no such row here", "-", "-", "-"))
+                continue
+            difference = group.difference(other, metric)
+            differences[f"{group.label} and {other.label}"] = difference
+            rows.append((group.label, other.label, str(difference), str(difference.summary.n), difference.verdict))
+    note = (
+        "Differences of runs with equal seeds: their mean ± half the width of its 95 % confidence interval (Student's "
+        f"t). Each verdict is of one pair, not corrected for their number.{_of_pairs(differences)}"
+    )
+    columns = ("configuration", "compared with", f"difference in {title(metric)}", "equal seeds", "at 95 %")
+    return Table(columns, (False, False, True, True, False), tuple(rows), f"Differences in {title(metric)}.", note)
 
 
-def pivot(groups: Sequence[Group], metric: str, across: tuple[str, str], labels: Mapping[str, str]) -> Table:
+def _place(group: Group) -> tuple[str, ...]:
+    """Its variant, then the values of the other keys that tell it apart."""
+    return tuple(value_text(group.keys.get(key)) for key in group.distinguishing)
+
+
+def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: Mapping[str, str]) -> Table:
     """A metric by the values of two keys: rows by the first, columns by the second.
 
     Raises:
         ConfigError: a key does not vary, or others do, so that a cell would hold several groups.
     """
-    keys = [ASKED if key == "epsilon" else key for key in across]
-    varying = differing([group.keys for group in groups])
+    varying, keys = differing([group.keys for group in groups]), across
     for key in keys:
         if key not in varying:
             known = ", ".join(varying) or "none"
@@ -124,10 +159,10 @@ def pivot(groups: Sequence[Group], metric: str, across: tuple[str, str], labels:
     cells: dict[tuple[str, str], list[Group]] = {}
     places: list[dict[str, Any]] = [{}, {}]
     for group in groups:
-        found = [key_text(key, group.keys.get(key)) for key in keys]
-        for place, text, key in zip(places, found, keys, strict=True):
+        texts = [key_text(key, group.keys.get(key)) for key in keys]
+        for place, text, key in zip(places, texts, keys, strict=True):
             place.setdefault(text, group.keys.get(key))
-        cells.setdefault((found[0], found[1]), []).append(group)
+        cells.setdefault((texts[0], texts[1]), []).append(group)
     for (row, column), several in cells.items():
         if len(several) > 1:
             others = ", ".join(differing([group.keys for group in several]))
@@ -166,17 +201,17 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 def no_better(groups: Sequence[Group]) -> str:
     """Which groups' models a constant would have matched: nobody sees that in a column of accuracies."""
-    found: dict[str, list[str]] = {}
+    by_measure: dict[str, list[str]] = {}
     for group in groups:
         for name in {run.ranked_by: None for run in group.complete if run.ranked_by}:
             model, baseline = (group.measure(name, who).mean for who in ("model", "baseline"))
             if model is None or baseline is None:
                 continue
             if not (model > baseline if higher_is_better(name) else model < baseline):
-                found.setdefault(name, []).append(group.label)
+                by_measure.setdefault(name, []).append(group.label)
     return "".join(
         f" No better on test records than a baseline without features, by {title(name)}: {'; '.join(labels)}."
-        for name, labels in found.items()
+        for name, labels in by_measure.items()
     )
 
 
@@ -251,8 +286,13 @@ def to_csv(table: Table) -> str:
 
 
 def tex(text: str) -> str:
-    """Text as LaTeX, in which no character of it means anything else."""
-    return text.translate(_TEX)
+    """Text as LaTeX, in which no character of it means anything else; the privacy parameters are symbols."""
+    text = re.sub(r"^-(?=\d)", r"$-$", text.translate(_TEX))
+    return re.sub(r"\b(delta|epsilon)\b", _symbol, text)
+
+
+def _symbol(match: re.Match[str]) -> str:
+    return {"delta": r"$\delta$", "epsilon": r"$\varepsilon$"}[match[0]]
 
 
 def to_latex(table: Table) -> str:
@@ -279,17 +319,19 @@ def to_latex(table: Table) -> str:
     )
 
 
-def summary_csv(groups: Sequence[Group], metrics: Sequence[str], baseline: Group | None = None) -> str:
+def summary_csv(
+    groups: Sequence[Group], metrics: Sequence[str], references: Mapping[str, Group] = NO_REFERENCES
+) -> str:
     """Numbers in full; an epsilon of inf is no guarantee."""
     rows = []
     for group in groups:
         row: dict[str, Any] = {"configuration": group.label, "runs": len(group.runs), "complete": len(group.complete)}
         for metric in metrics:
-            found = group.summary(metric)
-            row |= {f"{metric}_mean": found.mean, f"{metric}_ci95": found.half_width, f"{metric}_std": found.std}
-            row[f"{metric}_not_finite"] = found.not_finite
-        if baseline is not None:
-            pairs = group.difference(baseline, metrics[0])
+            value = group.summary(metric)
+            row |= {f"{metric}_mean": value.mean, f"{metric}_ci95": value.half_width, f"{metric}_std": value.std}
+            row[f"{metric}_not_finite"] = value.not_finite
+        if group.label in references:
+            pairs = group.difference(references[group.label], metrics[0])
             row |= {"difference": pairs.summary.mean, "difference_ci95": pairs.summary.half_width}
             row |= {"difference_pairs": pairs.summary.n, "difference_other_test_records": pairs.other_tests}
         row["epsilon_asked"] = group.asked
@@ -307,8 +349,9 @@ def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
         row = {"name": run.name, "id": run.id, "seed": run.seed, "status": run.status, "reason": run.reason}
         row |= {"rounds": run.rounds, **{metric: run.number(metric) for metric in metrics}}
         row |= {f"{name}_{who}": value for name, both in run.measures.items() for who, value in both.items()}
-        for what in ("server", "third_party", "total_server"):
+        for what in ("server", "third_party"):
             row[f"epsilon_{what}"] = getattr(spent, what) if spent else None
+        row["epsilon_total_server"] = spent.adaptive["epsilon"] if spent and spent.adaptive else None
         row |= {what: getattr(spent, what) if spent else None for what in MEANINGS}
         rows.append({**row, "folder": str(run.folder), **run.config})
     return csv_text(rows)

@@ -3,6 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const COLOURS = ["#1f77b4", "#e8710a", "#2ca02c", "#d62728", "#9467bd", "#a0685c", "#d357a8", "#7f8794", "#98a11b", "#12a5b5"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
+const MOST_BANDS = 5;  // as in plots
 const escaped = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 // Plotly, which the page holds compressed.
@@ -27,6 +28,7 @@ class Section {
   constructor(root) {
     this.root = root;
     this.data = data.sections[root.dataset.section];
+    this.style = this.styles();
     this.hidden = new Set();  // configurations that were switched off in the legend
     this.choices = root.querySelector(".choices").elements;
     this.filters = [...root.querySelectorAll(".filters select[data-key]")];
@@ -82,8 +84,17 @@ class Section {
     table.tBodies[0].append(...sorted.map(pair => pair[1]));
   }
 
-  style(index) {
-    return [COLOURS[index % COLOURS.length], DASHES[Math.floor(index / COLOURS.length) % DASHES.length]];
+  // A colour for each line against epsilon, and a dash for each of its points, as long as these are enough.
+  styles() {
+    const groups = this.data.groups, lines = new Map();
+    const places = groups.map(group => {
+      const [line, place] = lines.get(group.series) || [lines.size, -1];
+      lines.set(group.series, [line, place + 1]);
+      return [line, place + 1];
+    });
+    const enough = places.every(([line, place]) => line < COLOURS.length && place < DASHES.length);
+    return places.map(([line, place], i) => enough ? [COLOURS[line], DASHES[place]] :
+      [COLOURS[i % COLOURS.length], DASHES[Math.floor(i / COLOURS.length) % DASHES.length]]);
   }
 
   // Cut off where the measure ends.
@@ -105,7 +116,7 @@ class Section {
       const spread = band.half ? band.half.map(half => " ± " + half.toPrecision(2)) : band.x.map(() => "");
       lines.push({x: band.x, y: smoothed(band.mean, window), customdata: spread, name: label, mode: band.x.length > 1 ? "lines" : "markers",
         line: {color: colour, dash, width: 2}, marker: {color: colour},
-        hovertemplate: `${label}<br>%{x}: %{y:.4g}%{customdata}<extra></extra>`});
+        hovertemplate: `%{y:.4g}%{customdata} ${label}<extra></extra>`});
     }
     for (const run of group.runs) {
       if (run.complete && !this.choices.singly.checked || !run.curve[metric]) continue;
@@ -113,7 +124,7 @@ class Section {
       const name = `${label}, seed ${run.seed}` + (run.complete ? "" : `: ${escaped(run.status)}`);
       lines.push({x: run.curve[axis], y: smoothed(run.curve[metric], window), name, mode: run.complete ? "lines" : "lines+markers",
         marker: {symbol: "x", size: 5}, opacity: 0.8, line: {color: colour, width: 1, dash: run.complete ? "solid" : "dot"},
-        hovertemplate: `${name}<br>%{x}: %{y:.4g}<extra></extra>`});
+        hovertemplate: `%{y:.4g} ${name}<extra></extra>`});
     }
     return {bands, lines};
   }
@@ -121,12 +132,12 @@ class Section {
   draw() {
     const metric = this.choices.metric.value, axis = this.choices.axis.value;
     const left = this.rows(".groups").filter(row => !row.hidden);
-    const bands = [], lines = [], missing = [], legend = this.root.querySelector(".legend");
+    const bands = [], lines = [], missing = [], legend = this.root.querySelector(".legend.names");
     legend.replaceChildren();
     let count = 0;
     for (const row of left) {
       const index = Number(row.dataset.group), group = this.data.groups[index];
-      const [colour, dash] = this.style(index);
+      const [colour, dash] = this.style[index];
       const found = this.traces(group, colour, dash);
       row.querySelector(".chip").style.background = found.lines.length ? colour : "";
       if (!found.lines.length) { missing.push(group.label); continue; }
@@ -136,19 +147,19 @@ class Section {
       lines.push(...found.lines);
       count++;
     }
+    const shown = bands.length <= MOST_BANDS ? bands : [];
     this.root.querySelector(".drawn").textContent = `${count} of ${left.length} configurations` +
-      (bands.length ? "; bands: 95 % confidence intervals of the mean, as far as all runs reach" : "") + without(missing) + ".";
+      (shown.length ? "; bands: 95 % confidence intervals of the mean, as far as all runs reach" :
+        bands.length ? `; select ${MOST_BANDS} or fewer (click names, or filter) for 95 % confidence bands` : "") + without(missing) + ".";
     // All bands first: none lies over a curve.
-    this.show(this.root.querySelector(".curves"), [...bands, ...lines], data.axes[axis], metric);
+    this.show(this.root.querySelector(".curves"), [...shown, ...lines], data.axes[axis], metric);
     this.drawPoints(left);
   }
 
   // The names stand below the picture, as long as they are; one that is clicked is switched off.
   entry(legend, index, group, colour, dash) {
-    const item = document.createElement("li"), button = document.createElement("button"), line = document.createElement("span");
-    line.className = "line " + dash;
-    line.style.borderColor = colour;
-    button.append(line, `${group.label} (n = ${group.n})`);
+    const item = document.createElement("li"), button = document.createElement("button");
+    button.append(...this.named(colour, dash, `${group.label} (n = ${group.n})`).childNodes);
     button.setAttribute("aria-pressed", String(!this.hidden.has(index)));
     button.addEventListener("click", () => {
       if (!this.hidden.delete(index)) this.hidden.add(index);
@@ -156,6 +167,14 @@ class Section {
     });
     item.append(button);
     legend.append(item);
+  }
+
+  named(colour, dash, text) {
+    const item = document.createElement("li"), line = document.createElement("span");
+    line.className = "line " + dash;
+    line.style.borderColor = colour;
+    item.append(line, text);
+    return item;
   }
 
   // A point for each configuration; those that differ in nothing but the noise are one line.
@@ -169,19 +188,24 @@ class Section {
       if (!series.has(group.series)) series.set(group.series, []);
       series.get(group.series).push([...group.point, group, index]);
     }
-    const drawn = [...series].map(([name, points]) => {
+    const at = [...series.values()].flat().map(point => point[0]);
+    const step = (window.innerWidth < 600 ? 0.02 : 0.008) * (Math.max(...at) - Math.min(...at)), legend = this.root.querySelector(".legend.lines");
+    legend.replaceChildren();
+    const drawn = [...series].map(([name, points], place) => {
       points.sort((a, b) => a[0] - b[0]);
-      const [colour, dash] = this.style(points[0][4]);
-      return {x: points.map(p => p[0]), y: points.map(p => p[1]), name: escaped(name), mode: "lines+markers",
-        line: {color: colour, width: 1.5, dash},
+      const [colour] = this.style[points[0][4]];
+      legend.append(this.named(colour, "solid", name));
+      // Beside each other, so that no interval hides another one.
+      return {x: points.map(p => p[0] + step * (place - (series.size - 1) / 2)), y: points.map(p => p[1]),
+        name: escaped(name), mode: "lines+markers", line: {color: colour, width: 1.5},
         error_y: {array: points.map(p => this.clipped(metric, p[1] + p[2]) - p[1]), symmetric: false, color: colour,
           arrayminus: points.map(p => p[1] - this.clipped(metric, p[1] - p[2])), thickness: 1.5, width: 5},
-        marker: {size: 8}, customdata: points.map(p => `${escaped(p[3].label)} (n = ${p[3].n}), ± ${p[2].toPrecision(2)}`),
-        hovertemplate: "%{customdata}<br>epsilon %{x}: %{y:.4g}<extra></extra>"};
+        marker: {size: 8}, customdata: points.map(p => [`± ${p[2].toPrecision(2)} ${escaped(p[3].label)} (n = ${p[3].n})`, p[0]]),
+        hovertemplate: "%{y:.4g} %{customdata[0]}<br>epsilon %{customdata[1]}<extra></extra>"};
     });
     const count = drawn.reduce((sum, trace) => sum + trace.x.length, 0);
     this.root.querySelector("figcaption.points").textContent = `${count} of ${left.length} configurations, with 95 % confidence intervals, ` +
-      "at the epsilon of the whole run towards the server" + without(missing) + ".";
+      "at the epsilon of the whole run towards the server, side by side where it is equal" + without(missing) + ".";
     this.show(place, drawn, "epsilon of the whole run, server's view", metric);
   }
 
@@ -192,7 +216,7 @@ class Section {
     const grid = {gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true};
     const [least, most] = this.data.range[metric] || [null, null], baseline = this.data.baseline[metric];
     const values = baseline === undefined ? [] : [baseline];
-    for (const trace of drawn.filter(trace => !trace.fill)) {
+    for (const trace of drawn) {
       trace.y.forEach((y, i) => {
         if (y === null) return;
         values.push(y);
@@ -203,12 +227,14 @@ class Section {
     const range = values.length ? [Math.max(low - room, least ?? -Infinity), Math.min(high + room, most ?? Infinity)] : undefined;
     const shapes = baseline === undefined ? [] : [{type: "line", xref: "paper", x0: 0, x1: 1, y0: baseline, y1: baseline,
       line: {color: soft, width: 1, dash: "dot"}}];
-    const annotations = baseline === undefined ? [] : [{xref: "paper", x: 0, y: baseline, text: "no features", showarrow: false,
-      xanchor: "left", yanchor: "bottom", font: {size: 10, color: soft}}];
+    const annotations = baseline === undefined ? [] : [{xref: "paper", x: 1, y: baseline, text: "no features", showarrow: false,
+      xanchor: "right", yanchor: "bottom", font: {size: 10, color: soft}}];
+    const several = place.classList.contains("curves") && drawn.length <= 2 * MOST_BANDS;
+    const hovermode = several && window.innerWidth >= 600 ? "x unified" : "closest";
     Plotly.react(place, drawn, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: front, size: window.innerWidth < 600 ? 11 : 12},
       modebar: {bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: front}, shapes, annotations,
-      margin: {l: 55, r: 10, t: 10, b: 45}, hovermode: "closest", showlegend: false,
+      margin: {l: 55, r: 10, t: 10, b: 45}, hovermode, hoverlabel: {bgcolor: colours.getPropertyValue("--field"), font: {size: 11}}, showlegend: false,
       xaxis: {...grid, title: {text: across}},
       yaxis: {...grid, title: {text: escaped(this.data.titles[metric] || metric)}, range},
     }, {

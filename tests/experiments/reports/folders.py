@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from dpfl_plugin.experiments.reports.report import Section, _section
-from dpfl_plugin.experiments.reports.runs import scan
+from dpfl_plugin.experiments.reports.runs import Run, read, scan
+from dpfl_plugin.experiments.reports.section import Section, section_of
 
 CONFIG: dict[str, Any] = {
     "name": "made",
@@ -74,6 +74,11 @@ def made(
     return folder
 
 
+def some(folder: Path, *settings: dict[str, Any]) -> list[Run]:
+    """A run for each of ``settings``, which are arguments of `made`."""
+    return [read(made(folder / str(i), **setting)) for i, setting in enumerate(settings)]
+
+
 def result(folder: Path, accuracies: list[float | None], epsilon: float | None, status: str, reason: str) -> None:
     view = {"epsilon": epsilon, "delta": 1e-5, "unit": "record", "neighbouring": "replace_one", "accountant": "PLD"}
     tail = accuracies[len(accuracies) - math.ceil(len(accuracies) / 10) :]
@@ -101,7 +106,7 @@ def result(folder: Path, accuracies: list[float | None], epsilon: float | None, 
 
 def section(folder: Path, *metrics: str) -> Section:
     """Of all runs in a folder, on one data set."""
-    return _section("", scan([folder])[0], None, metrics, None, None, None)
+    return section_of("", scan([folder])[0], None, metrics, None, None, None)
 
 
 def change(path: Path, **values: Any) -> None:

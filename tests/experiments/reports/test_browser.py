@@ -323,9 +323,11 @@ def test_a_hundred_runs(browser: Any, tmp_path: Path) -> None:
     path = write(tmp_path)
     found = Opened(browser, path, "phone")
     assert len(found.rows()) == 50 and len(found.curves()) == 50
+    bands = "document.querySelector('.curves').data.filter(t => t.fill).length"
+    assert found.page.evaluate(bands) == 0
     found.page.locator("summary", has_text="Filter").click()
     found.page.select_option("select[data-key='algorithm.local_lr']", "3")
-    assert len(found.rows()) == 5
+    assert len(found.rows()) == found.page.evaluate(bands) == 5
     assert found.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert not found.wrong and found.asked == [path.as_uri()]
     found.context.close()

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from scipy import stats
 
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.experiments.reports.groups import Group, band, differing, epsilon_text, grouped, select, value_text
-from dpfl_plugin.experiments.reports.runs import Run, read
-from tests.experiments.reports.folders import change, made
+from dpfl_plugin.experiments.reports.groups import Group, differing, epsilon_text, grouped, select, value_text
+from dpfl_plugin.experiments.reports.runs import VARIANT, Run
+from tests.experiments.reports.folders import some
 
 
-def some(folder: Path, *settings: dict[str, Any]) -> list[Run]:
-    """A run for each of ``settings``, which are arguments of `made`."""
-    return [read(made(folder / str(i), **setting)) for i, setting in enumerate(settings)]
-
-
-def one(runs: list[Run]) -> Group:
+def group_of(runs: list[Run]) -> Group:
     (group,) = grouped(runs)
     return group
 
@@ -41,7 +34,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_group(tmp_path: Path) -> No
 
 def test_mean_and_its_confidence_interval(tmp_path: Path) -> None:
     values = [0.5, 0.7, 0.9]
-    summary = one(some(tmp_path, *({"seed": i, "accuracies": [v]} for i, v in enumerate(values)))).summary(
+    summary = group_of(some(tmp_path, *({"seed": i, "accuracies": [v]} for i, v in enumerate(values)))).summary(
         "test_accuracy"
     )
     assert summary.n == 3
@@ -52,13 +45,13 @@ def test_mean_and_its_confidence_interval(tmp_path: Path) -> None:
 
 
 def test_one_run_has_no_standard_deviation(tmp_path: Path) -> None:
-    summary = one(some(tmp_path, {"accuracies": [0.5]})).summary("test_accuracy")
+    summary = group_of(some(tmp_path, {"accuracies": [0.5]})).summary("test_accuracy")
     assert (summary.n, summary.mean, summary.std) == (1, 0.5, None)
     assert str(summary) == "0.5"
 
 
 def test_partial_and_failed_runs_are_counted_and_not_averaged(tmp_path: Path) -> None:
-    group = one(
+    group = group_of(
         some(
             tmp_path,
             {"seed": 0, "accuracies": [0.5]},
@@ -73,27 +66,27 @@ def test_partial_and_failed_runs_are_counted_and_not_averaged(tmp_path: Path) ->
 
 
 def test_a_number_that_is_not_finite_is_told_and_not_left_out_of_a_mean(tmp_path: Path) -> None:
-    summary = one(some(tmp_path, {"seed": 0}, {"seed": 1, "accuracies": [0.5, None]})).summary("test_accuracy")
+    summary = group_of(some(tmp_path, {"seed": 0}, {"seed": 1, "accuracies": [0.5, None]})).summary("test_accuracy")
     assert summary.mean is None and summary.not_finite == 1
     assert str(summary) == "not finite in 1 of 2"
 
 
 def test_epsilon_is_the_largest_and_rounded_up(tmp_path: Path) -> None:
-    group = one(some(tmp_path, {"seed": 0, "epsilon": 1.5}, {"seed": 1, "epsilon": 2.0001}))
+    group = group_of(some(tmp_path, {"seed": 0, "epsilon": 1.5}, {"seed": 1, "epsilon": 2.0001}))
     assert group.epsilon("server") == 2.0001
     assert epsilon_text(group.epsilon("server")) == "2.001"
     assert group.meaning("neighbouring") == "replace-one" and group.meaning("delta") == "1e-05"
 
 
 def test_without_noise_there_is_no_guarantee(tmp_path: Path) -> None:
-    group = one(some(tmp_path, {"seed": 0, "epsilon": 1.5}, {"seed": 1, "epsilon": None}))
+    group = group_of(some(tmp_path, {"seed": 0, "epsilon": 1.5}, {"seed": 1, "epsilon": None}))
     assert group.epsilon("server") == math.inf
     assert epsilon_text(group.epsilon("server")) == "no guarantee"
     assert group.meaning("accountant") == "-"
 
 
 def test_partial_runs_do_not_lend_their_epsilon(tmp_path: Path) -> None:
-    group = one(some(tmp_path, {"status": "interrupted", "epsilon": 1.5}))
+    group = group_of(some(tmp_path, {"status": "interrupted", "epsilon": 1.5}))
     assert group.epsilon("server") is None and epsilon_text(None) == "-"
 
 
@@ -177,73 +170,21 @@ def test_value_text(value: Any, text: str) -> None:
     assert value_text(value) == text
 
 
-def test_a_band_against_rounds(tmp_path: Path) -> None:
-    runs = some(tmp_path, {"seed": 0, "accuracies": [0.1, 0.3]}, {"seed": 1, "accuracies": [0.3, 0.7]})
-    found = band(runs, "test_accuracy", "rounds")
-    assert found is not None and found.half_width is not None
-    np.testing.assert_allclose(found.x, [1, 2])
-    np.testing.assert_allclose(found.mean, [0.2, 0.5])
-    each = stats.t.ppf(0.975, 1) / math.sqrt(2)
-    np.testing.assert_allclose(found.half_width, [each * np.std([0.1, 0.3], ddof=1), each * np.std([0.3, 0.7], ddof=1)])
-
-
-def test_a_band_reaches_as_far_as_all_runs_do(tmp_path: Path) -> None:
-    """Beyond, it would be the mean of those that lasted, another quantity."""
-    runs = some(tmp_path, {"seed": 0, "accuracies": [0.1] * 4}, {"seed": 1, "accuracies": [0.3] * 9})
-    found = band(runs, "test_accuracy", "rounds")
-    assert found is not None
-    np.testing.assert_allclose(found.x, [1, 2, 3, 4])
-    np.testing.assert_allclose(found.mean, 0.2)
-
-
-def test_a_band_on_axes_that_differ_is_between_evaluations_linear(tmp_path: Path) -> None:
-    """Accuracy 0.1 per round, at one and at two seconds a round: at t seconds 0.1 t and 0.05 t."""
-    steps = [0.1 * i for i in range(1, 11)]
-    runs = some(tmp_path, {"seed": 0, "accuracies": steps}, {"seed": 1, "accuracies": steps, "step": 2.0})
-    found = band(runs, "test_accuracy", "seconds")
-    assert found is not None
-    assert found.x[0] == 2 and found.x[-1] == 10
-    np.testing.assert_allclose(found.mean, 0.075 * found.x, rtol=1e-9)
-
-
-def test_no_band_where_a_value_is_missing(tmp_path: Path) -> None:
-    runs = some(tmp_path, {"seed": 0}, {"seed": 1, "epsilon": None}, {"seed": 2, "accuracies": [0.1, None, 0.3]})
-    assert band(runs[:2], "test_accuracy", "epsilon") is None
-    assert band([runs[0], runs[2]], "test_accuracy", "rounds") is None
-    assert band([], "test_accuracy", "rounds") is None
-    assert band(runs[:1], "nothing", "rounds") is None
-
-
-def test_no_band_where_runs_do_not_overlap(tmp_path: Path) -> None:
-    runs = some(tmp_path, {"seed": 0, "accuracies": [0.1, 0.2]}, {"seed": 1, "accuracies": [0.1, 0.2], "step": 100.0})
-    assert band(runs, "test_accuracy", "seconds") is None
-
-
-def test_runs_that_shared_a_ledger_are_told_apart_by_their_solved_noise(tmp_path: Path) -> None:
-    """What others left decided it, not the seed; without a ledger it follows the seed's partition."""
-    for name, seed, noise, shared in (("a", 0, 6.4, True), ("b", 1, 669.0, True), ("c", 2, 6.4, True)):
-        folder = made(tmp_path / name, seed=seed, changes={"privacy.noise_multiplier": None})
-        said = json.loads((folder / "result.json").read_text())["epsilon"]
-        said = {**said, "total": said} if shared else said
-        change(folder / "result.json", noise_multiplier=noise, epsilon=said)
-        change(folder / "ledger.json", views=said)
-    groups = grouped([read(tmp_path / name) for name in "abc"])
-    assert [[run.seed for run in group.runs] for group in groups] == [[0, 2], [1]]
-    assert [group.label for group in groups] == ["noise_multiplier=6.4", "noise_multiplier=669"]
-    for name in "abc":
-        said = json.loads((tmp_path / name / "result.json").read_text())["epsilon"]
-        said = {view: said[view] for view in ("server", "third_party")}
-        change(tmp_path / name / "result.json", epsilon=said)
-        change(tmp_path / name / "ledger.json", views=said)
-    assert len(one([read(tmp_path / name) for name in "abc"]).runs) == 3
-
-
 def test_variants_have_the_names_of_their_file_and_users_name_rows_and_words(tmp_path: Path) -> None:
     runs = some(tmp_path, {"changes": {"algorithm.name": "fedavg"}}, {"changes": {"privacy.noise_multiplier": 8.0}})
     labels = {"fedavg": "DP-FedAvg", "scaffold": "ours"}
     assert [group.label for group in grouped(runs, labels=labels)] == ["DP-FedAvg", "ours"]
-    named = [replace(run, label=label) for run, label in zip(runs, ("plain", "noisy"), strict=True)]
-    assert [group.label for group in grouped(named)] == ["noisy", "plain"]
+    named = [replace(run, config={VARIANT: label, **run.config}) for run, label in zip(runs, "ab", strict=True)]
+    assert [group.label for group in grouped(named)] == ["a", "b"]
+    assert [group.label for group in grouped(named[:1])] == ["a"]
+    assert len(grouped([named[0], replace(runs[0], seed=1)])) == 1, "a label alone tells no runs apart"
+
+
+def test_a_single_configuration_has_a_name(tmp_path: Path) -> None:
+    runs = some(tmp_path, {"seed": 0}, {"seed": 1, "changes": {"rounds": 5}})
+    assert group_of(runs[:1]).label == group_of(runs[:1]).series == "scaffold"
+    assert [group.label for group in grouped(runs, ["algorithm.name"])] == ["scaffold"]
+    assert [group.label for group in grouped(runs, ["rounds"])] == ["rounds=10", "rounds=5"]
 
 
 def test_differences_are_of_equal_seeds(tmp_path: Path) -> None:
@@ -256,7 +197,7 @@ def test_differences_are_of_equal_seeds(tmp_path: Path) -> None:
     ]
     first, second = grouped(some(tmp_path, *settings))
     found = first.difference(second, "test_accuracy")
-    assert found.summary.n == 3 and found.summary.mean == pytest.approx(0.02) and found.unpaired == 1
+    assert found.summary.n == 3 and found.summary.mean == pytest.approx(0.02) and found.unpaired == (3,)
     assert found.summary.half_width == pytest.approx(0, abs=1e-12) and found.other_tests == 0
     moved = replace(second, runs=tuple(replace(run, test_part="other") for run in second.runs))
     assert first.difference(moved, "test_accuracy").other_tests == 3

@@ -77,7 +77,7 @@ def test_points_are_results_at_the_epsilon_of_the_whole_run(tmp_path: Path) -> N
         "noise_multiplier=8.01": [1.0, 0.3, half],  # so near that it is drawn at the same place
         "no noise": None,
     }
-    assert {group["series"] for group in groups} == {"all runs"}
+    assert {group["series"] for group in groups} == {"scaffold"}
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:

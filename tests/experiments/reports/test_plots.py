@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from dpfl_plugin.api import plots
 from dpfl_plugin.experiments.reports.groups import grouped
-from dpfl_plugin.experiments.reports.plots import left_out, plot, plot_tradeoff
+from dpfl_plugin.experiments.reports.plots import BESIDE, MOST_BANDS, left_out, plot, plot_tradeoff
 from dpfl_plugin.experiments.reports.runs import read
 from tests.experiments.reports.folders import made
 
@@ -50,7 +51,7 @@ def test_png_and_pdf_of_mean_band_and_partial_runs(tmp_path: Path, drawn: list[A
 
 
 def test_epsilons_that_agree_are_drawn_at_one_place(tmp_path: Path, drawn: list[Any]) -> None:
-    """Without an offset: a point of 3.9998 is one of 4."""
+    """But for the space between intervals, and without an offset: a point of 3.9998 is one of 4."""
     epsilons = {0.1: 3.99972, 0.2: 4.0, 0.5: 3.97, 1.0: 3.9, 2.0: 1.0}
     groups = grouped(
         [
@@ -60,7 +61,9 @@ def test_epsilons_that_agree_are_drawn_at_one_place(tmp_path: Path, drawn: list[
     )
     assert plot_tradeoff(tmp_path / "p", groups, "test_accuracy")
     at = {line.get_ydata()[0] * 4: line.get_xdata()[0] for line in drawn[0].lines if len(line.get_xdata()) == 1}
-    assert {lr: at[lr] for lr in epsilons} == {0.1: 4.0, 0.2: 4.0, 0.5: 4.0, 1.0: 3.9, 2.0: 1.0}
+    step = BESIDE * (4.0 - 1.0)
+    drawn_at = {lr: at[lr] - step * (place - 2) for place, lr in enumerate(epsilons)}
+    assert drawn_at == pytest.approx({0.1: 4.0, 0.2: 4.0, 0.5: 4.0, 1.0: 3.9, 2.0: 1.0})
     assert not plot_tradeoff(tmp_path / "q", groups[:2], "test_accuracy"), "at one place there is nothing to compare"
     lines = [{"round": 1 + n, "test_accuracy": 0.5 + 1e-9 * n, "epsilon": NEAR} for n in range(3)]
     runs = {"run": lines}
@@ -68,6 +71,21 @@ def test_epsilons_that_agree_are_drawn_at_one_place(tmp_path: Path, drawn: list[
     for axis in axes:
         axis.figure.canvas.draw()
         assert not axis.xaxis.get_offset_text().get_text() and "+" not in axis.yaxis.get_offset_text().get_text()
+
+
+def test_colours_tell_lines_and_dashes_tell_epsilons(tmp_path: Path, drawn: list[Any]) -> None:
+    """In both pictures; with more than fit, each configuration is on its own, and bands are left out."""
+    for name, epsilon, seed in itertools.product("abc", (1.0, 4.0), range(2)):
+        changes = {"algorithm.name": name, "privacy.epsilon": epsilon}
+        made(tmp_path / f"{name}{epsilon}{seed}", seed=seed, changes=changes, epsilon=epsilon)
+    groups = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
+    plot(tmp_path / "p", groups, "test_accuracy", "rounds")
+    lines = {str(line.get_label()): (line.get_color(), line.get_linestyle()) for line in drawn[0].lines}
+    assert len({colour for colour, _ in lines.values()}) == 3 and len({*lines.values()}) == 6
+    assert lines["a, epsilon=1 (n = 2)"][0] == lines["a, epsilon=4 (n = 2)"][0]
+    assert len(groups) > MOST_BANDS and not drawn[0].collections
+    plot(tmp_path / "q", groups[:MOST_BANDS], "test_accuracy", "rounds")
+    assert len(drawn[-1].collections) == MOST_BANDS
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

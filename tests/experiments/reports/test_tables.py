@@ -10,15 +10,17 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports.groups import Group, grouped
-from dpfl_plugin.experiments.reports.runs import read
+from dpfl_plugin.experiments.reports.runs import VARIANT, read
 from dpfl_plugin.experiments.reports.tables import (
     Table,
+    comparisons,
     measures,
     no_better,
     pivot,
@@ -73,9 +75,33 @@ def test_differences_to_a_row_that_was_named(tmp_path: Path) -> None:
                 tmp_path / f"{name}{seed}", seed=seed, accuracies=[0.2 * seed + more], changes={"algorithm.name": name}
             )
     first, second = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
-    table = summary([first, second], METRICS, "seeds", second)
+    table = summary([first, second], METRICS, "seeds", {first.label: second}, "b")
     assert table.columns[4] == "test accuracy, less that of b" and [row[4] for row in table.rows] == ["+0.1 ± 0", "-"]
     assert "equal seeds" in table.note and "other test records" not in table.note
+
+
+def test_variants_that_a_file_compares(tmp_path: Path) -> None:
+    """A row for each pair and each value of what else varies; a variant that is not here is named."""
+    for label, epsilon, seed in itertools.product("ab", (1.0, 4.0), range(3)):
+        changes = {"algorithm.name": f"of {label}", "privacy.epsilon": epsilon}
+        accuracies: list[float | None] = [0.1 * seed + 0.05 * (label == "a") * epsilon]
+        made(tmp_path / f"{label}{epsilon}{seed}", seed=seed, changes=changes, accuracies=accuracies)
+    runs = [read(folder) for folder in sorted(tmp_path.iterdir())]
+    named = [
+        replace(run, config={VARIANT: run.folder.name[0], **run.config}, compared_with=("b", "c"))
+        if run.folder.name[0] == "a"
+        else replace(run, config={VARIANT: "b", **run.config})
+        for run in runs
+    ]
+    table = comparisons(grouped(named), METRICS[0])
+    assert table.columns[2] == "difference in test accuracy"
+    assert table.rows == (
+        ("a, epsilon=1", "b, epsilon=1", "+0.05 ± 0", "3", "significant"),
+        ("a, epsilon=1", "c: no such row here", "-", "-", "-"),
+        ("a, epsilon=4", "b, epsilon=4", "+0.2 ± 0", "3", "significant"),
+        ("a, epsilon=4", "c: no such row here", "-", "-", "-"),
+    )
+    assert comparisons(grouped(runs), METRICS[0]).rows == ()
 
 
 def test_a_pivot_of_two_keys(tmp_path: Path) -> None:
@@ -157,6 +183,7 @@ def test_markdown(tmp_path: Path) -> None:
 
 def test_latex_escapes_all_that_means_something() -> None:
     assert tex("±") == r"$\pm$"
+    assert tex("-0.1, epsilon=2, delta, t-1") == r"$-$0.1, $\varepsilon$=2, $\delta$, t-1"
     rest = tex(NASTY)
     for escape in (r"\textbackslash{}", r"\textasciitilde{}", r"\textasciicircum{}", r"\textless{}", r"\textgreater{}"):
         assert escape in rest
