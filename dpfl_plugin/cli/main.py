@@ -53,7 +53,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand not in ("run", "resume", "quickstart"):  # which say themselves when they have begun
+    if context.invoked_subcommand not in ("run", "resume", "quickstart", "sweep", "tune"):  # which say when they begin
         interrupts.startup_is_over()
 
 

@@ -26,6 +26,7 @@ from dpfl_plugin.experiments.status import SweepStatus
 from dpfl_plugin.experiments.submission import Backend, Options
 from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED
 from dpfl_plugin.experiments.tasks import run_rows, say, try_again
+from dpfl_plugin.interrupts import startup_is_over
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.records import steps_of
@@ -118,11 +119,16 @@ def sweep(
     if dry_run:
         rows, _ = _wanted(planned, expansion.duplicates, retry)
         return SweepResult(folder, _status(planned), dry_run=_dry_run(planned, rows, options))
-    if on == "local":
-        return _run_or_submit(planned, expansion.duplicates, folder, options, retry)
-    with submission.alone(planned, say) as lock:
-        submission.settle(planned, say)
-        return _run_or_submit(planned, expansion.duplicates, folder, options, retry, lock)
+    startup_is_over()
+    try:
+        if on == "local":
+            return _run_or_submit(planned, expansion.duplicates, folder, options, retry)
+        with submission.alone(planned, say) as lock:
+            submission.settle(planned, say)
+            return _run_or_submit(planned, expansion.duplicates, folder, options, retry, lock)
+    except KeyboardInterrupt:
+        say("interrupted; everything that began is saved. The same command continues.")
+        raise
 
 
 def _run_or_submit(
@@ -145,7 +151,6 @@ def _run_or_submit(
     submitted = [] if lock is None else submission.submit(planned, rows, options, lock, say)
     code = run_rows(planned, rows, options.jobs) if lock is None else 0
     if code == INTERRUPTED:
-        say("interrupted; everything that began is saved. The same command continues.")
         raise KeyboardInterrupt
     if planned.ledger is not None:
         say(f"epsilon of all runs together: dpfl account {shlex.quote(str(planned.ledger))}")
