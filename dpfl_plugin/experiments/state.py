@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
-from dpfl_plugin.errors import DataError
+from dpfl_plugin.errors import DataError, is_full
 from dpfl_plugin.runs.checkpoint import saved_rounds
 from dpfl_plugin.runs.environment import changed, file_digests
 from dpfl_plugin.runs.folder import RunFolder, has_ended, last_object, read_object, to_json
@@ -52,8 +52,25 @@ class State:
 
 def write_task(folder: RunFolder, state: str, **facts: Any) -> None:
     """Say what became of a run's process: running, stopped, failed, done, or pending (to be tried again)."""
+    _write(folder, task_file(folder), {"state": state, "time": round(time.time(), 3), **facts})
+
+
+def _write(folder: RunFolder, path: Path, facts: dict[str, Any]) -> None:
+    """Write a file; where a disk is full, over the old one, which takes no room.
+
+    Raises:
+        OSError: it cannot be written, or only over the old one.
+    """
     folder.make()
-    folder.write(task_file(folder), to_json({"state": state, "time": round(time.time(), 3), **facts}, None))
+    content = to_json(facts, None)
+    try:
+        folder.write(path, content)
+    except OSError as error:
+        if is_full(error) and path.exists():
+            with open(path, "r+") as file:
+                file.write(content)
+                file.truncate()
+        raise
 
 
 def touch(folder: RunFolder) -> None:
@@ -66,8 +83,7 @@ def task_file(folder: RunFolder) -> Path:
 
 def note_end(folder: RunFolder, code: int, reason: str) -> None:
     """What a run that a launcher started says itself at its end: a launcher's exit code may mean anything."""
-    folder.make()
-    folder.write(_end_file(folder), to_json({"code": code, "reason": reason}, None))
+    _write(folder, _end_file(folder), {"code": code, "reason": reason})
 
 
 def end_of(folder: RunFolder) -> tuple[int, str] | None:
@@ -77,7 +93,8 @@ def end_of(folder: RunFolder) -> tuple[int, str] | None:
 
 
 def forget_end(folder: RunFolder) -> None:
-    _end_file(folder).unlink(missing_ok=True)
+    """Have nothing noted, in a file that a full disk lets be written over."""
+    _write(folder, _end_file(folder), {})
 
 
 def _end_file(folder: RunFolder) -> Path:
@@ -117,7 +134,10 @@ def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
             return State("lost", f"{where} ended without a word", round, task=task)
         eta = seconds / round * (rounds - round) if round and rounds else None
         return State("running", round=round, eta=eta, seconds=seconds, task=task)
-    return State("pending", "interrupted, continues from its checkpoint" if round else "", round, task=task)
+    stopped = str(task.get("reason", "")) if task is not None and state == "stopped" else ""
+    return State(
+        "pending", stopped or ("interrupted, continues from its checkpoint" if round else ""), round, task=task
+    )
 
 
 def progress(folder: RunFolder) -> tuple[int, bool]:

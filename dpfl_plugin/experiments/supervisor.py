@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError, is_full, system_says
 from dpfl_plugin.experiments import state
 from dpfl_plugin.runs.folder import RunFolder
 
 TRIES: Final = 3  # of a run that is killed, by a lack of memory say, before it counts as failed
-DONE, FAILED, INTERRUPTED, BUSY, LOST = 0, 1, 4, 75, 76  # LOST: ranks of it are gone, which says nothing of the run
+# LOST: ranks of it are gone, which says nothing of the run; FULL: a disk is, and no run can go on
+DONE, FAILED, INTERRUPTED, BUSY, LOST, FULL = 0, 1, 4, 75, 76, 77
 NO_ROUND: Final = 7  # of a task: interrupted before one of its runs finished a round
 POLL_SECONDS: Final = 0.05
 BUSY_SECONDS: Final = 1.0  # between looks at a run that another process is at
@@ -102,14 +103,14 @@ class Supervisor:
     gpus: Sequence[str] = ()
 
     def run(self, rows: Iterable[Row]) -> int:
-        """Run all that are neither finished nor failed; returns 0, 1 (some failed) or 4 (interrupted)."""
+        """Run all that are neither finished nor failed; returns 0, 1 (failures, or a full disk) or 4 (interrupted)."""
         self._waiting: deque[tuple[float, int, Row]] = deque((0.0, 1, row) for row in rows)  # not before, try, row
         self._live: dict[int, _Live] = {}
         self._failed = self._unfinished = 0
         self._told = set[int]()  # rows of which it was said that another process is at them
-        told = False
+        self._disk_is_full = told = False
         while self._waiting or self._live:
-            if self.stop.asked and not told:
+            if (self.stop.asked or self._disk_is_full) and not told:
                 told = True
                 self._unfinished += len(self._waiting)
                 self._waiting.clear()
@@ -120,6 +121,8 @@ class Supervisor:
             self._reap()
             self._beat()
             time.sleep(POLL_SECONDS)
+        if self._disk_is_full:
+            return FAILED
         return INTERRUPTED if self._unfinished else FAILED if self._failed else DONE
 
     def _start_some(self) -> None:
@@ -184,10 +187,8 @@ class Supervisor:
             code, reason = self.begin(row, lambda: self.stop.asked or os.getppid() != parent)
         except BusyError:
             code = BUSY
-        except DpflError as error:
-            reason = str(error)
-        except OSError as error:  # a full or vanished disk
-            reason = system_says(error)
+        except (DpflError, OSError) as error:
+            code, reason = FULL if is_full(error) else FAILED, system_says(error)
         except BaseException as error:
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
@@ -218,6 +219,9 @@ class Supervisor:
             self.say(f"{row.index}: done  {row.label}")
         elif code == BUSY:
             self._go_on(row, live.tries)
+        elif code == FULL:
+            self._stop_for(row, reason)
+            self._note(row, "stopped", reason=reason)
         elif code == INTERRUPTED or (killed and (live.tries < TRIES or self.stop.asked)):
             self._note(row, "stopped")
             again = AGAIN_SECONDS[min(live.tries, len(AGAIN_SECONDS)) - 1] if self.launched and killed else 0.0
@@ -231,7 +235,7 @@ class Supervisor:
             self.say(f"{row.index}: FAILED: {reason}  {row.label}")
 
     def _go_on(self, row: Row, tries: int, seconds: float = 0.0) -> None:
-        if self.stop.asked:
+        if self.stop.asked or self._disk_is_full:
             self._unfinished += 1
             self.say(f"{row.index}: interrupted, saved  {row.label}")
         else:
@@ -248,8 +252,17 @@ class Supervisor:
     def _note(self, row: Row, what: str, **more: Any) -> None:
         try:
             state.write_task(self.folder_of(row), what, host=os.uname().nodename, **self.facts, **more)
-        except OSError as error:  # a full disk: the run's process finds it, too, and says so
-            self.say(f"{row.index}: {system_says(error)}")
+        except OSError as error:
+            if is_full(error):
+                self._stop_for(row, system_says(error))
+            else:
+                self.say(f"{row.index}: {system_says(error)}")
+
+    def _stop_for(self, row: Row, reason: str) -> None:
+        """Stop, as a disk is full: all runs that are left would fail for the same reason."""
+        if not self._disk_is_full:
+            self.say(f"{row.index}: {reason} The sweep stops until then.  {row.label}")
+        self._disk_is_full = True
 
     def _signal(self, number: int) -> None:
         for pid in self._live:

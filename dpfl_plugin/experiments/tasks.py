@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of
-from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError, is_full, system_says
 from dpfl_plugin.experiments import manifest, state
 from dpfl_plugin.experiments.manifest import Sweep
-from dpfl_plugin.experiments.supervisor import BUSY, FAILED, INTERRUPTED, LOST, NO_ROUND, Stop, Supervisor
+from dpfl_plugin.experiments.supervisor import BUSY, FAILED, FULL, INTERRUPTED, LOST, NO_ROUND, Stop, Supervisor
 from dpfl_plugin.federation.outcome import EXIT_CODES
 from dpfl_plugin.runs.folder import RunFolder, to_json
 
@@ -78,7 +78,7 @@ def run_ranks(folder: Path, index: int) -> int:
             code, reason = LOST, str(error)
             raise
         except (DpflError, OSError) as error:
-            reason = system_says(error) if isinstance(error, OSError) else str(error)
+            code, reason = FULL if is_full(error) else FAILED, system_says(error)
             raise
         except BaseException as error:
             code = LOST if job.is_of_mpi(error) else FAILED  # whose calls fail where a peer is gone

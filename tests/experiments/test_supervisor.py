@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,9 +14,20 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.errors import MAKE_ROOM, BusyError, ConfigError
+from dpfl_plugin.errors import MAKE_ROOM, BusyError, ConfigError, DataError, system_says
 from dpfl_plugin.experiments import state, supervisor
-from dpfl_plugin.experiments.supervisor import BUSY, DONE, FAILED, INTERRUPTED, LOST, TRIES, Begin, Stop, Supervisor
+from dpfl_plugin.experiments.supervisor import (
+    BUSY,
+    DONE,
+    FAILED,
+    FULL,
+    INTERRUPTED,
+    LOST,
+    TRIES,
+    Begin,
+    Stop,
+    Supervisor,
+)
 from dpfl_plugin.runs.folder import RunFolder
 
 ROWS = [Row(i, f"{i:012x}", "run", f"seed={i}", 3, {}) for i in range(6)]
@@ -116,7 +128,7 @@ def raises(error: BaseException) -> Begin:
     ("error", "reason"),
     [
         (ConfigError("seed=1: is unlucky."), "seed=1: is unlucky."),
-        (OSError(28, "No space left", "/a/b"), f"/a/b: cannot be written (No space left). {MAKE_ROOM}"),
+        (OSError(13, "Permission denied", "/a/b"), "[Errno 13] Permission denied: '/a/b'"),
         (ZeroDivisionError("by nought"), "ZeroDivisionError: by nought"),
         (SystemExit(3), "SystemExit: 3"),
     ],
@@ -130,6 +142,36 @@ def test_a_run_that_raises_fails_with_its_reason_and_alone(bench: Bench, error: 
     assert bench.begun().count(1) == 1
     state.write_task(bench.folder(ROWS[1]), "pending")  # --retry
     assert bench.run(lambda row, stop: (DONE, "")) == DONE
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_full_disk_stops_the_sweep_once_and_the_next_call_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, launched: bool
+) -> None:
+    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        if row.index < 2:
+            return DONE, ""
+        wait_for(lambda: {2, 3} <= set(bench.begun()))
+        full = OSError(28, "No space left", "/a/b")
+        if not launched:
+            raise DataError("the table cannot be copied.") from full
+        monkeypatch.setattr(RunFolder, "write", raises_full)
+        with contextlib.suppress(OSError):
+            state.note_end(bench.folder(row), FULL, system_says(full))
+        return 1, ""
+
+    def raises_full(*_: object) -> None:
+        raise OSError(28, "No space left", "/a/b")
+
+    assert bench.run(do, launched=launched) == FAILED and len(bench.begun()) == 4
+    assert bench.states() == ["done", "done", *["pending"] * 4]
+    assert len([text for text in bench.said if "The sweep stops" in text]) == 1
+    reasons = {state.state_of(bench.folder(row), 3, time.time()).reason for row in ROWS[2:4]}
+    assert reasons == {
+        f"/a/b: cannot be written (No space left). {MAKE_ROOM}" if launched else "the table cannot be copied."
+    }
+    assert not any("FAILED" in text for text in bench.said)
+    assert bench.run(lambda row, stop: (DONE, ""), launched=launched) == DONE
 
 
 def test_a_run_that_is_killed_is_tried_again_but_not_for_ever(bench: Bench) -> None:
