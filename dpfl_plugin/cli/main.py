@@ -206,7 +206,7 @@ def sweep_task(
     jobs: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """What a batch task of a sweep does."""
-    from dpfl_plugin.experiments.tasks import run_task
+    from dpfl_plugin.experiments.supervisor import run_task
 
     raise typer.Exit(run_task(folder, task, pack, jobs))
 
@@ -217,7 +217,7 @@ def sweep_run(
     index: Annotated[int, typer.Argument(help="Which row of the manifest.")],
 ) -> None:
     """What each MPI rank of a run in a sweep does."""
-    from dpfl_plugin.experiments.tasks import run_ranks
+    from dpfl_plugin.experiments.supervisor import run_ranks
 
     raise typer.Exit(run_ranks(folder, index))
 

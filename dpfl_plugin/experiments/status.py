@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import statistics
 import sys
+import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +21,12 @@ from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import Printed, duration
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.experiments import manifest, slurm, state, submission
-from dpfl_plugin.experiments.state import State
+from dpfl_plugin.experiments import manifest, slurm, submission
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.run_status import RunStatus, status_of
 from dpfl_plugin.terminal import printed, show_table
 
-ORDER: Final[tuple[state.Status, ...]] = ("running", "failed", "lost", "pending", "done")
+ORDER: Final = ("running", "failed", "lost", "pending", "done")
 WIDTH: Final = 200  # without a terminal to fit into
 MOST_LINES: Final = 12  # of each status, unless all are asked for
 MOST_CONFIGURATIONS: Final = 20  # in the table of scores
@@ -34,7 +37,7 @@ class SweepStatus(Printed):
     """All runs of the sweeps in a folder, each once, with their states; and what Slurm says of their tasks."""
 
     rows: tuple[Row, ...]
-    states: tuple[State, ...]
+    states: tuple[RunStatus, ...]
     queue: Counter[str] | None = None
 
     @property
@@ -70,9 +73,9 @@ class SweepStatus(Printed):
                 "reason": known.reason,
                 "round": known.round,
                 "rounds": row.rounds,
-                "eta_seconds": known.eta,
-                f"test_{known.score}": known.accuracy,
-                "epsilon": known.epsilon,
+                "eta_seconds": known.eta(row.rounds),
+                f"test_{known.score}": known.tail_mean,
+                "epsilon": known.epsilon if known.status == "done" else None,
             }
             for row, known in zip(self.rows, self.states, strict=True)
         ]
@@ -102,7 +105,7 @@ class SweepStatus(Printed):
         for name in ("configuration", "runs", "score, last 10 % of rounds", "epsilon, at most"):
             table.add_column(name)
         for name, runs in groups[:MOST_CONFIGURATIONS]:
-            values = [run.accuracy for run in runs if run.accuracy is not None]
+            values = [run.tail_mean for run in runs if run.tail_mean is not None]
             spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
             score = f"{runs[0].score} {statistics.fmean(values):.4f}{spread}" if values else "-"
             spent = [run.epsilon for run in runs]
@@ -112,9 +115,9 @@ class SweepStatus(Printed):
         text = printed(lambda console: show_table(console, table), WIDTH) if groups else ""
         return f"{text}\nand {more} more configurations" if more > 0 else text
 
-    def _by_configuration(self) -> list[tuple[str, list[State]]]:
+    def _by_configuration(self) -> list[tuple[str, list[RunStatus]]]:
         """Runs that differ in their seeds alone are of one; by its name, in the order of the manifest."""
-        groups: dict[str, tuple[str, list[State]]] = {}
+        groups: dict[str, tuple[str, list[RunStatus]]] = {}
         for row, known in zip(self.rows, self.states, strict=True):
             if known.status != "done":
                 continue
@@ -148,10 +151,26 @@ def sweep_status(folder: Path) -> SweepStatus:
         for row in sweep.rows:
             if row.id not in rows:
                 rows[row.id], folders[row.id] = row, sweep.folder_of(row)
-    states = state.states((folders[id], row.rounds) for id, row in rows.items())
     queue = slurm.queue(jobs) if jobs else None
     tasks = None if queue is None else Counter(queue.values())
-    return SweepStatus(tuple(rows.values()), tuple(_explained(states, jobs)), tasks)
+    return SweepStatus(tuple(rows.values()), tuple(_explained(states(folders.values()), jobs)), tasks)
+
+
+def states(folders: Iterable[RunFolder]) -> list[RunStatus]:
+    """The state of each run of a sweep; those that were interrupted are pending, too."""
+    now = time.time()
+    begun: dict[Path, set[str]] = {}
+    found = []
+    for folder in folders:
+        parent = folder.path.parent
+        if parent not in begun:
+            begun[parent] = {entry.name for entry in os.scandir(parent)} if parent.is_dir() else set()
+        state = status_of(folder, now) if folder.path.name in begun[parent] else RunStatus(folder.path, "pending")
+        if state.status == "interrupted":
+            reason = state.reason or ("interrupted, continues from its checkpoint" if state.round else "")
+            state = replace(state, status="pending", reason=reason)
+        found.append(state)
+    return found
 
 
 @functools.cache
@@ -160,25 +179,24 @@ def _note(text: str) -> None:
     print(f"dpfl: note: {text}", file=sys.stderr)
 
 
-def _explained(states: Sequence[State], jobs: list[str]) -> Sequence[State]:
+def _explained(states: Sequence[RunStatus], jobs: list[str]) -> Sequence[RunStatus]:
     """With what sacct knows of the tasks of lost runs, where there is one."""
     if not jobs or not any(known.status == "lost" for known in states):
         return states
     ended = slurm.accounting(jobs) or {}
-    return [_with_end(known, ended) if known.status == "lost" else known for known in states]
+    ways = [ended.get(str((known.task or {}).get("job"))) if known.status == "lost" else None for known in states]
+    return [
+        replace(known, reason=f"{known.reason} ({way})") if way else known
+        for known, way in zip(states, ways, strict=True)
+    ]
 
 
-def _with_end(known: State, ended: dict[str, str]) -> State:
-    how = ended.get(str((known.task or {}).get("job")))
-    return State("lost", f"{known.reason} ({how})" if how else known.reason, known.round, task=known.task)
-
-
-def _detail(row: Row, known: State) -> str:
+def _detail(row: Row, known: RunStatus) -> str:
     if known.status == "running":
-        of = f"/{row.rounds}" if row.rounds else ""
-        left = f", {duration(known.eta)} left" if known.eta is not None else ""
+        of, eta = f"/{row.rounds}" if row.rounds else "", known.eta(row.rounds)
+        left = f", {duration(eta)} left" if eta is not None else ""
         return f"round {known.round}{of}{left}"
     if known.status == "done":
-        score = f"{known.score} {known.accuracy:.4f}" if known.accuracy is not None else ""
+        score = f"{known.score} {known.tail_mean:.4f}" if known.tail_mean is not None else ""
         return score + (f", epsilon {places(known.epsilon, 3)}" if known.epsilon is not None else "")
     return known.reason

@@ -20,17 +20,18 @@ from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.preprocess import check_steps
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.errors import require
-from dpfl_plugin.experiments import manifest, resources, state, submission
+from dpfl_plugin.experiments import manifest, resources, submission
 from dpfl_plugin.experiments.manifest import Sweep
-from dpfl_plugin.experiments.status import SweepStatus
+from dpfl_plugin.experiments.status import SweepStatus, states
 from dpfl_plugin.experiments.submission import Backend, Options
-from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED
-from dpfl_plugin.experiments.tasks import run_rows, say, try_again
+from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED, run_rows, say, try_again
 from dpfl_plugin.interrupts import startup_is_over
 from dpfl_plugin.runs.backbone import MORE_STEPS
+from dpfl_plugin.runs.environment import changed, file_digests
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.records import steps_of
 from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.run_status import RunStatus
 
 COMPOSES: Final = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
@@ -160,8 +161,7 @@ def _run_or_submit(
 
 
 def _status(planned: Sweep) -> SweepStatus:
-    states = state.states((planned.folder_of(row), row.rounds) for row in planned.rows)
-    return SweepStatus(planned.rows, tuple(states))
+    return SweepStatus(planned.rows, tuple(states(map(planned.folder_of, planned.rows))))
 
 
 def _wanted(planned: Sweep, duplicates: int, retry: bool) -> tuple[list[Row], list[Row]]:
@@ -171,17 +171,18 @@ def _wanted(planned: Sweep, duplicates: int, retry: bool) -> tuple[list[Row], li
     counts = ", ".join(f"{n} {name}" for name, n in Counter(known.status for known in status.states).items())
     again = f" ({duplicates} combinations are the same as others)" if duplicates else ""
     say(f"{len(planned.rows)} runs: {counts}{again}; in {planned.runs}")
-    _say_other_code(planned, [row for row, known in found if known.status == "done"])
+    _say_other_code(planned, [(row, known) for row, known in found if known.status == "done"])
     failed = [row for row, known in found if known.status == "failed"]
     wanted = [row for row, known in found if known.status in ("pending", "lost")]
     return sorted([*wanted, *failed], key=lambda row: row.index) if retry else wanted, failed
 
 
-def _say_other_code(planned: Sweep, done: Sequence[Row]) -> None:
+def _say_other_code(planned: Sweep, done: Sequence[tuple[Row, RunStatus]]) -> None:
     """Name each finished run that was made with another file of users' code than there is now."""
     own_folders.look_in(planned.source.parent)
-    for row in done:
-        if others := state.other_code(planned.folder_of(row), config_of(planned.base, row, planned.runs)):
+    for row, known in done:
+        now = file_digests(config_of(planned.base, row, planned.runs))
+        if others := changed(now, known.result.get("code") or {}):
             say(f"{row.index}: made with another version of {', '.join(others)} than there is now  {row.label}")
 
 

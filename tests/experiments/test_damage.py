@@ -8,8 +8,9 @@ import pytest
 
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import DataError
-from dpfl_plugin.experiments import manifest, slurm, state, status
+from dpfl_plugin.experiments import manifest, slurm, status
 from dpfl_plugin.experiments.manifest import Sweep
+from dpfl_plugin.runs.run_status import status_of
 from tests.cli.command import dpfl
 from tests.cli.sweeping import write
 
@@ -40,7 +41,7 @@ def test_a_damaged_file_is_of_its_run_only(sweep: Sweep, name: str, text: str, s
     (folder.path / name).write_text(text)
     found = dpfl("status", sweep.folder.parents[1], "--json").json
     assert [run["status"] for run in found["runs"]] == ["pending", "failed" if said else "pending", "pending"]
-    assert said in found["runs"][1]["reason"] and not state.finished(folder)
+    assert said in found["runs"][1]["reason"] and status_of(folder).status != "done"
 
 
 @pytest.mark.parametrize("name", ["manifest.jsonl", "base.yaml", "sweep.json"])

@@ -15,7 +15,9 @@ import pytest
 
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.experiments import manifest, resources, slurm, state, submission, tasks
+from dpfl_plugin.experiments import manifest, resources, slurm, submission, supervisor
+from dpfl_plugin.experiments.status import states
+from dpfl_plugin.runs.run_status import write_task
 from tests.cli.command import Done, dpfl
 from tests.cli.sweeping import write
 from tests.experiments.test_supervisor import wait_for
@@ -264,17 +266,17 @@ def test_a_run_that_is_queued_again_too_often_has_failed(site: Path, monkeypatch
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     for restarts, status in [(0, "pending"), (1, "pending"), (1, "pending"), (2, "failed")]:
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-        tasks._fail_those_requeued(sweep, sweep.rows)
-        known = state.state_of(begun, None, time.time())
-        assert known.status == status and state.state_of(waits, None, time.time()).status == "pending"
+        supervisor._fail_those_requeued(sweep, sweep.rows)
+        known, other = states([begun, waits])
+        assert known.status == status and other.status == "pending"
         if status == "pending":
-            state.write_task(begun, "stopped", job="11_0")
+            write_task(begun, "stopped", job="11_0")
     assert "again 2 times in job 11_0, more than sweep.max_requeues=1" in known.reason
     (site / "queue").write_text("")
     assert submit(site, "--retry").code == 0
-    state.write_task(begun, "stopped", job="11_0")
-    tasks._fail_those_requeued(sweep, sweep.rows)
-    assert state.state_of(begun, None, time.time()).status == "pending", "counted anew"
+    write_task(begun, "stopped", job="11_0")
+    supervisor._fail_those_requeued(sweep, sweep.rows)
+    assert states([begun])[0].status == "pending", "counted anew"
 
 
 @pytest.mark.parametrize(
