@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import dpfl_plugin
 from dpfl_plugin.config.load import read_yaml
@@ -28,6 +28,23 @@ from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
 
 SCHEMA: Final = 1
+Backend = Literal["local", "slurm", "submitit"]
+Request = dict[str, str | int | bool]
+"""What a task asks Slurm for: options of sbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a sweep.
+
+    Attributes:
+        jobs: runs at the same time, on this machine or in each task of Slurm; pack: runs in a task; at_once: tasks.
+    """
+
+    on: Backend = "local"
+    jobs: int = 1
+    at_once: int | None = None
+    pack: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def sweep_status(folder: Path) -> SweepStatus:
             continue
         if submission.intent_of(path).exists():
             _note(f"{path}: dpfl sweep is submitting it, or was interrupted; the same command finds out which.")
-        jobs += [job["job"] for job in slurm.jobs_of(path, _note)]
+        jobs += [job["job"] for job in submission.jobs_of(path, _note)]
         for row in sweep.rows:
             if row.id not in rows:
                 rows[row.id], folders[row.id] = row, sweep.folder_of(row)

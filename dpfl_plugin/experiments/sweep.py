@@ -20,10 +20,9 @@ from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.preprocess import check_steps
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.errors import require
-from dpfl_plugin.experiments import manifest, resources, submission
-from dpfl_plugin.experiments.manifest import Sweep
+from dpfl_plugin.experiments import manifest, scripts, submission
+from dpfl_plugin.experiments.manifest import Backend, Options, Sweep
 from dpfl_plugin.experiments.status import SweepStatus, states
-from dpfl_plugin.experiments.submission import Backend, Options
 from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED, run_rows, say, try_again
 from dpfl_plugin.interrupts import startup_is_over
 from dpfl_plugin.runs.backbone import MORE_STEPS
@@ -203,8 +202,8 @@ def _dry_run(planned: Sweep, rows: Sequence[Row], options: Options) -> str:
     if options.on == "slurm" and rows:
         tasks = planned.tasks(rows, options.pack)
         name = planned.rows[0].name
-        for asked, some in resources.arrays(planned, tasks, options.pack, say):
-            lines.append(submission.script(planned, asked, some, options, name))
+        for request, some in submission.arrays(planned, tasks, options.pack, say):
+            lines.append(scripts.sweep_script(planned, some, name, request, options))
     return "\n".join(lines) or "nothing is left to run."
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import DataError
-from dpfl_plugin.experiments import manifest, slurm, status
+from dpfl_plugin.experiments import manifest, status, submission
 from dpfl_plugin.experiments.manifest import Sweep
 from dpfl_plugin.runs.run_status import status_of
 from tests.cli.command import dpfl
@@ -63,10 +63,10 @@ def test_a_cut_manifest_is_named_and_other_sweeps_are_shown(sweep: Sweep, name: 
 
 
 def test_torn_records_of_jobs_are_named_and_the_others_count(sweep: Sweep) -> None:
-    slurm.remember(sweep, "12", 2)
+    submission.remember(sweep, "12", 2)
     with (sweep.folder / "jobs.jsonl").open("a") as file:
         file.write('{"job": 3}\n[]\n{"job": "13", "pa')
-    slurm.remember(sweep, "14", 1)  # on a line of its own
+    submission.remember(sweep, "14", 1)  # on a line of its own
     said: list[str] = []
-    assert [job["job"] for job in slurm.jobs_of(sweep.folder, said.append)] == ["12", "14"]
+    assert [job["job"] for job in submission.jobs_of(sweep.folder, said.append)] == ["12", "14"]
     assert [text.partition(": ")[0].split(", ")[1] for text in said] == ["line 2", "line 3", "line 4"]
