@@ -23,8 +23,7 @@ from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, TrainingError, require
 from dpfl_plugin.experiments.tuning import price as prices
 from dpfl_plugin.experiments.tuning import successive_halving
-from dpfl_plugin.experiments.tuning.statement import failed_winner, price_lines, statement
-from dpfl_plugin.experiments.tuning.winner import RESULT
+from dpfl_plugin.experiments.tuning.statement import RESULT, failed_winner, price_lines, statement
 from dpfl_plugin.interrupts import startup_is_over, stopping
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder, to_json
@@ -289,7 +288,7 @@ def _price(file: TuneFile, base: Path, out: str | Path | None) -> Price:
 
 
 def _priced(file: TuneFile, price: prices.Price) -> Price:
-    values, epsilon = successive_halving.priced(price), file.config.privacy.epsilon
+    values, epsilon = price.to_dict(), file.config.privacy.epsilon
     assert epsilon is not None
     return Price(**values, budget=epsilon, lines=price_lines(values, epsilon))
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,6 +108,18 @@ class Price:
     def scores(self) -> int:
         """Scores of all candidates together, that each silo releases."""
         return num_scores(self.places)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        names = ("noise_multiplier", "score_noise", "score_std", "epsilon", "of_tuning", "of_rest", "delta", "without")
+        return {
+            **{name: getattr(self, name) for name in (*names, "accountant")},
+            "noisiest": asdict(self.noisiest),
+            "num_candidates": self.num_candidates,
+            "rounds": self.rounds,
+            "scores": self.scores,
+            "places": [asdict(place) for place in self.places],
+        }
 
 
 def num_scores(places: Iterable[Place]) -> int:
