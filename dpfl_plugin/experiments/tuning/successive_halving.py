@@ -506,7 +506,6 @@ def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
             "retried": tuning.winner_was_retried,
         },
         "failures": failures(tuning, tuning.decisions()),
-        "reopened": [],
         "ranking": [
             {
                 "label": standing.candidate.label,
