@@ -163,8 +163,8 @@ def sweep(
 ) -> None:
     """Run, or submit, all runs of a sweep that are not finished; the same command continues after an interruption.
 
-    Exit codes: 0 done (submitted), 1 some failed, 2 bad configuration or input, 3 beyond the limit of the ledger, 4
-    interrupted with checkpoints.
+    Exit codes: 0 done (submitted), 1 some failed, or a disk is full, 2 bad configuration or input, 3 beyond the limit
+    of the ledger, 4 interrupted: what began is saved.
     """
     from dpfl_plugin.experiments.sweep import sweep as run_sweep
 

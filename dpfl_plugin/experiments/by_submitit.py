@@ -49,10 +49,10 @@ class Task:
         # By hand, as the handler above interrupts this very function: subprocess would wait for its own lock.
         while True:
             try:
-                found, status = os.waitpid(self._pid, os.WNOHANG)
+                ended, status = os.waitpid(self._pid, os.WNOHANG)
             except ChildProcessError:
                 return 0
-            if found:
+            if ended:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.1)
 

@@ -81,8 +81,8 @@ class Sweep:
 
     def tasks(self, rows: Sequence[Row], pack: int) -> list[int]:
         """The tasks that hold these rows."""
-        wanted = {row.index for row in rows}
-        return [task for task, chunk in enumerate(self.chunks(pack)) if any(row.index in wanted for row in chunk)]
+        indices = {row.index for row in rows}
+        return [task for task, chunk in enumerate(self.chunks(pack)) if any(row.index in indices for row in chunk)]
 
     def rows_of(self, task: int, pack: int) -> tuple[Row, ...]:
         """The rows of a task; none if there is no such task."""
@@ -173,13 +173,13 @@ def sweeps_in(out: Path) -> list[Path]:
     Raises:
         ConfigError: there is none.
     """
-    found = [path.parent for path in out.glob("sweeps/*/manifest.jsonl")]
-    if not found:
+    folders = [path.parent for path in out.glob("sweeps/*/manifest.jsonl")]
+    if not folders:
         raise ConfigError(
             f"{out}: holds no sweep (sweeps/*/manifest.jsonl) and no run, and no dpfl server or silo has begun there. "
             "Give the folder of dpfl sweep --out or of dpfl run --out, or the one that sites share."
         )
-    return sorted(found, key=lambda folder: (folder / "manifest.jsonl").stat().st_mtime)
+    return sorted(folders, key=lambda folder: (folder / "manifest.jsonl").stat().st_mtime)
 
 
 def _lines(rows: Sequence[Row]) -> str:

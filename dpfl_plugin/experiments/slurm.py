@@ -44,13 +44,13 @@ def submit(script: str, folder: Path, lock: int) -> str:
             "or slurm/dev-cluster for a small Slurm on this machine."
         )
     command = ["sbatch", "--parsable"]
-    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, pass_fds=(lock,))
-    said = (done.stderr or done.stdout).strip()
-    if done.returncode and not _LOST.search(said):
-        raise DpflError(f"sbatch refuses: {said}. The script is {path}.")
-    number = re.search(r"^(\d+)(;.*)?$", done.stdout, re.MULTILINE)  # a site's own sbatch may print more
-    if done.returncode or number is None:
-        raise UncertainError(f"sbatch ends with exit code {done.returncode}, and no job number: {said}.")
+    result = subprocess.run(command, input=script, capture_output=True, text=True, check=False, pass_fds=(lock,))
+    message = (result.stderr or result.stdout).strip()
+    if result.returncode and not _LOST.search(message):
+        raise DpflError(f"sbatch refuses: {message}. The script is {path}.")
+    number = re.search(r"^(\d+)(;.*)?$", result.stdout, re.MULTILINE)  # a site's own sbatch may print more
+    if result.returncode or number is None:
+        raise UncertainError(f"sbatch ends with exit code {result.returncode}, and no job number: {message}.")
     return number[1]
 
 
@@ -61,43 +61,43 @@ def job_named(name: str, since: float) -> str | None:
         since: seconds of the epoch; the job is no older. squeue forgets jobs that ended, sacct does not.
     """
     queued = _lines([*_SQUEUE, "--format=%F %j"])
-    for number, _, found in (line.partition(" ") for line in queued or []):
-        if found.strip() == name:
+    for number, _, title in (line.partition(" ") for line in queued or []):
+        if title.strip() == name:
             return number
     day = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - CLOCKS_SECONDS))
     ended = _lines(["sacct", "-n", "-P", "-X", "-S", day, "-o", "JobID,JobName"])
-    for number, _, found in (line.partition("|") for line in ended or []):
-        if found.strip() == name:
+    for number, _, title in (line.partition("|") for line in ended or []):
+        if title.strip() == name:
             return number.partition("_")[0]
     return None if queued is None else ""
 
 
 def queue(jobs: Iterable[str]) -> dict[str, str] | None:
     """State by task ("123_4") of those that are still in the queue; None if squeue cannot be asked."""
-    asked = ",".join(jobs)
-    if not asked:
+    numbers = ",".join(jobs)
+    if not numbers:
         return {}
-    lines = _lines(["squeue", "--noheader", "--array", "--jobs", asked, "--format=%i %T"])
+    lines = _lines(["squeue", "--noheader", "--array", "--jobs", numbers, "--format=%i %T"])
     if lines is None:  # of a job that it has forgotten squeue says that it is invalid, and then of no other
         lines = _lines([*_SQUEUE, "--format=%i %T"])
     if lines is None:
         return None
-    wanted = set(asked.split(","))
-    found = dict(line.split() for line in lines if len(line.split()) == 2)
-    return {task: state for task, state in found.items() if task.partition("_")[0] in wanted}
+    parts = set(numbers.split(","))
+    states = dict(line.split() for line in lines if len(line.split()) == 2)
+    return {task: state for task, state in states.items() if task.partition("_")[0] in parts}
 
 
 def accounting(jobs: Iterable[str]) -> dict[str, str] | None:
     """State by task of all that sacct knows of, e.g. TIMEOUT or OUT_OF_MEMORY; None if it cannot be asked."""
-    asked = ",".join(jobs)
-    lines = _lines(["sacct", "-n", "-P", "-X", "-j", asked, "-o", "JobID,State"]) if asked else []
+    numbers = ",".join(jobs)
+    lines = _lines(["sacct", "-n", "-P", "-X", "-j", numbers, "-o", "JobID,State"]) if numbers else []
     return None if lines is None else dict(line.split("|", 1) for line in lines if "|" in line)
 
 
 def largest_array() -> int | None:
     """The largest index of an array's task + 1, by the site's configuration; None if it cannot be asked."""
-    found = setting("MaxArraySize") or ""
-    return int(found) if found.isdigit() else None
+    value = setting("MaxArraySize") or ""
+    return int(value) if value.isdigit() else None
 
 
 def setting(name: str) -> str | None:
@@ -112,8 +112,8 @@ def setting(name: str) -> str | None:
 def time_limit(job: str) -> int | None:
     """Seconds that a job may take; None if it has no limit, or scontrol cannot be asked."""
     for line in _lines(["scontrol", "--oneliner", "show", "job", job]) or []:
-        if found := re.search(r"\bTimeLimit=(?:(\d+)-)?(\d+):(\d+):(\d+)\b", line):
-            days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        if match := re.search(r"\bTimeLimit=(?:(\d+)-)?(\d+):(\d+):(\d+)\b", line):
+            days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
             return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     return None
 
@@ -142,7 +142,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 def _lines(command: list[str]) -> list[str] | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.splitlines() if done.returncode == 0 else None
+    return result.stdout.splitlines() if result.returncode == 0 else None

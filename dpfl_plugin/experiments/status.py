@@ -43,7 +43,7 @@ class SweepStatus(Printed):
     @property
     def counts(self) -> dict[str, int]:
         """The number of runs with each status."""
-        counted = Counter(known.status for known in self.states)
+        counted = Counter(state.status for state in self.states)
         return {status: counted[status] for status in ORDER}
 
     @property
@@ -69,15 +69,15 @@ class SweepStatus(Printed):
                 "index": row.index,
                 "id": row.id,
                 "label": row.label,
-                "status": known.status,
-                "reason": known.reason,
-                "round": known.round,
+                "status": state.status,
+                "reason": state.reason,
+                "round": state.round,
                 "rounds": row.rounds,
-                "eta_seconds": known.eta(row.rounds),
-                f"test_{known.score}": known.tail_mean,
-                "epsilon": known.epsilon if known.status == "done" else None,
+                "eta_seconds": state.eta(row.rounds),
+                f"test_{state.score}": state.tail_mean,
+                "epsilon": state.epsilon if state.status == "done" else None,
             }
-            for row, known in zip(self.rows, self.states, strict=True)
+            for row, state in zip(self.rows, self.states, strict=True)
         ]
         return {"counts": self.counts, "slurm": self.queue, "runs": runs}
 
@@ -87,12 +87,12 @@ class SweepStatus(Printed):
         for name in ("run", "id", "status", "", "what"):
             table.add_column(name)
         for status in ORDER:
-            chosen = [pair for pair in zip(self.rows, self.states, strict=True) if pair[1].status == status]
-            shown = chosen if every else chosen[:MOST_LINES]
-            for row, known in shown:
-                table.add_row(str(row.index), row.id, status, Text(_detail(row, known)), Text(row.label))
-            if len(shown) < len(chosen):
-                table.add_row("", "", status, f"and {len(chosen) - len(shown)} more (--all)", "")
+            pairs = [pair for pair in zip(self.rows, self.states, strict=True) if pair[1].status == status]
+            shown = pairs if every else pairs[:MOST_LINES]
+            for row, state in shown:
+                table.add_row(str(row.index), row.id, status, Text(_detail(row, state)), Text(row.label))
+            if len(shown) < len(pairs):
+                table.add_row("", "", status, f"and {len(pairs) - len(shown)} more (--all)", "")
         return "\n".join([*self.summary, printed(lambda console: show_table(console, table), WIDTH)])
 
     def __str__(self) -> str:
@@ -118,13 +118,13 @@ class SweepStatus(Printed):
     def _by_configuration(self) -> list[tuple[str, list[RunStatus]]]:
         """Runs that differ in their seeds alone are of one; by its name, in the order of the manifest."""
         groups: dict[str, tuple[str, list[RunStatus]]] = {}
-        for row, known in zip(self.rows, self.states, strict=True):
-            if known.status != "done":
+        for row, state in zip(self.rows, self.states, strict=True):
+            if state.status != "done":
                 continue
             changes = {key: value for key, value in row.changes.items() if key != "seed"}
             key = json.dumps([row.name, changes], sort_keys=True, default=str)
             words = [word for word in row.label.split(" ") if not word.startswith("seed=")]
-            groups.setdefault(key, (" ".join(words) or "base", []))[1].append(known)
+            groups.setdefault(key, (" ".join(words) or "base", []))[1].append(state)
         return list(groups.values())
 
 
@@ -159,18 +159,18 @@ def sweep_status(folder: Path) -> SweepStatus:
 def states(folders: Iterable[RunFolder]) -> list[RunStatus]:
     """The state of each run of a sweep; those that were interrupted are pending, too."""
     now = time.time()
-    begun: dict[Path, set[str]] = {}
-    found = []
+    names: dict[Path, set[str]] = {}
+    states = []
     for folder in folders:
         parent = folder.path.parent
-        if parent not in begun:
-            begun[parent] = {entry.name for entry in os.scandir(parent)} if parent.is_dir() else set()
-        state = status_of(folder, now) if folder.path.name in begun[parent] else RunStatus(folder.path, "pending")
+        if parent not in names:
+            names[parent] = {entry.name for entry in os.scandir(parent)} if parent.is_dir() else set()
+        state = status_of(folder, now) if folder.path.name in names[parent] else RunStatus(folder.path, "pending")
         if state.status == "interrupted":
             reason = state.reason or ("interrupted, continues from its checkpoint" if state.round else "")
             state = replace(state, status="pending", reason=reason)
-        found.append(state)
-    return found
+        states.append(state)
+    return states
 
 
 @functools.cache
@@ -181,22 +181,22 @@ def _note(text: str) -> None:
 
 def _explained(states: Sequence[RunStatus], jobs: list[str]) -> Sequence[RunStatus]:
     """With what sacct knows of the tasks of lost runs, where there is one."""
-    if not jobs or not any(known.status == "lost" for known in states):
+    if not jobs or not any(state.status == "lost" for state in states):
         return states
     ended = slurm.accounting(jobs) or {}
-    ways = [ended.get(str((known.task or {}).get("job"))) if known.status == "lost" else None for known in states]
+    ways = [ended.get(str((state.task or {}).get("job"))) if state.status == "lost" else None for state in states]
     return [
-        replace(known, reason=f"{known.reason} ({way})") if way else known
-        for known, way in zip(states, ways, strict=True)
+        replace(state, reason=f"{state.reason} ({way})") if way else state
+        for state, way in zip(states, ways, strict=True)
     ]
 
 
-def _detail(row: Row, known: RunStatus) -> str:
-    if known.status == "running":
-        of, eta = f"/{row.rounds}" if row.rounds else "", known.eta(row.rounds)
+def _detail(row: Row, state: RunStatus) -> str:
+    if state.status == "running":
+        of, eta = f"/{row.rounds}" if row.rounds else "", state.eta(row.rounds)
         left = f", {duration(eta)} left" if eta is not None else ""
-        return f"round {known.round}{of}{left}"
-    if known.status == "done":
-        score = f"{known.score} {known.tail_mean:.4f}" if known.tail_mean is not None else ""
-        return score + (f", epsilon {places(known.epsilon, 3)}" if known.epsilon is not None else "")
-    return known.reason
+        return f"round {state.round}{of}{left}"
+    if state.status == "done":
+        score = f"{state.score} {state.tail_mean:.4f}" if state.tail_mean is not None else ""
+        return score + (f", epsilon {places(state.epsilon, 3)}" if state.epsilon is not None else "")
+    return state.reason

@@ -59,7 +59,7 @@ def alone(sweep: Sweep, say: Say) -> Iterator[int]:
         if is_full(error):
             raise
         raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another out.") from error
-    taken = (
+    message = (
         f"{sweep.folder}: another dpfl sweep ({{holder}}), or an sbatch that it left behind, is submitting this "
         "sweep. Once it has ended, the same command continues from there."
     )
@@ -67,7 +67,7 @@ def alone(sweep: Sweep, say: Say) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                lock = stack.enter_context(locked(sweep.folder / ".submit.lock", taken, other="--out"))
+                lock = stack.enter_context(locked(sweep.folder / ".submit.lock", message, other="--out"))
                 break
             except BusyError as error:
                 if time.monotonic() >= until:
@@ -130,12 +130,12 @@ def submit(sweep: Sweep, rows: Sequence[Row], options: Options, lock: int, say: 
     requests = arrays(sweep, tasks, options.pack, say)
     if len(requests) > 1 and options.at_once:
         say(f"--at-once {options.at_once} holds in each of {len(requests)} arrays, whose requests to Slurm differ.")
-    chunks, wanted, jobs = sweep.chunks(options.pack), {row.index for row in left}, []
+    chunks, indices, jobs = sweep.chunks(options.pack), {row.index for row in left}, []
     at_once = f", {options.at_once} at a time." if options.at_once else "."
-    for request, some in requests:
-        job = _hand_over(sweep, request, some, options, lock)
-        runs = sum(row.index in wanted for task in some for row in chunks[task])
-        say(f"submitted {runs} runs as job {job}: {len(some)} tasks{at_once}")
+    for request, part in requests:
+        job = _hand_over(sweep, request, part, options, lock)
+        runs = sum(row.index in indices for task in part for row in chunks[task])
+        say(f"submitted {runs} runs as job {job}: {len(part)} tasks{at_once}")
         jobs.append(job)
     return jobs
 
@@ -154,10 +154,10 @@ def _check_size(sweep: Sweep, tasks: Sequence[int], pack: int) -> None:
 
 def _hand_over(sweep: Sweep, request: Request, tasks: list[int], options: Options, lock: int) -> str:
     """Submit tasks as one array and record it; returns the job's number."""
-    name, begun = f"{sweep.rows[0].name}.{secrets.token_hex(4)}", time.time()
+    name, start = f"{sweep.rows[0].name}.{secrets.token_hex(4)}", time.time()
     # submitit's tasks have numbers of their own.
     numbers = tasks if options.on == "submitit" else None
-    facts = {"name": name, "pack": options.pack, "tasks": numbers, "time": round(begun)}
+    facts = {"name": name, "pack": options.pack, "tasks": numbers, "time": round(start)}
     write_atomic(intent_of(sweep.folder), to_json(facts, None))
     try:
         if options.on == "submitit":
@@ -167,13 +167,13 @@ def _hand_over(sweep: Sweep, request: Request, tasks: list[int], options: Option
         else:
             job = slurm.submit(scripts.sweep_script(sweep, tasks, name, request, options), sweep.folder, lock)
     except slurm.UncertainError as error:
-        found = slurm.job_named(name, begun)
-        if not found:
+        number = slurm.job_named(name, start)
+        if not number:
             raise DpflError(
                 f"{error} Slurm may have the job {name} all the same, or get it yet. The same command, in a minute or "
                 "two, asks for it before it submits anything."
             ) from error
-        job = found
+        job = number
     except DpflError:  # refused
         _record(sweep, facts, None)
         raise
@@ -183,7 +183,7 @@ def _hand_over(sweep: Sweep, request: Request, tasks: list[int], options: Option
 
 def _record(sweep: Sweep, facts: Mapping[str, Any], job: str | None) -> None:
     """Record the job that was submitted, None if none was: what was written down is settled."""
-    if job is not None and job not in {known["job"] for known in jobs_of(sweep.folder)}:
+    if job is not None and job not in {entry["job"] for entry in jobs_of(sweep.folder)}:
         try:
             remember(sweep, job, facts["pack"], facts["tasks"])
         except OSError as error:
@@ -212,7 +212,7 @@ def jobs_of(folder: Path, say: Say = lambda text: None) -> list[dict[str, Any]]:
     Args:
         say: is told of lines that cannot be read, of which a crash or a full disk may leave one.
     """
-    path, found = folder / "jobs.jsonl", []
+    path, jobs = folder / "jobs.jsonl", []
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
@@ -222,13 +222,13 @@ def jobs_of(folder: Path, say: Say = lambda text: None) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError):
             job = json.loads(line)
             if isinstance(job, dict) and {"job", "pack", "tasks"} <= job.keys():
-                found.append(job)
+                jobs.append(job)
                 continue
         say(
             f"{path}, line {number}: is not a whole record of a submitted job, as a crash may leave it: its tasks, "
             "if there are any (squeue --me), are not known here. A run is safe all the same: its folder is locked."
         )
-    return found
+    return jobs
 
 
 def _rows_by_state(
@@ -254,36 +254,36 @@ def _queued_rows(sweep: Sweep, say: Say) -> set[int]:
     """
     jobs = jobs_of(sweep.folder, say)
     numbers = [job["job"] for job in jobs]
-    found = slurm.queue(numbers)
-    if found is None and shutil.which("squeue") is None:
+    states = slurm.queue(numbers)
+    if states is None and shutil.which("squeue") is None:
         say(
             "there is no squeue here: tasks that wait in the queue are not known, and may be submitted once more. No "
             "run is done twice for that: its folder is locked, and who finds it done ends at once."
         )
-    elif found is None:
+    elif states is None:
         raise DpflError(
             f"squeue does not answer, so that it is not known which tasks of job {', '.join(numbers)} still wait in "
             "the queue. Nothing is submitted, as that might be for the second time. Try again once squeue answers."
         )
-    return {row.index for state, row in _rows_by_state(sweep, jobs, found or {}) if state in slurm.LIVE}
+    return {row.index for state, row in _rows_by_state(sweep, jobs, states or {}) if state in slurm.LIVE}
 
 
 def arrays(sweep: Sweep, tasks: Sequence[int], pack: int, say: Say) -> list[tuple[Request, list[int]]]:
     """Tasks by what they ask for: (options of sbatch, tasks) for each array that is to be submitted."""
     chunks, ended = sweep.chunks(pack), _ended(sweep, say)
-    found: list[tuple[Request, list[int]]] = []
+    requests: list[tuple[Request, list[int]]] = []
     for task in tasks:
         request, worst = _plain(sweep.spec.slurm) | _plain(chunks[task][0].slurm), Counter[str]()
         for row in chunks[task]:
             worst |= ended.get(row.index, Counter())
         request = _more(request, worst, sweep.spec, say)
         _check_time(request.get("time"))
-        same = next((those for known, those in found if known == request), None)
+        same = next((members for other, members in requests if other == request), None)
         if same is None:
-            found.append((request, [task]))
+            requests.append((request, [task]))
         else:
             same.append(task)
-    return found
+    return requests
 
 
 def _check_time(limit: Any) -> None:
@@ -307,15 +307,15 @@ def _ended(sweep: Sweep, say: Say) -> dict[int, Counter[str]]:
     jobs = jobs_of(sweep.folder)
     if not jobs or (sweep.spec.retry_mem_factor is None and sweep.spec.retry_time_factor is None):
         return {}
-    known = slurm.accounting(job["job"] for job in jobs)
-    if known is None:
+    states = slurm.accounting(job["job"] for job in jobs)
+    if states is None:
         say(
             "sweep.retry_mem_factor and retry_time_factor have no effect this time: sacct, which alone says that a "
             "task ran out of memory or time, is not here or does not answer."
         )
         return {}
     ended: dict[int, Counter[str]] = {}
-    for state, row in _rows_by_state(sweep, jobs, known):
+    for state, row in _rows_by_state(sweep, jobs, states):
         if state in (OUT_OF_MEMORY, TIMEOUT):
             ended.setdefault(row.index, Counter())[state] += 1
     return ended

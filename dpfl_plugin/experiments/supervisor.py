@@ -132,11 +132,11 @@ class Supervisor:
         self._waiting: deque[tuple[float, int, Row]] = deque((0.0, 1, row) for row in rows)  # not before, try, row
         self._live: dict[int, _Live] = {}
         self._failed = self._unfinished = 0
-        self._told = set[int]()  # rows of which it was said that another process is at them
-        self._full, told = "", False  # what a full disk refused
+        self._busy = set[int]()  # rows of which it was said that another process is at them
+        self._full, is_stopping = "", False  # what a full disk refused
         while self._waiting or self._live:
-            if (self.stop.asked or self._full) and not told:
-                told = True
+            if (self.stop.asked or self._full) and not is_stopping:
+                is_stopping = True
                 self._unfinished += len(self._waiting)
                 self._waiting.clear()
                 self._signal(signal.SIGUSR1)  # mpirun and srun hand this one on; they end at others
@@ -154,10 +154,10 @@ class Supervisor:
                 return
             not_before, tries, row = self._waiting.popleft()
             folder = self.folder_of(row)
-            known = status_of(folder)
-            if known.status in ("done", "failed"):
-                self._failed += known.status == "failed"
-                self.say(f"{row.index}: {known.status} before, not run again  {row.label}")
+            state = status_of(folder)
+            if state.status in ("done", "failed"):
+                self._failed += state.status == "failed"
+                self.say(f"{row.index}: {state.status} before, not run again  {row.label}")
             elif time.monotonic() < not_before:
                 self._waiting.append((not_before, tries, row))
             elif self._taken(row, folder):
@@ -173,8 +173,8 @@ class Supervisor:
             with folder.locked():
                 return False
         except BusyError as error:
-            if row.index not in self._told:
-                self._told.add(row.index)
+            if row.index not in self._busy:
+                self._busy.add(row.index)
                 self.say(f"{row.index}: {error} Until then this sweep waits.  {row.label}")
             return True
         except (ConfigError, OSError):  # a full disk, or a folder of others: the run will say so
@@ -185,8 +185,8 @@ class Supervisor:
         if self._full:
             self._note(row, "stopped", reason=self._full)
             return
-        taken = {live.slot for live in self._live.values()}
-        slot = next(number for number in range(self.jobs) if number not in taken)
+        slots = {live.slot for live in self._live.values()}
+        slot = next(number for number in range(self.jobs) if number not in slots)
         out, into = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -224,8 +224,8 @@ class Supervisor:
 
     def _reap(self) -> None:
         for pid in list(self._live):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 live = self._live.pop(pid)
                 with open(live.pipe, "rb") as pipe:
                     reason = pipe.read().decode(errors="replace")
@@ -437,13 +437,17 @@ def requeues_of(folder: RunFolder, job: str, restarts: int) -> int:
         restarts: of the task, as SLURM_RESTART_COUNT has it; what it was counted for already is not counted again.
     """
     path, task = folder.path / "requeues.json", task_of(folder) or {}
-    known = read_object(path) or {}
-    if known.get("job") != job:
-        known = {"job": job, "restarts": 0, "count": 0}
-    if task.get("job") == job and task.get("state") in ("running", "stopped", "ended") and restarts > known["restarts"]:
-        known = {"job": job, "restarts": restarts, "count": known["count"] + 1}
-        folder.write(path, to_json(known, None))
-    return int(known["count"])
+    record = read_object(path) or {}
+    if record.get("job") != job:
+        record = {"job": job, "restarts": 0, "count": 0}
+    if (
+        task.get("job") == job
+        and task.get("state") in ("running", "stopped", "ended")
+        and restarts > record["restarts"]
+    ):
+        record = {"job": job, "restarts": restarts, "count": record["count"] + 1}
+        folder.write(path, to_json(record, None))
+    return int(record["count"])
 
 
 def try_again(folder: RunFolder) -> None:

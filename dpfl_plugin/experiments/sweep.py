@@ -166,23 +166,23 @@ def _status(planned: Sweep) -> SweepStatus:
 def _wanted(planned: Sweep, duplicates: int, retry: bool) -> tuple[list[Row], list[Row]]:
     """(Rows that are to run now, rows that failed before), after saying how far all are."""
     status = _status(planned)
-    found = list(zip(planned.rows, status.states, strict=True))
-    counts = ", ".join(f"{n} {name}" for name, n in Counter(known.status for known in status.states).items())
+    pairs = list(zip(planned.rows, status.states, strict=True))
+    counts = ", ".join(f"{n} {name}" for name, n in Counter(state.status for state in status.states).items())
     again = f" ({duplicates} combinations are the same as others)" if duplicates else ""
     say(f"{len(planned.rows)} runs: {counts}{again}; in {planned.runs}")
-    _say_other_code(planned, [(row, known) for row, known in found if known.status == "done"])
-    failed = [row for row, known in found if known.status == "failed"]
-    wanted = [row for row, known in found if known.status in ("pending", "lost")]
-    return sorted([*wanted, *failed], key=lambda row: row.index) if retry else wanted, failed
+    _say_other_code(planned, [(row, state) for row, state in pairs if state.status == "done"])
+    failed = [row for row, state in pairs if state.status == "failed"]
+    rows = [row for row, state in pairs if state.status in ("pending", "lost")]
+    return sorted([*rows, *failed], key=lambda row: row.index) if retry else rows, failed
 
 
 def _say_other_code(planned: Sweep, done: Sequence[tuple[Row, RunStatus]]) -> None:
     """Name each finished run that was made with another file of users' code than there is now."""
     own_folders.look_in(planned.source.parent)
-    for row, known in done:
+    for row, state in done:
         now = file_digests(config_of(planned.base, row, planned.runs))
-        if others := changed(now, known.result.get("code") or {}):
-            say(f"{row.index}: made with another version of {', '.join(others)} than there is now  {row.label}")
+        if modules := changed(now, state.result.get("code") or {}):
+            say(f"{row.index}: made with another version of {', '.join(modules)} than there is now  {row.label}")
 
 
 def _register(planned: Sweep, rows: Sequence[Row]) -> None:
@@ -202,8 +202,8 @@ def _dry_run(planned: Sweep, rows: Sequence[Row], options: Options) -> str:
     if options.on == "slurm" and rows:
         tasks = planned.tasks(rows, options.pack)
         name = planned.rows[0].name
-        for request, some in submission.arrays(planned, tasks, options.pack, say):
-            lines.append(scripts.sweep_script(planned, some, name, request, options))
+        for request, part in submission.arrays(planned, tasks, options.pack, say):
+            lines.append(scripts.sweep_script(planned, part, name, request, options))
     return "\n".join(lines) or "nothing is left to run."
 
 
@@ -223,7 +223,7 @@ class Preflight:
     """
 
     def __init__(self, *, shared: bool = False) -> None:
-        self._seen: set[str] = set()
+        self._checked: set[str] = set()
         self._shared = shared
 
     def check(self, config: Config) -> None:
@@ -247,11 +247,11 @@ class Preflight:
         if config.data.dataset.name == "table":
             self._once("schema", options.get("schema"), lambda: TableSchema.parse(options.get("schema")))
         elif config.data.dataset.name in ("csv", "npz"):
-            given = [options.get("outcome"), options.get("classes")]
-            self._once("outcome", given, lambda: parse(*given))
+            texts = [options.get("outcome"), options.get("classes")]
+            self._once("outcome", texts, lambda: parse(*texts))
 
     def _once(self, what: str, facts: Any, look: Callable[[], object]) -> None:
         key = what + json.dumps(facts, default=str, sort_keys=True)
-        if key not in self._seen:
+        if key not in self._checked:
             look()
-            self._seen.add(key)
+            self._checked.add(key)

@@ -278,12 +278,12 @@ def _composed(
     assert scores is not None
     made = scores.release(rules.neighbouring, rules.unit)
     of_scores = Planned(made, num_scores(places), scores.share)
-    found: list[Terms] = []
+    terms: list[Terms] = []
     for silo in {number: silo for silo, number in enumerate(ahead.num_records)}.values():
         of_rounds = [
             replace(one, count=one.count * number)
             for cost, number in counted.items()
             for one in pricing.planned(silo, cost)
         ]
-        found += compositions([*of_rounds, of_scores])
-    return undominated(found)
+        terms += compositions([*of_rounds, of_scores])
+    return undominated(terms)

@@ -71,11 +71,11 @@ def apart(result: Mapping[str, Any]) -> str:
         return ""
     at = max(common)
     gap, reach = first["scores"][at] - second["scores"][at], _reach(first["noise_std"])
-    said = f"After round {at} it scored {gap:.3f} more than the second, {second['label']}: "
+    text = f"After round {at} it scored {gap:.3f} more than the second, {second['label']}: "
     if gap > reach:
-        return f"{said}more than two standard deviations of the noise in a difference, {reach:.3f}."
+        return f"{text}more than two standard deviations of the noise in a difference, {reach:.3f}."
     return (
-        f"{said}**not told apart**, since two standard deviations of the noise in a difference are {reach:.3f}. With "
+        f"{text}**not told apart**, since two standard deviations of the noise in a difference are {reach:.3f}. With "
         "other noise the second might have won."
     )
 
@@ -118,12 +118,12 @@ def _and_failures(result: Mapping[str, Any]) -> str:
     return ", by which candidates failed (below)," if result.get("failures") else " alone,"
 
 
-def failure(one: Mapping[str, Any]) -> str:
-    """That a candidate failed, which decided where it ranks; ``one``: of `successive_halving.failures`."""
+def failure(entry: Mapping[str, Any]) -> str:
+    """That a candidate failed, which decided where it ranks; ``entry``: of `successive_halving.failures`."""
     return (
-        f"Candidate {one['label']} of the tuning failed in rounds {one['first'] + 1} to {one['last']}, before it "
-        f"released its score after round {one['last']}, and ranked last there. That it failed was seen beside scores, "
-        "and may depend on records: epsilon does not cover what that reveals."
+        f"Candidate {entry['label']} of the tuning failed in rounds {entry['first'] + 1} to {entry['last']}, before it "
+        f"released its score after round {entry['last']}, and ranked last there. That it failed was seen beside "
+        "scores, and may depend on records: epsilon does not cover what that reveals."
     )
 
 
@@ -150,11 +150,11 @@ def _table(result: Mapping[str, Any]) -> list[str]:
         f"| candidate |{''.join(f' score after {end} |' for end in ends)}",
         f"| --- |{' ---: |' * len(ends)}",
     ]
-    for one in result["ranking"]:
-        scores = dict(map(tuple, one["scores"]))
-        cells = [f"{scores[end]:.3f} ± {one['noise_std']:.3f}" if end in scores else "" for end in ends]
-        failed = " (failed)" if one["failed"] else ""  # why may tell of a record: it is in result.json
-        lines.append(f"| {one['label']}{failed} | {' | '.join(cells)} |")
+    for candidate in result["ranking"]:
+        scores = dict(map(tuple, candidate["scores"]))
+        cells = [f"{scores[end]:.3f} ± {candidate['noise_std']:.3f}" if end in scores else "" for end in ends]
+        failed = " (failed)" if candidate["failed"] else ""  # why may tell of a record: it is in result.json
+        lines.append(f"| {candidate['label']}{failed} | {' | '.join(cells)} |")
     return lines
 
 

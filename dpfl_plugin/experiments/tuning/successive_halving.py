@@ -211,17 +211,17 @@ class Tuning:
         Raises:
             DataError: as `decisions`. BusyError: another process is writing.
         """
-        taken = f"{self.out}: another process ({{holder}}) is deciding here. Begin again."
-        with locked(self.out / LOCK, taken, other="out"):
-            known = self.decisions()
-            if decision.after not in known:
+        message = f"{self.out}: another process ({{holder}}) is deciding here. Begin again."
+        with locked(self.out / LOCK, message, other="out"):
+            decisions = self.decisions()
+            if decision.after not in decisions:
                 path = self.out / DECISIONS
-                before = json.loads(path.read_text())["decisions"] if known else []
+                before = json.loads(path.read_text())["decisions"] if decisions else []
                 # With the scores that it was made from, for people; -inf becomes null.
                 scores = {standing.candidate.label: standing.score(decision.after) for standing in compared}
                 content = [*before, {**asdict(decision), "scores": scores}]
                 self._write(DECISIONS, {"schema": SCHEMA, "tuning": self.id, "decisions": content})
-            return known.get(decision.after, decision)
+            return decisions.get(decision.after, decision)
 
     def note_retry(self, winner: Standing) -> None:
         """Note that the winner failed, which its folder will not say any more."""
@@ -238,8 +238,8 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
         ConfigError: the folder holds another one; or as `price`.
         DataError: its plan cannot be read.
     """
-    known = _known(file, out)
-    if known is None:
+    plan = _known(file, out)
+    if plan is None:
         if (out / LEDGER).exists():
             raise ConfigError(
                 f"{out / PLAN} is missing, and {out / LEDGER} holds what a tuning released: what it planned, and "
@@ -247,19 +247,19 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
                 "another out."
             )
         return Tuning(file=file, base=base, out=out, price=price(file, base, out))
-    noise = float(known["noise_multiplier"]), float(known["score_noise"])
-    begun = begun_seed(configured(file, candidate, noise, out) for candidate in file.candidates)
-    if begun is not None:
-        file = replace(file, config=file.config.with_public_seed(begun))
+    noise = float(plan["noise_multiplier"]), float(plan["score_noise"])
+    seed = begun_seed(configured(file, candidate, noise, out) for candidate in file.candidates)
+    if seed is not None:
+        file = replace(file, config=file.config.with_public_seed(seed))
     tuning = Tuning(file=file, base=base, out=out, price=price(file, base, out, noise))
-    _check_runs(known, tuning)
+    _check_runs(plan, tuning)
     return tuning
 
 
-def _check_runs(known: Mapping[str, Any], tuning: Tuning) -> None:
+def _check_runs(plan: Mapping[str, Any], tuning: Tuning) -> None:
     """Raise ConfigError unless a plan names the very runs of this tuning, its noise included."""
     runs = [run_id(tuning.config(candidate)) for candidate in tuning.file.candidates]
-    if [candidate["run"] for candidate in known["candidates"]] != runs:
+    if [candidate["run"] for candidate in plan["candidates"]] != runs:
         raise ConfigError(
             f"{tuning.out / PLAN} names other runs than this tuning has: its noise was changed, or another process "
             "began it with other noise just now. Begin again; if that does not help, restore the file from a copy, "
@@ -274,13 +274,13 @@ def _known(file: TuneFile, out: Path) -> dict[str, Any] | None:
         ConfigError: it is another tuning's. DataError: it cannot be read.
     """
     path, digest = out / PLAN, _digest(file)
-    known = _read(path)
-    if known is not None and known["id"] != digest:
+    plan = _read(path)
+    if plan is not None and plan["id"] != digest:
         raise ConfigError(
-            f"{path} is the plan of another tuning ({known['id']}, this one is {digest}): its candidates are "
+            f"{path} is the plan of another tuning ({plan['id']}, this one is {digest}): its candidates are "
             "charged to the ledger beside it. Use another out, or the configuration that it was begun with."
         )
-    return known
+    return plan
 
 
 def write_plan(tuning: Tuning) -> None:
@@ -290,15 +290,15 @@ def write_plan(tuning: Tuning) -> None:
         ConfigError: another process began another tuning here meanwhile, or is beginning one.
     """
     tuning.out.mkdir(parents=True, exist_ok=True)
-    taken = f"{tuning.out}: another process ({{holder}}) is beginning a tuning here. Begin again, or use another out"
-    known = _known(tuning.file, tuning.out)
-    if known is None:
-        with locked(tuning.out / LOCK, taken, other="out"):
-            known = _known(tuning.file, tuning.out)  # by another process meanwhile
-            if known is None:
-                known = _plan(tuning)
-                tuning._write(PLAN, known)
-    _check_runs(known, tuning)
+    message = f"{tuning.out}: another process ({{holder}}) is beginning a tuning here. Begin again, or use another out"
+    plan = _known(tuning.file, tuning.out)
+    if plan is None:
+        with locked(tuning.out / LOCK, message, other="out"):
+            plan = _known(tuning.file, tuning.out)  # by another process meanwhile
+            if plan is None:
+                plan = _plan(tuning)
+                tuning._write(PLAN, plan)
+    _check_runs(plan, tuning)
 
 
 def _plan(tuning: Tuning) -> dict[str, Any]:
@@ -320,12 +320,12 @@ def _plan(tuning: Tuning) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}. Restore it from a copy, or use another folder.") from error
-    return found
+    return content
 
 
 def _digest(file: TuneFile) -> str:
@@ -423,11 +423,11 @@ def _trained(
     is_last = place is tuning.price.places[-1]
     if is_last and standings[0].has_failed:
         tuning.note_retry(standings[0])
-    seen = [failure(entry) for entry in failures(tuning, decisions)]
+    caveats = [failure(entry) for entry in failures(tuning, decisions)]
     if is_last and tuning.winner_was_retried:
-        seen.append(RETRIED_WINNER)
+        caveats.append(RETRIED_WINNER)
     until = None if is_last else place.last
-    stage = TuningStage(until, is_last, tuning.price.planned, guarantee(tuning), tuple(seen))
+    stage = TuningStage(until, is_last, tuning.price.planned, guarantee(tuning), tuple(caveats))
     done = []
     for standing in standings:
         again = is_last and standing.has_failed
