@@ -21,7 +21,7 @@ from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.errors import DpflError, is_full
 from dpfl_plugin.runs.checkpoint import saved_rounds
-from dpfl_plugin.runs.folder import TAIL, RunFolder, has_ended, last_object, read_object, run_folders, to_json
+from dpfl_plugin.runs.folder import RunFolder, has_ended, last_object, read_object, run_folders, to_json
 
 SILENT_SECONDS: Final = 600.0  # after which a run by itself on another machine is taken for ended
 STALE_SECONDS: Final = 60.0  # the same of a sweep's; file servers and their clients may hold a time back for half of it
@@ -269,17 +269,8 @@ def _charged_since(ledger: Path, rounds: int) -> bool:
 
     A round's number counts those before it; that of scores and of models of the silos' own those that are over.
     """
-    content = b""
-    with contextlib.suppress(OSError), ledger.open("rb") as file:
-        start = file.seek(0, os.SEEK_END)
-        while start:
-            start, end = max(0, start - TAIL), start
-            file.seek(start)
-            content = file.read(end - start) + content
-            for line in reversed(content.splitlines()[bool(start) :]):  # the first may be a part of one
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    return int(json.loads(line)["round"]) >= rounds
-    return True
+    number = last_object(ledger, "round").get("round")
+    return type(number) is not int or number >= rounds
 
 
 def _round(line: dict[str, Any]) -> int:
