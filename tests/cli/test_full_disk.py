@@ -83,6 +83,11 @@ def test_a_sweep_stops_says_so_once_and_goes_on_by_the_same_command(disk: Disk) 
         runs = dpfl("status", out, "--json").json["runs"] if out.exists() else []
         assert not [run for run in runs if run["status"] in ("failed", "lost", "running")], runs
         assert any(MAKE_ROOM in run["reason"] for run in runs) or pages < 8, (pages, runs)
+    (folder,) = out.glob("sweeps/*")
+    disk.leave(9)
+    done = dpfl("sweep-task", folder, 0, "--pack", 4)  # what a batch task does
+    assert done.code == 1 and done.err.count(MAKE_ROOM) == 1, done.err
+    disk.make_room()
     assert dpfl("sweep", path, "--out", out).code == 0
     assert len(sweeping.left(out)) == 4
 
