@@ -182,15 +182,15 @@ def _status(folder: RunFolder, result: dict[str, Any], task: dict[str, Any], now
     if ended_as in COMPLETE:
         damage = _damage(folder, result)
         return ("failed", damage) if damage else ("done", str(result["reason"] or ""))
-    if state == "failed":
-        return "failed", str(task.get("reason", ""))
     if state == "running":
         silent = now - task_file(folder).stat().st_mtime
         if silent <= STALE_SECONDS and not has_ended(task["pid"], task["host"]):
             return "running", ""
         where = f"process {task['pid']} on {task['host']}" + (f", job {task['job']}" if task.get("job") else "")
         return "lost", f"{where} ended without a word"
-    is_at_work = not task and (folder.at_work() or _is_elsewhere(folder, ended=bool(result)))
+    is_at_work = _is_locked_since(folder, task) and (folder.at_work() or _is_elsewhere(folder, ended=bool(result)))
+    if state == "failed" and not is_at_work:
+        return "failed", str(task.get("reason", ""))
     if ended_as == "failed" and not is_at_work and state not in ("pending", "stopped"):
         return "failed", str(result.get("reason", "result.json does not say why"))
     if (tuning := folder.tuning()) is not None and (tuning / folder.result.name).exists():
@@ -245,6 +245,14 @@ def task_of(folder: RunFolder) -> dict[str, Any] | None:
         task.get("state") != "running" or (type(task.get("pid")) is int and type(task.get("host")) is str)
     )
     return task if whole else None
+
+
+def _is_locked_since(folder: RunFolder, task: dict[str, Any]) -> bool:
+    """Whether the folder was locked later than a sweep wrote of it, if one did: by `dpfl resume`."""
+    try:
+        return not task or (folder.path / ".lock").stat().st_mtime > task_file(folder).stat().st_mtime
+    except OSError:
+        return False
 
 
 def _is_elsewhere(folder: RunFolder, *, ended: bool) -> bool:

@@ -460,6 +460,16 @@ def test_a_process_of_this_machine_that_is_gone_is_lost_at_once(bench: Bench) ->
     assert status_of(folder).status == "running"
 
 
+def test_a_run_that_is_gone_on_with_by_itself_is_running(bench: Bench) -> None:
+    folder = bench.folder(ROWS[0])
+    with folder.locked():  # as the supervisor does, which lives, before it starts a run
+        write_task(folder, "stopped")
+        os.utime(task_file(folder), (time.time() + 1,) * 2)
+        assert status_of(folder).status == "interrupted"
+        os.utime(task_file(folder), (1.0, 1.0))
+        assert status_of(folder).status == "running"
+
+
 def wait_for(what: Callable[[], bool], seconds: float = 300) -> None:
     until = time.monotonic() + seconds
     while not what():
