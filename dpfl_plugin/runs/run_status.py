@@ -74,8 +74,6 @@ class RunStatus:
         """The last that is known to be over."""
         if self._whole:
             return int(self.result["rounds"])
-        if self.status == "pending":
-            return 0
         return max(_round(self._line), saved_rounds(self._files.checkpoint))
 
     @property

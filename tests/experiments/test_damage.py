@@ -10,7 +10,7 @@ from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.experiments import manifest, status, submission
 from dpfl_plugin.experiments.manifest import Sweep
-from dpfl_plugin.runs.run_status import status_of
+from dpfl_plugin.runs.run_status import status_of, write_task
 from tests.cli.command import dpfl
 from tests.cli.sweeping import write
 
@@ -42,6 +42,15 @@ def test_a_damaged_file_is_of_its_run_only(sweep: Sweep, name: str, text: str, s
     found = dpfl("status", sweep.folder.parents[1], "--json").json
     assert [run["status"] for run in found["runs"]] == ["pending", "failed" if said else "pending", "pending"]
     assert said in found["runs"][1]["reason"] and status_of(folder).status != "done"
+
+
+def test_an_interrupted_run_is_pending_and_says_how_far_it_is(sweep: Sweep) -> None:
+    folder = sweep.folder_of(sweep.rows[1])
+    write_task(folder, "stopped")
+    folder.metrics.write_text('{"round": 2, "seconds": 1.0}\n')
+    runs = dpfl("status", sweep.folder.parents[1], "--json").json["runs"]
+    assert [(run["status"], run["round"]) for run in runs] == [("pending", 0), ("pending", 2), ("pending", 0)]
+    assert runs[1]["reason"] == "interrupted, continues from its checkpoint"
 
 
 @pytest.mark.parametrize("name", ["manifest.jsonl", "base.yaml", "sweep.json"])
