@@ -27,7 +27,7 @@ import yaml
 from benchmarks.pages import put
 from benchmarks.table import table
 from dpfl_plugin.cli.main import main as main_of_dpfl
-from dpfl_plugin.experiments.tasks import import_for_runs
+from dpfl_plugin.experiments.supervisor import import_for_runs
 
 ROUNDS: Final = 60
 EPSILON: Final = 4.0

@@ -19,7 +19,8 @@ import yaml
 
 from benchmarks.pages import put
 from benchmarks.soak import BASE
-from dpfl_plugin.experiments import manifest, state
+from dpfl_plugin.experiments import manifest
+from dpfl_plugin.runs.run_status import write_task
 
 GRID: dict[str, list[Any]] = {
     "algorithm.local_lr": [i / 100 for i in range(1, 101)],
@@ -47,15 +48,15 @@ def pretend(out: Path) -> None:
         run.path.mkdir(parents=True)
         facts = {"host": "elsewhere", "pid": 1, "job": "1_0"}
         if share < 0.5:
-            state.write_task(run, "done", **facts)
+            write_task(run, "done", **facts)
             epsilon = {"server": {"epsilon": 1.0}}
             result = {"status": "done", "reason": "", "rounds": 150, "seconds": 9.0, "epsilon": epsilon}
             run.result.write_text(json.dumps({**result, "test_accuracy": {"mean_last_10_percent": 0.5}}))
         elif share < 0.6:
-            state.write_task(run, "running", **facts)
+            write_task(run, "running", **facts)
             run.metrics.write_text('{"round": 10, "seconds": 1.0}\n' * 10)
         else:
-            state.write_task(run, "failed", reason="the global model is not finite", **facts)
+            write_task(run, "failed", reason="the global model is not finite", **facts)
 
 
 def each(folder: Path) -> float:

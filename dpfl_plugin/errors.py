@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 MAKE_ROOM: Final = (
     "Free some space there, or have the quota raised (df -h, quota -s); then the same command continues from what was "
-    "saved: a run with resume, a sweep with retry."
+    "saved, a run with resume."
 )
 _INSTALLED = (__file__.removesuffix("errors.py"), traceback.__file__.removesuffix("traceback.py"), "<")
 
@@ -180,14 +180,14 @@ def said_of(error: Error, before: str) -> Error:
     return type(error)(f"{before}{error}")
 
 
-def is_full(error: OSError) -> bool:
-    """Whether a disk, a quota or the size of a file is at its end."""
-    return error.errno in FULL
+def is_full(error: BaseException | None) -> bool:
+    """Whether a disk, a quota or the size of a file is at its end, or the error was raised from one that says so."""
+    return error is not None and (getattr(error, "errno", None) in FULL or is_full(error.__cause__))
 
 
-def system_says(error: OSError) -> str:
+def system_says(error: Exception) -> str:
     """What the operating system refused, and for which file; for a full disk, how to go on."""
-    if not is_full(error):
+    if not isinstance(error, OSError) or error.errno not in FULL:
         return str(error)
     where = f"{error.filename}: cannot be written" if error.filename else "a file cannot be written"
     return f"{where} ({error.strerror}). {MAKE_ROOM}"

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 WHILE_STARTING: Final = b"\ndpfl: interrupted while it was starting: nothing was run, and nothing is lost.\n"
 INTERRUPTED, NO_ROUND = 4, 7  # exit codes: a round was finished and saved, or none was
+CONTINUED_BY_THE_SAME_COMMAND: Final = {"sweep", "tune"}  # which end with INTERRUPTED in either case
 
 
 def startup_begins() -> None:
@@ -35,7 +36,7 @@ def startup_is_over() -> None:
 def _end(number: int, frame: Any) -> None:
     # Not an exception: what imports a library may take it for the library's own failure, or swallow it.
     os.write(2, WHILE_STARTING)
-    os._exit(NO_ROUND)
+    os._exit(INTERRUPTED if {*sys.argv[1:2]} & CONTINUED_BY_THE_SAME_COMMAND else NO_ROUND)
 
 
 class Stop:

@@ -23,7 +23,7 @@ from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.text import Printed, render
 from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
-from dpfl_plugin.experiments.tuning.winner import check_run
+from dpfl_plugin.experiments.tuning.statement import check_run
 from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.models.fields import Fields, fields_of
 from dpfl_plugin.runs.backbone import Backbone

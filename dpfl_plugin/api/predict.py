@@ -15,7 +15,7 @@ from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, require
-from dpfl_plugin.experiments.tuning.winner import check_run
+from dpfl_plugin.experiments.tuning.statement import check_run
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.finished_run import FinishedRun

@@ -21,7 +21,7 @@ from dpfl_plugin.core.text import Page
 from dpfl_plugin.data.names import told_apart
 from dpfl_plugin.data.schema import Column, Label, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
-from dpfl_plugin.experiments.tuning.winner import winner_of
+from dpfl_plugin.experiments.tuning.statement import winner_of
 from dpfl_plugin.privacy.accountants import named_accountant
 from dpfl_plugin.privacy.statement_pages import page_to_sign, total_of
 from dpfl_plugin.runs.folder import RunFolder, write_new

@@ -22,7 +22,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.run_status import RunStatus, runs_in
 from dpfl_plugin.terminal import printed, show_table
 
-ORDER: Final = ("running", "failed", "interrupted", "done")
+ORDER: Final = ("running", "failed", "lost", "interrupted", "done")
 WIDTH: Final = 200  # without a terminal to fit into
 MOST_ROWS: Final = 30  # unless all are asked for
 MOST_SETTINGS, MOST_SIGNS = 3, 40  # of what tells runs of one name apart, in a row; of each value

@@ -23,9 +23,8 @@ from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, TrainingError, require
 from dpfl_plugin.experiments.tuning import price as prices
 from dpfl_plugin.experiments.tuning import successive_halving
-from dpfl_plugin.experiments.tuning.statement import failed_winner, price_lines, statement
-from dpfl_plugin.experiments.tuning.winner import RESULT
-from dpfl_plugin.interrupts import stopping
+from dpfl_plugin.experiments.tuning.statement import RESULT, failed_winner, price_lines, statement
+from dpfl_plugin.interrupts import startup_is_over, stopping
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
@@ -241,17 +240,20 @@ def _tuned(
     tuning = successive_halving.begin(file, base, folder)
     for line in _priced(file, tuning.price)["lines"]:
         reporter.note(line)
+    startup_is_over()
     try:
         with stopping(exits=exits) as stop:
             wait = Wait(LEDGER_WAIT, reporter.note, stop)
             ranked = successive_halving.carry_out(tuning, backend=backend_here, reporter=reporter, stop=stop, wait=wait)
+        if ranked is None:
+            raise KeyboardInterrupt
+        result = successive_halving.outcome(tuning, ranked)
+        RunFolder(folder).write_together({RESULT: to_json(result), REPORT: statement(result, folder.name)})
+    except KeyboardInterrupt:
+        reporter.note(f"interrupted: what is done is saved in {folder}. The same call or command continues.")
+        raise
     finally:
         torch.set_num_threads(threads)
-    if ranked is None:
-        reporter.note(f"interrupted: what is done is saved in {folder}. The same call or command continues.")
-        raise KeyboardInterrupt
-    result = successive_halving.outcome(tuning, ranked)
-    RunFolder(folder).write_together({RESULT: to_json(result), REPORT: statement(result, folder.name)})
     return Tuning(folder, result, held=held)
 
 
@@ -286,7 +288,7 @@ def _price(file: TuneFile, base: Path, out: str | Path | None) -> Price:
 
 
 def _priced(file: TuneFile, price: prices.Price) -> Price:
-    values, epsilon = successive_halving.priced(price), file.config.privacy.epsilon
+    values, epsilon = price.to_dict(), file.config.privacy.epsilon
     assert epsilon is not None
     return Price(**values, budget=epsilon, lines=price_lines(values, epsilon))
 

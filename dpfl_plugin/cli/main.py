@@ -53,7 +53,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand not in ("run", "resume", "quickstart"):  # which say themselves when they have begun
+    if context.invoked_subcommand not in ("run", "resume", "quickstart", "sweep", "tune"):  # which say when they begin
         interrupts.startup_is_over()
 
 
@@ -163,8 +163,8 @@ def sweep(
 ) -> None:
     """Run, or submit, all runs of a sweep that are not finished; the same command continues after an interruption.
 
-    Exit codes: 0 done (submitted), 1 some failed, 2 bad configuration or input, 3 beyond the limit of the ledger, 4
-    interrupted with checkpoints.
+    Exit codes: 0 done (submitted), 1 some failed, or a disk is full, 2 bad configuration or input, 3 beyond the limit
+    of the ledger, 4 interrupted: what began is saved.
     """
     from dpfl_plugin.experiments.sweep import sweep as run_sweep
 
@@ -206,7 +206,7 @@ def sweep_task(
     jobs: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """What a batch task of a sweep does."""
-    from dpfl_plugin.experiments.tasks import run_task
+    from dpfl_plugin.experiments.supervisor import run_task
 
     raise typer.Exit(run_task(folder, task, pack, jobs))
 
@@ -217,7 +217,7 @@ def sweep_run(
     index: Annotated[int, typer.Argument(help="Which row of the manifest.")],
 ) -> None:
     """What each MPI rank of a run in a sweep does."""
-    from dpfl_plugin.experiments.tasks import run_ranks
+    from dpfl_plugin.experiments.supervisor import run_ranks
 
     raise typer.Exit(run_ranks(folder, index))
 

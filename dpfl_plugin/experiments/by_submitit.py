@@ -7,13 +7,13 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dpfl_plugin.errors import ConfigError, DpflError
-from dpfl_plugin.experiments.manifest import Sweep
-from dpfl_plugin.experiments.resources import minutes
+from dpfl_plugin.experiments.manifest import Options, Request, Sweep
 from dpfl_plugin.experiments.scripts import LEAD_SECONDS
+from dpfl_plugin.experiments.slurm import minutes
 
 DEFAULT_MINUTES = 60
 
@@ -49,25 +49,16 @@ class Task:
         # By hand, as the handler above interrupts this very function: subprocess would wait for its own lock.
         while True:
             try:
-                found, status = os.waitpid(self._pid, os.WNOHANG)
+                ended, status = os.waitpid(self._pid, os.WNOHANG)
             except ChildProcessError:
                 return 0
-            if found:
+            if ended:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.1)
 
 
-def submit(
-    sweep: Sweep,
-    tasks: Sequence[int],
-    *,
-    name: str,
-    asked: Mapping[str, str | int | bool],
-    at_once: int | None,
-    pack: int,
-    jobs: int,
-) -> str:
-    """Hand the tasks to Slurm as one array, with the options ``asked`` of sbatch; returns the job's number.
+def submit(sweep: Sweep, tasks: Sequence[int], name: str, request: Request, options: Options) -> str:
+    """Hand the tasks to Slurm as one array, with a job's ``name`` and what it asks Slurm for; returns the job's number.
 
     Raises:
         ConfigError: submitit is not installed, or finds no Slurm.
@@ -80,19 +71,19 @@ def submit(
         executor = submitit.SlurmExecutor(folder=sweep.folder / "submitit" / "%j")
     except RuntimeError as error:
         raise ConfigError(f"--on submitit: {error}. Use --on local, or slurm/dev-cluster.") from error
-    options = {key.lstrip("-"): value for key, value in asked.items() if value is not False}
+    more = {key: value for key, value in request.items() if value is not False}
     executor.update_parameters(
         job_name=name,
-        time=minutes(str(options.pop("time", DEFAULT_MINUTES))),
-        array_parallelism=at_once or len(tasks),
+        time=minutes(str(more.pop("time", DEFAULT_MINUTES))),
+        array_parallelism=options.at_once or len(tasks),
         signal_delay_s=LEAD_SECONDS,
         # submitit's own first lines run there, too: none of them from the working folder.
         setup=["export PYTHONSAFEPATH=1", *sweep.spec.setup],
-        cpus_per_task=int(options.pop("cpus-per-task", jobs)),
-        additional_parameters=options,
+        cpus_per_task=int(more.pop("cpus-per-task", options.jobs)),
+        additional_parameters=more,
     )
     words = [sys.executable, "-P", "-m", "dpfl_plugin", "sweep-task", str(sweep.folder)]
-    packing = ["--pack", str(pack), "--jobs", str(jobs)]
+    packing = ["--pack", str(options.pack), "--jobs", str(options.jobs)]
     with executor.batch():
         array = [executor.submit(Task([*words, str(task), *packing])) for task in tasks]
     return str(array[0].job_id).partition("_")[0]

@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import dpfl_plugin
 from dpfl_plugin.config.load import read_yaml
@@ -28,6 +28,25 @@ from dpfl_plugin.file_permissions import private_folder
 from dpfl_plugin.runs.folder import RunFolder, read_object, to_json, write_atomic
 
 SCHEMA: Final = 1
+Backend = Literal["local", "slurm", "submitit"]
+Request = dict[str, str | int | bool]
+"""What a task asks Slurm for: options of sbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a sweep.
+
+    Attributes:
+        jobs: runs at the same time, on this machine or in each task of Slurm; pack: runs in a task; at_once: tasks.
+        progress: whether to show a bar; None: in a terminal and in Jupyter.
+    """
+
+    on: Backend = "local"
+    jobs: int = 1
+    at_once: int | None = None
+    pack: int = 1
+    progress: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +86,8 @@ class Sweep:
 
     def tasks(self, rows: Sequence[Row], pack: int) -> list[int]:
         """The tasks that hold these rows."""
-        wanted = {row.index for row in rows}
-        return [task for task, chunk in enumerate(self.chunks(pack)) if any(row.index in wanted for row in chunk)]
+        indices = {row.index for row in rows}
+        return [task for task, chunk in enumerate(self.chunks(pack)) if any(row.index in indices for row in chunk)]
 
     def rows_of(self, task: int, pack: int) -> tuple[Row, ...]:
         """The rows of a task; none if there is no such task."""
@@ -174,13 +193,13 @@ def sweeps_in(out: Path) -> list[Path]:
     Raises:
         ConfigError: there is none.
     """
-    found = [path.parent for path in out.glob("sweeps/*/manifest.jsonl")]
-    if not found:
+    folders = [path.parent for path in out.glob("sweeps/*/manifest.jsonl")]
+    if not folders:
         raise ConfigError(
             f"{out}: holds no sweep (sweeps/*/manifest.jsonl) and no run, and no dpfl server or silo has begun there. "
             "Give the folder of dpfl sweep --out or of dpfl run --out, or the one that sites share."
         )
-    return sorted(found, key=lambda folder: (folder / "manifest.jsonl").stat().st_mtime)
+    return sorted(folders, key=lambda folder: (folder / "manifest.jsonl").stat().st_mtime)
 
 
 def _lines(rows: Sequence[Row]) -> str:

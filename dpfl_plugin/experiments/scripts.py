@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Sequence
 from typing import Final
 
 from dpfl_plugin.core.text import render
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.experiments import slurm
+from dpfl_plugin.experiments.manifest import Options, Request, Sweep
 
 _PLAIN: Final = re.compile(r"[\w.,:;@%+=/{}()\[\]*&|-]+")  # what sbatch takes as it stands
 LEAD_SECONDS: Final = 120  # between USR1 and the time limit: for a silo's work and a checkpoint
@@ -28,35 +31,29 @@ def _render(name: str, **values: object) -> str:
     return render(f"slurm/{name}.jinja", lead_seconds=LEAD_SECONDS, most_idle=MOST_IDLE, **values)
 
 
-def sweep_script(
-    *,
-    name: str,
-    folder: str,
-    python: str,
-    tasks: str,
-    at_once: int | None,
-    pack: int,
-    jobs: int,
-    ranks: int | None,
-    slurm: Mapping[str, str | int | bool],
-    setup: list[str],
-) -> str:
-    """The script of a sweep: one array, a task for every ``pack`` successive rows of its manifest."""
-    array = tasks + (f"%{at_once}" if at_once else "")
+def sweep_script(sweep: Sweep, tasks: Sequence[int], name: str, request: Request, options: Options) -> str:
+    """The script of a sweep: one array of these tasks, with a job's ``name`` and what it asks Slurm for."""
     # A % of the folder's own is no placeholder.
-    log = f"{folder.replace('%', '%%')}/log/%A_%a.txt"
-    options: dict[str, str | int | bool] = {"job-name": name, "array": array, "output": log, "ntasks": ranks or 1}
-    options |= {"open-mode": "append", "requeue": True, "signal": f"B:USR1@{LEAD_SECONDS}"}
-    if jobs > 1 and "cpus-per-task" not in slurm:
-        options["cpus-per-task"] = jobs
-    options.update({key.lstrip("-"): value for key, value in slurm.items() if value is not False})
+    folder, jobs = str(sweep.folder), options.jobs
+    header: Request = {
+        "job-name": name,
+        "array": slurm.spans(tasks) + (f"%{options.at_once}" if options.at_once else ""),
+        "output": f"{folder.replace('%', '%%')}/log/%A_%a.txt",
+        "ntasks": sweep.spec.ranks or 1,
+        "open-mode": "append",
+        "requeue": True,
+        "signal": f"B:USR1@{LEAD_SECONDS}",
+    }
+    if jobs > 1 and "cpus-per-task" not in request:
+        header["cpus-per-task"] = jobs
+    header.update({key: value for key, value in request.items() if value is not False})
     return _render(
         "sweep.sbatch",
-        options={key: value if value is True else _quoted(key, value) for key, value in options.items()},
-        setup=setup,
-        python=shlex.quote(python),
+        options={key: value if value is True else _quoted(key, value) for key, value in header.items()},
+        setup=sweep.spec.setup,
+        python=shlex.quote(sys.executable),
         folder=shlex.quote(folder),
-        pack=pack,
+        pack=options.pack,
         jobs=jobs,
     )
 

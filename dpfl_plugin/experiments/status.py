@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import statistics
 import sys
+import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +22,12 @@ from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import Printed, duration
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.experiments import manifest, slurm, state, submission
-from dpfl_plugin.experiments.state import State
+from dpfl_plugin.experiments import manifest, slurm, submission
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.run_status import RunStatus, status_of
 from dpfl_plugin.terminal import printed, show_table
 
-ORDER: Final[tuple[state.Status, ...]] = ("running", "failed", "lost", "pending", "done")
+ORDER: Final = ("running", "failed", "lost", "pending", "done")
 WIDTH: Final = 200  # without a terminal to fit into
 MOST_LINES: Final = 12  # of each status, unless all are asked for
 MOST_CONFIGURATIONS: Final = 20  # in the table of scores
@@ -35,13 +38,13 @@ class SweepStatus(Printed):
     """All runs of the sweeps in a folder, each once, with their states; and what Slurm says of their tasks."""
 
     rows: tuple[Row, ...]
-    states: tuple[State, ...]
+    states: tuple[RunStatus, ...]
     queue: Counter[str] | None = None
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of runs with each status."""
-        counted = Counter(known.status for known in self.states)
+        counted = Counter(state.status for state in self.states)
         return {status: counted[status] for status in ORDER}
 
     @property
@@ -74,15 +77,15 @@ class SweepStatus(Printed):
                 "index": row.index,
                 "id": row.id,
                 "label": row.label,
-                "status": known.status,
-                "reason": known.reason,
-                "round": known.round,
+                "status": state.status,
+                "reason": state.reason,
+                "round": state.round,
                 "rounds": row.rounds,
-                "eta_seconds": known.eta,
-                f"test_{known.score}": known.accuracy,
-                "epsilon": known.epsilon,
+                "eta_seconds": state.eta(row.rounds),
+                f"test_{state.score}": state.tail_mean,
+                "epsilon": state.epsilon if state.status == "done" else None,
             }
-            for row, known in zip(self.rows, self.states, strict=True)
+            for row, state in zip(self.rows, self.states, strict=True)
         ]
         return {"counts": self.counts, "slurm": self.queue, "runs": runs}
 
@@ -92,12 +95,12 @@ class SweepStatus(Printed):
         for name in ("run", "id", "status", "", "what"):
             table.add_column(name)
         for status in ORDER:
-            chosen = [pair for pair in zip(self.rows, self.states, strict=True) if pair[1].status == status]
-            shown = chosen if every else chosen[:MOST_LINES]
-            for row, known in shown:
-                table.add_row(str(row.index), row.id, status, Text(_detail(row, known)), Text(row.label))
-            if len(shown) < len(chosen):
-                table.add_row("", "", status, f"and {len(chosen) - len(shown)} more (--all)", "")
+            pairs = [pair for pair in zip(self.rows, self.states, strict=True) if pair[1].status == status]
+            shown = pairs if every else pairs[:MOST_LINES]
+            for row, state in shown:
+                table.add_row(str(row.index), row.id, status, Text(_detail(row, state)), Text(row.label))
+            if len(shown) < len(pairs):
+                table.add_row("", "", status, f"and {len(pairs) - len(shown)} more (--all)", "")
         return "\n".join([*self.summary, printed(lambda console: show_table(console, table), WIDTH)])
 
     def __str__(self) -> str:
@@ -110,7 +113,7 @@ class SweepStatus(Printed):
         for name in ("configuration", "runs", "score, last 10 % of rounds", "epsilon, at most"):
             table.add_column(name)
         for name, runs in groups[:MOST_CONFIGURATIONS]:
-            values = [run.accuracy for run in runs if run.accuracy is not None]
+            values = [run.tail_mean for run in runs if run.tail_mean is not None]
             spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
             score = f"{runs[0].score} {statistics.fmean(values):.4f}{spread}" if values else "-"
             spent = [run.epsilon for run in runs]
@@ -120,16 +123,16 @@ class SweepStatus(Printed):
         text = printed(lambda console: show_table(console, table), WIDTH) if groups else ""
         return f"{text}\nand {more} more configurations" if more > 0 else text
 
-    def _by_configuration(self) -> list[tuple[str, list[State]]]:
+    def _by_configuration(self) -> list[tuple[str, list[RunStatus]]]:
         """Runs that differ in their seeds alone are of one; by its name, in the order of the manifest."""
-        groups: dict[str, tuple[str, list[State]]] = {}
-        for row, known in zip(self.rows, self.states, strict=True):
-            if known.status != "done":
+        groups: dict[str, tuple[str, list[RunStatus]]] = {}
+        for row, state in zip(self.rows, self.states, strict=True):
+            if state.status != "done":
                 continue
             changes = {key: value for key, value in row.changes.items() if key != "seed"}
             key = json.dumps([row.name, changes], sort_keys=True, default=str)
             words = [word for word in row.label.split(" ") if not word.startswith("seed=")]
-            groups.setdefault(key, (" ".join(words) or "base", []))[1].append(known)
+            groups.setdefault(key, (" ".join(words) or "base", []))[1].append(state)
         return list(groups.values())
 
 
@@ -152,14 +155,30 @@ def sweep_status(folder: Path) -> SweepStatus:
             continue
         if submission.intent_of(path).exists():
             _note(f"{path}: dpfl sweep is submitting it, or was interrupted; the same command finds out which.")
-        jobs += [job["job"] for job in slurm.jobs_of(path, _note)]
+        jobs += [job["job"] for job in submission.jobs_of(path, _note)]
         for row in sweep.rows:
             if row.id not in rows:
                 rows[row.id], folders[row.id] = row, sweep.folder_of(row)
-    states = state.states((folders[id], row.rounds) for id, row in rows.items())
     queue = slurm.queue(jobs) if jobs else None
     tasks = None if queue is None else Counter(queue.values())
-    return SweepStatus(tuple(rows.values()), tuple(_explained(states, jobs)), tasks)
+    return SweepStatus(tuple(rows.values()), tuple(_explained(states(folders.values()), jobs)), tasks)
+
+
+def states(folders: Iterable[RunFolder]) -> list[RunStatus]:
+    """The state of each run of a sweep; those that were interrupted are pending, too."""
+    now = time.time()
+    names: dict[Path, set[str]] = {}
+    states = []
+    for folder in folders:
+        parent = folder.path.parent
+        if parent not in names:
+            names[parent] = {entry.name for entry in os.scandir(parent)} if parent.is_dir() else set()
+        state = status_of(folder, now) if folder.path.name in names[parent] else RunStatus(folder.path, "pending")
+        if state.status == "interrupted":
+            reason = state.reason or ("interrupted, continues from its checkpoint" if state.round else "")
+            state = replace(state, status="pending", reason=reason)
+        states.append(state)
+    return states
 
 
 @functools.cache
@@ -168,25 +187,24 @@ def _note(text: str) -> None:
     print(f"dpfl: note: {text}", file=sys.stderr)
 
 
-def _explained(states: Sequence[State], jobs: list[str]) -> Sequence[State]:
+def _explained(states: Sequence[RunStatus], jobs: list[str]) -> Sequence[RunStatus]:
     """With what sacct knows of the tasks of lost runs, where there is one."""
-    if not jobs or not any(known.status == "lost" for known in states):
+    if not jobs or not any(state.status == "lost" for state in states):
         return states
     ended = slurm.accounting(jobs) or {}
-    return [_with_end(known, ended) if known.status == "lost" else known for known in states]
+    ways = [ended.get(str((state.task or {}).get("job"))) if state.status == "lost" else None for state in states]
+    return [
+        replace(state, reason=f"{state.reason} ({way})") if way else state
+        for state, way in zip(states, ways, strict=True)
+    ]
 
 
-def _with_end(known: State, ended: dict[str, str]) -> State:
-    how = ended.get(str((known.task or {}).get("job")))
-    return State("lost", f"{known.reason} ({how})" if how else known.reason, known.round, task=known.task)
-
-
-def _detail(row: Row, known: State) -> str:
-    if known.status == "running":
-        of = f"/{row.rounds}" if row.rounds else ""
-        left = f", {duration(known.eta)} left" if known.eta is not None else ""
-        return f"round {known.round}{of}{left}"
-    if known.status == "done":
-        score = f"{known.score} {known.accuracy:.4f}" if known.accuracy is not None else ""
-        return score + (f", epsilon {places(known.epsilon, 3)}" if known.epsilon is not None else "")
-    return known.reason
+def _detail(row: Row, state: RunStatus) -> str:
+    if state.status == "running":
+        of, eta = f"/{row.rounds}" if row.rounds else "", state.eta(row.rounds)
+        left = f", {duration(eta)} left" if eta is not None else ""
+        return f"round {state.round}{of}{left}"
+    if state.status == "done":
+        score = f"{state.score} {state.tail_mean:.4f}" if state.tail_mean is not None else ""
+        return score + (f", epsilon {places(state.epsilon, 3)}" if state.epsilon is not None else "")
+    return state.reason

@@ -20,17 +20,18 @@ from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.preprocess import check_steps
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.errors import require
-from dpfl_plugin.experiments import manifest, resources, state, submission
-from dpfl_plugin.experiments.manifest import Sweep
-from dpfl_plugin.experiments.status import SweepStatus
-from dpfl_plugin.experiments.submission import Backend, Options
-from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED
+from dpfl_plugin.experiments import manifest, scripts, submission
+from dpfl_plugin.experiments.manifest import Backend, Options, Sweep
+from dpfl_plugin.experiments.status import SweepStatus, states
+from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED, run_rows, say, try_again
 from dpfl_plugin.experiments.sweep_result import SweepResult
-from dpfl_plugin.experiments.tasks import run_rows, say, try_again
+from dpfl_plugin.interrupts import startup_is_over
 from dpfl_plugin.runs.backbone import MORE_STEPS
+from dpfl_plugin.runs.environment import changed, file_digests
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.records import steps_of
+from dpfl_plugin.runs.run_status import RunStatus
 
 COMPOSES: Final = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
@@ -92,11 +93,16 @@ def sweep(
     if dry_run:
         rows, _ = _wanted(planned, expansion.duplicates, retry)
         return SweepResult(folder, _status(planned), dry_run=_dry_run(planned, rows, options))
-    if on == "local":
-        return _run_or_submit(planned, expansion.duplicates, folder, options, retry)
-    with submission.alone(planned, say) as lock:
-        submission.settle(planned, say)
-        return _run_or_submit(planned, expansion.duplicates, folder, options, retry, lock)
+    startup_is_over()
+    try:
+        if on == "local":
+            return _run_or_submit(planned, expansion.duplicates, folder, options, retry)
+        with submission.alone(planned, say) as lock:
+            submission.settle(planned, say)
+            return _run_or_submit(planned, expansion.duplicates, folder, options, retry, lock)
+    except KeyboardInterrupt:
+        say("interrupted; everything that began is saved. The same command continues.")
+        raise
 
 
 def _run_or_submit(
@@ -122,7 +128,6 @@ def _run_or_submit(
         with SweepBar(lambda: _status(planned), options.progress) as bar:
             code = run_rows(planned, rows, options.jobs, bar=bar)
     if code == INTERRUPTED:
-        say("interrupted; everything that began is saved. The same command continues.")
         raise KeyboardInterrupt
     if planned.ledger is not None:
         say(f"epsilon of all runs together: dpfl account {shlex.quote(str(planned.ledger))}")
@@ -132,29 +137,29 @@ def _run_or_submit(
 
 
 def _status(planned: Sweep) -> SweepStatus:
-    states = state.states((planned.folder_of(row), row.rounds) for row in planned.rows)
-    return SweepStatus(planned.rows, tuple(states))
+    return SweepStatus(planned.rows, tuple(states(map(planned.folder_of, planned.rows))))
 
 
 def _wanted(planned: Sweep, duplicates: int, retry: bool) -> tuple[list[Row], list[Row]]:
     """(Rows that are to run now, rows that failed before), after saying how far all are."""
     status = _status(planned)
-    found = list(zip(planned.rows, status.states, strict=True))
-    counts = ", ".join(f"{n} {name}" for name, n in Counter(known.status for known in status.states).items())
+    pairs = list(zip(planned.rows, status.states, strict=True))
+    counts = ", ".join(f"{n} {name}" for name, n in Counter(state.status for state in status.states).items())
     again = f" ({duplicates} combinations are the same as others)" if duplicates else ""
     say(f"{len(planned.rows)} runs: {counts}{again}; in {planned.runs}")
-    _say_other_code(planned, [row for row, known in found if known.status == "done"])
-    failed = [row for row, known in found if known.status == "failed"]
-    wanted = [row for row, known in found if known.status in ("pending", "lost")]
-    return sorted([*wanted, *failed], key=lambda row: row.index) if retry else wanted, failed
+    _say_other_code(planned, [(row, state) for row, state in pairs if state.status == "done"])
+    failed = [row for row, state in pairs if state.status == "failed"]
+    rows = [row for row, state in pairs if state.status in ("pending", "lost")]
+    return sorted([*rows, *failed], key=lambda row: row.index) if retry else rows, failed
 
 
-def _say_other_code(planned: Sweep, done: Sequence[Row]) -> None:
+def _say_other_code(planned: Sweep, done: Sequence[tuple[Row, RunStatus]]) -> None:
     """Name each finished run that was made with another file of users' code than there is now."""
     own_folders.look_in(planned.source.parent)
-    for row in done:
-        if others := state.other_code(planned.folder_of(row), config_of(planned.base, row, planned.runs)):
-            say(f"{row.index}: made with another version of {', '.join(others)} than there is now  {row.label}")
+    for row, state in done:
+        now = file_digests(config_of(planned.base, row, planned.runs))
+        if modules := changed(now, state.result.get("code") or {}):
+            say(f"{row.index}: made with another version of {', '.join(modules)} than there is now  {row.label}")
 
 
 def _register(planned: Sweep, rows: Sequence[Row]) -> None:
@@ -174,8 +179,8 @@ def _dry_run(planned: Sweep, rows: Sequence[Row], options: Options) -> str:
     if options.on == "slurm" and rows:
         tasks = planned.tasks(rows, options.pack)
         name = planned.rows[0].name
-        for asked, some in resources.arrays(planned, tasks, options.pack, say):
-            lines.append(submission.script(planned, asked, some, options, name))
+        for request, part in submission.arrays(planned, tasks, options.pack, say):
+            lines.append(scripts.sweep_script(planned, part, name, request, options))
     return "\n".join(lines) or "nothing is left to run."
 
 
@@ -195,7 +200,7 @@ class Preflight:
     """
 
     def __init__(self, *, shared: bool = False) -> None:
-        self._seen: set[str] = set()
+        self._checked: set[str] = set()
         self._shared = shared
 
     def check(self, config: Config) -> None:
@@ -219,11 +224,11 @@ class Preflight:
         if config.data.dataset.name == "table":
             self._once("schema", options.get("schema"), lambda: TableSchema.parse(options.get("schema")))
         elif config.data.dataset.name in ("csv", "npz"):
-            given = [options.get("outcome"), options.get("classes")]
-            self._once("outcome", given, lambda: parse(*given))
+            texts = [options.get("outcome"), options.get("classes")]
+            self._once("outcome", texts, lambda: parse(*texts))
 
     def _once(self, what: str, facts: Any, look: Callable[[], object]) -> None:
         key = what + json.dumps(facts, default=str, sort_keys=True)
-        if key not in self._seen:
+        if key not in self._checked:
             look()
-            self._seen.add(key)
+            self._checked.add(key)

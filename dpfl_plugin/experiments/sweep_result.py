@@ -14,13 +14,13 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.load import GROUPS, flat
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.errors import ConfigError, nearest
-from dpfl_plugin.experiments import state
 from dpfl_plugin.experiments.reports import runs as reports
 from dpfl_plugin.experiments.reports.groups import ASKED, differing, epsilon_text, grouped, value_text
 from dpfl_plugin.experiments.reports.plots import curves
-from dpfl_plugin.experiments.status import SweepStatus
+from dpfl_plugin.experiments.status import SweepStatus, states
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.run_status import status_of
 
 if TYPE_CHECKING:
     import pandas
@@ -48,12 +48,12 @@ class SweepResult(Mapping[str, Run]):
 
     def __getitem__(self, label: str) -> Run:
         for row in self.status.rows:
-            if row.label == label and state.finished(self._folder_of(row)):
+            if row.label == label and status_of(self._folder_of(row)).status == "done":
                 return Run.open(self._folder_of(row).path)
         raise KeyError(label)
 
     def __iter__(self) -> Iterator[str]:
-        return (row.label for row in self.status.rows if state.finished(self._folder_of(row)))
+        return (row.label for row in self.status.rows if status_of(self._folder_of(row)).status == "done")
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -68,14 +68,14 @@ class SweepResult(Mapping[str, Run]):
         Each key that varies has a column, and so has each measure that the runs are judged by in `dpfl report`.
         """
         rows, result = self.status.rows, []
-        states = state.states((self._folder_of(row), row.rounds) for row in rows)
+        statuses = states(map(self._folder_of, rows))
         read, changes = self._read(), [_changes(row) for row in rows]
         runs = [read.get(row.id) for row in rows]
         configs = [{**(run.config if run else {}), **own} for run, own in zip(runs, changes, strict=True)]
         differ = set(differing(configs))
         varied = dict.fromkeys(key for own in changes for key in own if key in differ)
         measures = dict.fromkeys(name for run in runs if run for name in run.own_measures)
-        for row, now, run, config in zip(rows, states, runs, configs, strict=True):
+        for row, now, run, config in zip(rows, statuses, runs, configs, strict=True):
             spent = run.guarantee if run else None
             result.append(
                 {

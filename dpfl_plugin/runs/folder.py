@@ -25,7 +25,7 @@ MOUNTS: Final = Path("/proc/self/mountinfo")  # of Linux
 RESULT_SCHEMA: Final = 1
 Result = dict[str, Any]
 """What `result.json` holds."""
-TAIL: Final = 1 << 16  # bytes that are read of a file's end
+TAIL: Final = 1 << 18  # bytes that are read of a file's end
 OF_ONE_MACHINE: Final = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}  # of NFS and Lustre
 
 
@@ -399,8 +399,8 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def last_object(path: Path) -> dict[str, Any]:
-    """The last JSON object of a file with one on each line, without a line that is being written; {} of none."""
+def last_object(path: Path, key: str | None = None) -> dict[str, Any]:
+    """The last JSON object (with a key) of a file with one on each line, whole lines only; {} of none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
@@ -410,7 +410,7 @@ def last_object(path: Path) -> dict[str, Any]:
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
             value = json.loads(line)
-            if isinstance(value, dict):
+            if isinstance(value, dict) and (key is None or key in value):
                 return value
     return {}
 

@@ -34,7 +34,7 @@ from dpfl_plugin.runs.folder import RESULT_SCHEMA, Result, to_json
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.prepare import PreparedRun, planner_of, stopping_of
-from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.statement import (
     ENDED_EARLY,
     MEASUREMENTS,

@@ -13,7 +13,6 @@ from rich.console import Console
 from dpfl_plugin.api import progress
 from dpfl_plugin.api.progress import Bar, Lines, SweepBar
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.experiments.state import State
 from dpfl_plugin.experiments.status import SweepStatus
 
 
@@ -95,7 +94,7 @@ def test_a_huge_loss_has_few_digits(loss: float, said: str) -> None:
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_sweep_has_one_bar_for_all_runs_or_a_line_for_each(shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tuple(Row(i, f"{i}", "run", f"seed={i}", 10, {}) for i in range(4))
-    states = (State("done"), State("running", round=5), State("pending"), State("failed"))
+    states = tuple(SimpleNamespace(status=status, round=5) for status in ("done", "running", "pending", "failed"))
     with SweepBar(lambda: SweepStatus(rows, states), shown) as bar:
         bar.note("0: done  seed=0")
         bar.note("3: FAILED: out of memory  seed=3")
@@ -103,4 +102,4 @@ def test_a_sweep_has_one_bar_for_all_runs_or_a_line_for_each(shown: bool, capsys
     text = capsys.readouterr().err
     assert "3: FAILED: out of memory  seed=3" in text
     assert ("1/4 runs  1 running  1 failed" in text) == shown and ("0: done" in text) != shown
-    assert SweepStatus(rows, states).fraction == 2.5 / 4
+    assert SweepStatus(rows, states).fraction == (1 + 0.5 + 0.5 + 1) / 4

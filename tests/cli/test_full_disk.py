@@ -73,14 +73,23 @@ def test_wherever_the_space_ends_the_run_says_so_and_goes_on(disk: Disk, tmp_pat
     assert {"ledger.jsonl", "state.safetensors", "key"} <= named, named
 
 
-def test_runs_of_a_sweep_fail_with_that_reason_and_are_tried_again(disk: Disk) -> None:
-    path = sweeping.write(disk.path, {"seeds": 2}, SHORT)
-    disk.leave(14)
-    done = dpfl("sweep", path, "--out", disk.path / "out")
-    assert done.code == 1 and MAKE_ROOM in done.err and f"{disk.path}/out/" in done.err, done.err
+def test_a_sweep_stops_says_so_once_and_goes_on_by_the_same_command(disk: Disk) -> None:
+    path, out = sweeping.write(disk.path, {"seeds": 4}, SHORT), disk.path / "out"
+    for pages in (14, 10, 9, 8, 7):
+        disk.leave(pages)
+        done = dpfl("sweep", path, "--out", out)
+        assert done.code == 1 and done.err.count(MAKE_ROOM) == 1 and str(out) in done.err, (pages, done.err)
+        disk.make_room()
+        runs = dpfl("status", out, "--json").json["runs"] if out.exists() else []
+        assert not [run for run in runs if run["status"] in ("failed", "lost", "running")], runs
+        assert any(MAKE_ROOM in run["reason"] for run in runs) or pages < 8, (pages, runs)
+    (folder,) = out.glob("sweeps/*")
+    disk.leave(9)
+    done = dpfl("sweep-task", folder, 0, "--pack", 4)  # what a batch task does
+    assert done.code == 1 and done.err.count(MAKE_ROOM) == 1, done.err
     disk.make_room()
-    assert dpfl("sweep", path, "--out", disk.path / "out", "--retry").code == 0
-    assert len(sweeping.left(disk.path / "out")) == 2
+    assert dpfl("sweep", path, "--out", out).code == 0
+    assert len(sweeping.left(out)) == 4
 
 
 def run_without_room_for(name: str, config: Path, out: Path) -> Done:

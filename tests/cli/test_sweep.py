@@ -270,12 +270,12 @@ IMPORTS = """
 import sys
 from pathlib import Path
 from dpfl_plugin.config.sweep import expand
-from dpfl_plugin.experiments import manifest, tasks
+from dpfl_plugin.experiments import manifest, supervisor
 
 path = Path(sys.argv[1])
 planned = manifest.plan(expand(path), path, path.parent / "out")
 manifest.write(planned)
-begin = tasks.begin(planned)
+begin = supervisor.begin(planned)
 before = set(sys.modules)
 print(begin(planned.rows[0], lambda: False))
 print(*{name.partition(".")[0] for name in set(sys.modules) - before})

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dpfl_plugin.errors import ConfigError, DpflError
-from dpfl_plugin.experiments import by_submitit, resources
+from dpfl_plugin.experiments import by_submitit, slurm
 from tests.config.test_sweep import runs
 
 
@@ -18,7 +18,7 @@ from tests.config.test_sweep import runs
     [("30", 30), ("30:00", 30), ("30:01", 31), ("1:30:00", 90), ("2-12", 3600), ("2-12:30", 3630), ("0-0:0:5", 1)],
 )
 def test_time_limits(text: str, count: int) -> None:
-    assert resources.minutes(text) == count
+    assert slurm.minutes(text) == count
 
 
 def test_a_task_that_fails_is_one_that_raises() -> None:
@@ -34,11 +34,11 @@ def test_without_it_or_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path) 
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "submitit", None)
         with pytest.raises(ConfigError, match="not installed"):
-            by_submitit.submit(sweep, [0], name="run.1", asked={}, at_once=None, pack=1, jobs=1)
+            by_submitit.submit(sweep, [0], "run.1", {}, manifest.Options())
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="Use --on local"):
-        by_submitit.submit(sweep, [0], name="run.1", asked={}, at_once=None, pack=1, jobs=1)
+        by_submitit.submit(sweep, [0], "run.1", {}, manifest.Options())
 
 
 def test_a_signal_before_or_as_the_run_begins_reaches_the_run_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

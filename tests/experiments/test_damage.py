@@ -8,8 +8,9 @@ import pytest
 
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import DataError
-from dpfl_plugin.experiments import manifest, slurm, state, status
+from dpfl_plugin.experiments import manifest, status, submission
 from dpfl_plugin.experiments.manifest import Sweep
+from dpfl_plugin.runs.run_status import status_of, write_task
 from tests.cli.command import dpfl
 from tests.cli.sweeping import write
 
@@ -40,7 +41,16 @@ def test_a_damaged_file_is_of_its_run_only(sweep: Sweep, name: str, text: str, s
     (folder.path / name).write_text(text)
     found = dpfl("status", sweep.folder.parents[1], "--json").json
     assert [run["status"] for run in found["runs"]] == ["pending", "failed" if said else "pending", "pending"]
-    assert said in found["runs"][1]["reason"] and not state.finished(folder)
+    assert said in found["runs"][1]["reason"] and status_of(folder).status != "done"
+
+
+def test_an_interrupted_run_is_pending_and_says_how_far_it_is(sweep: Sweep) -> None:
+    folder = sweep.folder_of(sweep.rows[1])
+    write_task(folder, "stopped")
+    folder.metrics.write_text('{"round": 2, "seconds": 1.0}\n')
+    runs = dpfl("status", sweep.folder.parents[1], "--json").json["runs"]
+    assert [(run["status"], run["round"]) for run in runs] == [("pending", 0), ("pending", 2), ("pending", 0)]
+    assert runs[1]["reason"] == "interrupted, continues from its checkpoint"
 
 
 @pytest.mark.parametrize("name", ["manifest.jsonl", "base.yaml", "sweep.json"])
@@ -62,10 +72,10 @@ def test_a_cut_manifest_is_named_and_other_sweeps_are_shown(sweep: Sweep, name: 
 
 
 def test_torn_records_of_jobs_are_named_and_the_others_count(sweep: Sweep) -> None:
-    slurm.remember(sweep, "12", 2)
+    submission.remember(sweep, "12", 2)
     with (sweep.folder / "jobs.jsonl").open("a") as file:
         file.write('{"job": 3}\n[]\n{"job": "13", "pa')
-    slurm.remember(sweep, "14", 1)  # on a line of its own
+    submission.remember(sweep, "14", 1)  # on a line of its own
     said: list[str] = []
-    assert [job["job"] for job in slurm.jobs_of(sweep.folder, said.append)] == ["12", "14"]
+    assert [job["job"] for job in submission.jobs_of(sweep.folder, said.append)] == ["12", "14"]
     assert [text.partition(": ")[0].split(", ")[1] for text in said] == ["line 2", "line 3", "line 4"]

@@ -9,20 +9,24 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments import scripts
+from dpfl_plugin.experiments.manifest import Options, Sweep
 from tests.experiments.test_supervisor import wait_for
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = {"name": "run", "folder": "/shared/s w", "python": "/env/bin/python", "tasks": "0-3,7"}
 
 
-def sweep_script(**changes: object) -> str:
-    plain = {"at_once": None, "pack": 1, "jobs": 1, "ranks": None, "slurm": {}, "setup": []}
-    return scripts.sweep_script(**{**OPTIONS, **plain, **changes})  # type: ignore[arg-type]
+def sweep_script(
+    folder: str = "/shared/s w", request: dict[str, Any] | None = None, spec: Any = None, **options: Any
+) -> str:
+    sweep = Sweep(Path(folder), Path("sweep.yaml"), {}, SweepConfig(**(spec or {})), ())
+    return scripts.sweep_script(sweep, [0, 1, 2, 3, 7], "run", request or {}, Options(**options))
 
 
 @pytest.mark.parametrize("name", scripts.rendered())
@@ -35,7 +39,9 @@ def test_the_scripts_of_the_project_are_those_that_are_made(name: str) -> None:
 
 def test_one_array_with_what_was_asked_for() -> None:
     text = sweep_script(
-        at_once=3, pack=4, jobs=2, ranks=5, slurm={"time": "1:00:00", "exclusive": True, "x": False}, setup=["module a"]
+        request={"time": "1:00:00", "exclusive": True, "x": False},
+        spec={"ranks": 5, "setup": ["module a"]},
+        **{"at_once": 3, "pack": 4, "jobs": 2},
     )
     header = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert set(header) == {
@@ -48,7 +54,7 @@ def test_one_array_with_what_was_asked_for() -> None:
 
 def test_what_sbatch_is_told_is_quoted_and_percents_of_the_folder_stand_for_themselves() -> None:
     """sbatch splits its lines at spaces, and ends them at #."""
-    text = sweep_script(folder="/s/50% of #1", slurm={"comment": "it's ours", "constraint": "[a|b]*2"})
+    text = sweep_script(folder="/s/50% of #1", request={"comment": "it's ours", "constraint": "[a|b]*2"})
     told = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     words = [shlex.split(line.removeprefix("#SBATCH "), comments=True) for line in told]
     assert all(len(one) == 1 for one in words), words
@@ -61,12 +67,15 @@ def test_what_sbatch_is_told_is_quoted_and_percents_of_the_folder_stand_for_them
 
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("folder", ["plain", "a b", "it's", 'a "b"', "$HOME}", "`x`", "\\"])
-def test_any_path_of_the_interpreter_is_one_word(tmp_path: Path, folder: str, given: bool) -> None:
+def test_any_path_of_the_interpreter_is_one_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, given: bool
+) -> None:
     python = tmp_path / folder / "python"
     python.parent.mkdir()
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > began\n')
     python.chmod(0o755)
-    (tmp_path / "script").write_text(sweep_script(python="/no/such/python" if given else str(python)))
+    monkeypatch.setattr(sys, "executable", "/no/such/python" if given else str(python))
+    (tmp_path / "script").write_text(sweep_script())
     environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "3"} | (
         {"DPFL_PYTHON": str(python)} if given else {}
     )
@@ -116,7 +125,7 @@ def run(
     folder: Path, environment: dict[str, str], *signals: signal.Signals, setup: Sequence[str] = ()
 ) -> tuple[int, str]:
     """Exit code of the script, and what scontrol was told."""
-    (folder / "script").write_text(sweep_script(setup=list(setup)))
+    (folder / "script").write_text(sweep_script(spec={"setup": list(setup)}))
     process = subprocess.Popen(["bash", "script"], cwd=folder, env=environment)
     if signals:
         wait_for(lambda: (folder / "began").exists() and bool((folder / "began").read_text()))

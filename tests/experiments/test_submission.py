@@ -15,7 +15,9 @@ import pytest
 
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.experiments import manifest, resources, slurm, state, submission, tasks
+from dpfl_plugin.experiments import manifest, slurm, submission, supervisor
+from dpfl_plugin.experiments.status import states
+from dpfl_plugin.runs.run_status import write_task
 from tests.cli.command import Done, dpfl
 from tests.cli.sweeping import write
 from tests.experiments.test_supervisor import wait_for
@@ -90,7 +92,7 @@ def recorded(site: Path) -> list[str]:
     """The jobs in jobs.jsonl; no submission is left open."""
     (folder,) = manifest.sweeps_in(site.parent / "out")
     assert not submission.intent_of(folder).exists()
-    return [job["job"] for job in slurm.jobs_of(folder)]
+    return [job["job"] for job in submission.jobs_of(folder)]
 
 
 def test_a_submitter_killed_behind_sbatch_forgets_no_job_and_submits_none_twice(site: Path) -> None:
@@ -171,18 +173,10 @@ def test_a_record_that_cannot_be_written_is_found_again(site: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(slurm, "remember", full)
+        patched.setattr(submission, "remember", full)
         done = submit(site)
         assert done.code == 1 and "job 11 was submitted" in done.err and "nothing is submitted twice" in done.err
     assert submit(site).code == 0 and queued(site) == 1 and recorded(site) == ["11"]
-
-
-def test_a_damaged_intent_is_named(site: Path) -> None:
-    assert submit(site).code == 0
-    (folder,) = manifest.sweeps_in(site.parent / "out")
-    submission.intent_of(folder).write_text('{"name": "ru')
-    done = submit(site)
-    assert done.code == 2 and "submitting.json: cannot be read" in done.err and queued(site) == 1
 
 
 def test_accounting_knows_jobs_that_the_queue_has_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +241,9 @@ def test_factors_of_what_ran_out(options: Any, ended: dict[str, int], expected: 
     spec = SweepConfig(retry_mem_factor=2, retry_time_factor=1.5)
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
-            resources._more(options, Counter(ended), spec, said.append)
+            submission._more(options, Counter(ended), spec, said.append)
     else:
-        assert resources._more(options, Counter(ended), spec, said.append) == expected
+        assert submission._more(options, Counter(ended), spec, said.append) == expected
         without = [key for key, cause in (("mem", "OUT_OF_MEMORY"), ("time", "TIMEOUT")) if cause in ended]
         assert bool(said) == (options != expected or not any(key.startswith(tuple(without)) for key in options))
 
@@ -264,17 +258,17 @@ def test_a_run_that_is_queued_again_too_often_has_failed(site: Path, monkeypatch
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     for restarts, status in [(0, "pending"), (1, "pending"), (1, "pending"), (2, "failed")]:
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-        tasks._fail_those_requeued(sweep, sweep.rows)
-        known = state.state_of(begun, None, time.time())
-        assert known.status == status and state.state_of(waits, None, time.time()).status == "pending"
+        supervisor._fail_those_requeued(sweep, sweep.rows)
+        known, other = states([begun, waits])
+        assert known.status == status and other.status == "pending"
         if status == "pending":
-            state.write_task(begun, "stopped", job="11_0")
+            write_task(begun, "stopped", job="11_0")
     assert "again 2 times in job 11_0, more than sweep.max_requeues=1" in known.reason
     (site / "queue").write_text("")
     assert submit(site, "--retry").code == 0
-    state.write_task(begun, "stopped", job="11_0")
-    tasks._fail_those_requeued(sweep, sweep.rows)
-    assert state.state_of(begun, None, time.time()).status == "pending", "counted anew"
+    write_task(begun, "stopped", job="11_0")
+    supervisor._fail_those_requeued(sweep, sweep.rows)
+    assert states([begun])[0].status == "pending", "counted anew"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,10 +14,23 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.errors import MAKE_ROOM, BusyError, ConfigError
-from dpfl_plugin.experiments import state, supervisor
-from dpfl_plugin.experiments.supervisor import BUSY, DONE, FAILED, INTERRUPTED, LOST, TRIES, Begin, Stop, Supervisor
+from dpfl_plugin.errors import MAKE_ROOM, BusyError, ConfigError, DataError, system_says
+from dpfl_plugin.experiments import supervisor
+from dpfl_plugin.experiments.status import states
+from dpfl_plugin.experiments.supervisor import (
+    BUSY,
+    DONE,
+    FAILED,
+    FULL,
+    INTERRUPTED,
+    LOST,
+    TRIES,
+    Begin,
+    Stop,
+    Supervisor,
+)
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.run_status import STALE_SECONDS, status_of, task_file, write_task
 
 ROWS = [Row(i, f"{i:012x}", "run", f"seed={i}", 3, {}) for i in range(6)]
 
@@ -48,7 +62,7 @@ class Bench:
         return [int(line) for line in (self.out / "begun").read_text().splitlines()]
 
     def states(self) -> list[str]:
-        return [known.status for known in state.states((self.folder(row), 3) for row in ROWS)]
+        return [known.status for known in states(self.folder(row) for row in ROWS)]
 
 
 def finish(folder: RunFolder) -> None:
@@ -116,7 +130,7 @@ def raises(error: BaseException) -> Begin:
     ("error", "reason"),
     [
         (ConfigError("seed=1: is unlucky."), "seed=1: is unlucky."),
-        (OSError(28, "No space left", "/a/b"), f"/a/b: cannot be written (No space left). {MAKE_ROOM}"),
+        (OSError(13, "Permission denied", "/a/b"), "[Errno 13] Permission denied: '/a/b'"),
         (ZeroDivisionError("by nought"), "ZeroDivisionError: by nought"),
         (SystemExit(3), "SystemExit: 3"),
     ],
@@ -124,12 +138,42 @@ def raises(error: BaseException) -> Begin:
 def test_a_run_that_raises_fails_with_its_reason_and_alone(bench: Bench, error: BaseException, reason: str) -> None:
     assert bench.run(raises(error)) == FAILED
     assert bench.states() == ["done", "failed", "done", "done", "done", "done"]
-    assert state.state_of(bench.folder(ROWS[1]), 3, time.time()).reason == reason
+    assert status_of(bench.folder(ROWS[1])).reason == reason
     assert any("FAILED" in line and reason in line for line in bench.said)
     assert bench.run(lambda row, stop: (DONE, "")) == FAILED  # left alone
     assert bench.begun().count(1) == 1
-    state.write_task(bench.folder(ROWS[1]), "pending")  # --retry
+    write_task(bench.folder(ROWS[1]), "pending")  # --retry
     assert bench.run(lambda row, stop: (DONE, "")) == DONE
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_full_disk_stops_the_sweep_once_and_the_next_call_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, launched: bool
+) -> None:
+    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        if row.index < 2:
+            return DONE, ""
+        wait_for(lambda: {2, 3} <= set(bench.begun()))
+        full = OSError(28, "No space left", "/a/b")
+        if not launched:
+            raise DataError("the table cannot be copied.") from full
+        monkeypatch.setattr(RunFolder, "write", raises_full)
+        with contextlib.suppress(OSError):
+            write_task(bench.folder(row), "ended", code=FULL, reason=system_says(full))
+        return 1, ""
+
+    def raises_full(*_: object) -> None:
+        raise OSError(28, "No space left", "/a/b")
+
+    assert bench.run(do, launched=launched) == FAILED and len(bench.begun()) == 4
+    assert bench.states() == ["done", "done", *["pending"] * 4]
+    assert len([text for text in bench.said if "The sweep stops" in text]) == 1
+    reasons = {status_of(bench.folder(row)).reason for row in ROWS[2:4]}
+    assert reasons == {
+        f"/a/b: cannot be written (No space left). {MAKE_ROOM}" if launched else "the table cannot be copied."
+    }
+    assert not any("FAILED" in text for text in bench.said)
+    assert bench.run(lambda row, stop: (DONE, ""), launched=launched) == DONE
 
 
 def test_a_run_that_is_killed_is_tried_again_but_not_for_ever(bench: Bench) -> None:
@@ -141,7 +185,7 @@ def test_a_run_that_is_killed_is_tried_again_but_not_for_ever(bench: Bench) -> N
     assert bench.run(do, jobs=1) == FAILED
     assert bench.begun().count(0) == TRIES == bench.begun().count(1)
     assert bench.states() == ["failed", "done", "done", "done", "done", "done"]
-    assert "killed by SIGKILL" in state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason
+    assert "killed by SIGKILL" in status_of(bench.folder(ROWS[0])).reason
 
 
 @pytest.fixture
@@ -162,7 +206,7 @@ def test_a_launcher_that_ends_without_a_word_of_its_run_counts_as_killed(bench: 
     assert bench.run(do, jobs=1, launched=True) == FAILED
     assert bench.begun().count(0) == TRIES == bench.begun().count(1)
     assert bench.states() == ["failed", "done", "done", "done", "done", "done"]
-    reason = state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason
+    reason = status_of(bench.folder(ROWS[0])).reason
     assert ("SIGKILL" if code == 128 + signal.SIGKILL else f"exit code {code}") in reason and "3 tries" in reason
 
 
@@ -171,30 +215,55 @@ def test_what_a_launched_run_says_counts_and_not_its_launchers_exit_code(bench: 
     def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
         begun = bench.begun().count(row.index)
         if row.index == 0:
-            state.note_end(bench.folder(row), FAILED, "not finite")
+            write_task(bench.folder(row), "ended", code=FAILED, reason="not finite")
         elif row.index == 1 and begun <= TRIES:  # more often than anything may be killed
-            state.note_end(bench.folder(row), INTERRUPTED, "asked to stop")
+            write_task(bench.folder(row), "ended", code=INTERRUPTED, reason="asked to stop")
         elif row.index == 2 and begun == 1:
-            state.note_end(bench.folder(row), BUSY, "another process is at it")
+            write_task(bench.folder(row), "ended", code=BUSY, reason="another process is at it")
         elif row.index == 3 or (row.index == 4 and begun == 1):
-            state.note_end(bench.folder(row), LOST, "silo rank 2: was killed.")
+            write_task(bench.folder(row), "ended", code=LOST, reason="silo rank 2: was killed.")
         else:
             return DONE, ""
         return 143, ""
 
     assert bench.run(do, jobs=1, launched=True) == FAILED
     assert bench.states() == ["failed", "done", "done", "failed", "done", "done"]
-    reasons = [state.state_of(bench.folder(ROWS[index]), 3, time.time()).reason for index in (0, 3)]
+    reasons = [status_of(bench.folder(ROWS[index])).reason for index in (0, 3)]
     assert reasons == ["not finite", f"silo rank 2: was killed, in {TRIES} tries; see the log"]
     assert [bench.begun().count(index) for index in range(6)] == [1, TRIES + 1, 2, TRIES, 2, 1]
 
 
 @pytest.mark.usefixtures("at_once")
 def test_what_a_launched_run_said_before_counts_no_more(bench: Bench) -> None:
-    state.note_end(bench.folder(ROWS[0]), FAILED, "long ago")
+    write_task(bench.folder(ROWS[0]), "ended", code=FAILED, reason="long ago")
     assert bench.run(lambda row, stop: (1, ""), rows=ROWS[:1], launched=True) == FAILED
     assert bench.begun().count(0) == TRIES
-    assert "long ago" not in state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason
+    assert "long ago" not in status_of(bench.folder(ROWS[0])).reason
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_sweep_that_an_earlier_version_began_goes_on(bench: Bench) -> None:
+    """Its runs over MPI noted their end in a file of its own; its tasks have the number of the run's process."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    for row, task in zip(
+        ROWS,
+        [
+            {"state": "running", "host": os.uname().nodename, "pid": pid, "tries": 1},
+            {"state": "stopped", "host": os.uname().nodename},
+            {"state": "failed", "host": os.uname().nodename, "reason": "not finite"},
+            {"state": "pending"},
+        ],
+        strict=False,
+    ):
+        bench.folder(row).make()
+        task_file(bench.folder(row)).write_text(json.dumps({"time": 1.0, **task}))
+        (bench.folder(row).path / "end.json").write_text('{"code": 1, "reason": "of an earlier try"}')
+    assert bench.states() == ["lost", "pending", "failed", "pending", "pending", "pending"]
+    assert bench.run(lambda row, stop: (DONE, ""), launched=True) == FAILED
+    assert bench.states() == ["done", "done", "failed", "done", "done", "done"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
@@ -363,15 +432,15 @@ def test_an_orphan_is_told_to_stop(bench: Bench) -> None:
 def test_beats_tell_a_run_that_is_alive_from_one_that_is_lost(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(state, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.05)
     folder = bench.folder(ROWS[0])
 
     def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
-        wait_for(lambda: state.task_file(folder).exists())
-        first = state.task_file(folder).stat().st_mtime_ns
-        wait_for(lambda: state.task_file(folder).stat().st_mtime_ns > first)
+        wait_for(lambda: task_file(folder).exists())
+        first = task_file(folder).stat().st_mtime_ns
+        wait_for(lambda: task_file(folder).stat().st_mtime_ns > first)
         now = time.time()
-        old, new = (state.state_of(folder, 3, now + late).status for late in (20 * state.STALE_SECONDS, 0))
+        old, new = (status_of(folder, now + late).status for late in (20 * STALE_SECONDS, 0))
         return DONE if (old, new) == ("lost", "running") else FAILED, f"{old} {new}"
 
     assert bench.run(do, rows=ROWS[:1]) == DONE, bench.said
@@ -384,11 +453,21 @@ def test_a_process_of_this_machine_that_is_gone_is_lost_at_once(bench: Bench) ->
         os._exit(0)
     os.waitpid(pid, 0)
     facts: dict[str, Any] = {"host": os.uname().nodename, "pid": pid, "job": "7_0"}
-    state.write_task(folder, "running", **facts)
-    known = state.state_of(folder, 3, time.time())
+    write_task(folder, "running", **facts)
+    known = status_of(folder)
     assert known.status == "lost" and "7_0" in known.reason
-    state.write_task(folder, "running", **{**facts, "host": "elsewhere"})
-    assert state.state_of(folder, 3, time.time()).status == "running"
+    write_task(folder, "running", **{**facts, "host": "elsewhere"})
+    assert status_of(folder).status == "running"
+
+
+def test_a_run_that_is_gone_on_with_by_itself_is_running(bench: Bench) -> None:
+    folder = bench.folder(ROWS[0])
+    with folder.locked():  # as the supervisor does, which lives, before it starts a run
+        write_task(folder, "stopped")
+        os.utime(task_file(folder), (time.time() + 1,) * 2)
+        assert status_of(folder).status == "interrupted"
+        os.utime(task_file(folder), (1.0, 1.0))
+        assert status_of(folder).status == "running"
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 300) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import BusyError, TrainingError
-from dpfl_plugin.experiments import manifest, state, supervisor
-from dpfl_plugin.experiments.tasks import run_ranks
+from dpfl_plugin.experiments import manifest, supervisor
+from dpfl_plugin.experiments.supervisor import run_ranks
+from dpfl_plugin.runs.run_status import task_of
 from dpfl_plugin.runtimes.mpi.ranks import SiloLostError
 from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import ENVIRONMENT, status, sweep
@@ -67,11 +68,11 @@ def test_a_rank_that_is_lost_is_not_noted_as_a_failure_of_the_run(
     def fail(*_: object) -> tuple[int, str]:
         raise raised
 
-    monkeypatch.setattr("dpfl_plugin.experiments.tasks._run_row", fail)
+    monkeypatch.setattr("dpfl_plugin.experiments.supervisor._run_row", fail)
     with pytest.raises(type(raised)):
         run_ranks(made.folder, 0)
-    found = state.end_of(made.folder_of(made.rows[0]))
-    assert found is not None and found[0] == code and str(raised).rstrip(".") in found[1]
+    task = task_of(made.folder_of(made.rows[0]))
+    assert task is not None and task["code"] == code and str(raised).rstrip(".") in task["reason"]
 
 
 @pytest.mark.slow

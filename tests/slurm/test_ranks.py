@@ -16,7 +16,7 @@ import pytest
 from benchmarks.soak import of_the_cluster
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.experiments import manifest
-from dpfl_plugin.experiments.tasks import _become_ranks
+from dpfl_plugin.experiments.supervisor import _become_ranks
 from tests.cli.command import run
 from tests.cli.command import write as write_run
 from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write

@@ -17,7 +17,7 @@ from tests.slurm.conftest import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-SHORT = {"list": [{"algorithm.name": "fedavg"}, {"algorithm.name": "scaffold"}], "seeds": 6}
+SHORT = {"list": [{"algorithm.name": "fedavg"}, {"algorithm.name": "scaffold"}], "seeds": 6, "slurm": {"mem": "2G"}}
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,6 +108,18 @@ class Price:
     def scores(self) -> int:
         """Scores of all candidates together, that each silo releases."""
         return num_scores(self.places)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        names = ("noise_multiplier", "score_noise", "score_std", "epsilon", "of_tuning", "of_rest", "delta", "without")
+        return {
+            **{name: getattr(self, name) for name in (*names, "accountant")},
+            "noisiest": asdict(self.noisiest),
+            "num_candidates": self.num_candidates,
+            "rounds": self.rounds,
+            "scores": self.scores,
+            "places": [asdict(place) for place in self.places],
+        }
 
 
 def num_scores(places: Iterable[Place]) -> int:
@@ -266,12 +278,12 @@ def _composed(
     assert scores is not None
     made = scores.release(rules.neighbouring, rules.unit)
     of_scores = Planned(made, num_scores(places), scores.share)
-    found: list[Terms] = []
+    terms: list[Terms] = []
     for silo in {number: silo for silo, number in enumerate(ahead.num_records)}.values():
         of_rounds = [
             replace(one, count=one.count * number)
             for cost, number in counted.items()
             for one in pricing.planned(silo, cost)
         ]
-        found += compositions([*of_rounds, of_scores])
-    return undominated(found)
+        terms += compositions([*of_rounds, of_scores])
+    return undominated(terms)

@@ -1,14 +1,19 @@
-"""A tuning in words: what it costs before it begins, and the statement and report at its end."""
+"""A tuning in words: what it costs before it begins, the statement and report at its end, and its winner's folder."""
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, odds
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.statement import SIMULATION
 
+RESULT: Final = "result.json"
 MOST: Final = 0.5  # of a score's variance: more of one silo is said
 RETRIED_WINNER: Final = (
     "The winner's training failed before, and was tried again; all that it released is charged. That it failed may "
@@ -18,7 +23,7 @@ ANEW: Final = "A new tuning without what failed, in another folder, has to be ch
 
 
 def price_lines(price: Mapping[str, Any], budget: float) -> list[str]:
-    """What a tuning will release and what it costs; ``price``: as `successive_halving.priced`."""
+    """What a tuning will release and what it costs; ``price``: as of `Price.to_dict`."""
     lines = [
         f"{place['candidates']} candidate{'s' * (place['candidates'] > 1)}: rounds {place['first'] + 1} to "
         f"{place['last']}, then a score each" + (" (the winner goes on to the end)" if last else "")
@@ -66,11 +71,11 @@ def apart(result: Mapping[str, Any]) -> str:
         return ""
     at = max(common)
     gap, reach = first["scores"][at] - second["scores"][at], _reach(first["noise_std"])
-    said = f"After round {at} it scored {gap:.3f} more than the second, {second['label']}: "
+    text = f"After round {at} it scored {gap:.3f} more than the second, {second['label']}: "
     if gap > reach:
-        return f"{said}more than two standard deviations of the noise in a difference, {reach:.3f}."
+        return f"{text}more than two standard deviations of the noise in a difference, {reach:.3f}."
     return (
-        f"{said}**not told apart**, since two standard deviations of the noise in a difference are {reach:.3f}. With "
+        f"{text}**not told apart**, since two standard deviations of the noise in a difference are {reach:.3f}. With "
         "other noise the second might have won."
     )
 
@@ -99,7 +104,7 @@ def statement(result: Mapping[str, Any], name: str) -> str:
         "down at each rung, once. No candidate that was left behind was evaluated on test records. In the order in "
         "which they were left behind, the winner first.",
         "\n".join(_table(result)),
-        "\n".join(f"* {line}" for line in _seen(result)),
+        "\n".join(f"* {failure(entry)}" for entry in result.get("failures", ())),
         "## Winner",
         f"{winner['label']}: {winner['status']}, in `{winner['folder']}`.",
         RETRIED_WINNER if winner.get("retried") else "",
@@ -113,26 +118,13 @@ def _and_failures(result: Mapping[str, Any]) -> str:
     return ", by which candidates failed (below)," if result.get("failures") else " alone,"
 
 
-def failure(one: Mapping[str, Any]) -> str:
-    """That a candidate failed, which decided where it ranks; ``one``: of `successive_halving.failures`."""
+def failure(entry: Mapping[str, Any]) -> str:
+    """That a candidate failed, which decided where it ranks; ``entry``: of `successive_halving.failures`."""
     return (
-        f"Candidate {one['label']} of the tuning failed in rounds {one['first'] + 1} to {one['last']}, before it "
-        f"released its score after round {one['last']}, and ranked last there. That it failed was seen beside scores, "
-        "and may depend on records: epsilon does not cover what that reveals."
+        f"Candidate {entry['label']} of the tuning failed in rounds {entry['first'] + 1} to {entry['last']}, before it "
+        f"released its score after round {entry['last']}, and ranked last there. That it failed was seen beside "
+        "scores, and may depend on records: epsilon does not cover what that reveals."
     )
-
-
-def _seen(result: Mapping[str, Any]) -> list[str]:
-    """What decided beside scores."""
-    return [
-        *map(failure, result.get("failures", ())),
-        *(
-            f"Candidate {one['label']} was left behind after round {one['after']}, and went on all the same: an "
-            "earlier version opened it again, because another one had failed. What it released is in the ledger; it "
-            "takes no place in the ranking. Epsilon does not cover what it reveals that it was opened."
-            for one in result.get("reopened", ())
-        ),
-    ]
 
 
 def failed_winner(result: Mapping[str, Any], *, why: bool = False) -> str:
@@ -158,9 +150,34 @@ def _table(result: Mapping[str, Any]) -> list[str]:
         f"| candidate |{''.join(f' score after {end} |' for end in ends)}",
         f"| --- |{' ---: |' * len(ends)}",
     ]
-    for one in result["ranking"]:
-        scores = dict(map(tuple, one["scores"]))
-        cells = [f"{scores[end]:.3f} ± {one['noise_std']:.3f}" if end in scores else "" for end in ends]
-        failed = " (failed)" if one["failed"] else ""  # why may tell of a record: it is in result.json
-        lines.append(f"| {one['label']}{failed} | {' | '.join(cells)} |")
+    for candidate in result["ranking"]:
+        scores = dict(map(tuple, candidate["scores"]))
+        cells = [f"{scores[end]:.3f} ± {candidate['noise_std']:.3f}" if end in scores else "" for end in ends]
+        failed = " (failed)" if candidate["failed"] else ""  # why may tell of a record: it is in result.json
+        lines.append(f"| {candidate['label']}{failed} | {' | '.join(cells)} |")
     return lines
+
+
+def winner_of(folder: Path) -> Path | None:
+    """The winner's folder of a tuning that is done, also where that was moved; None of any other folder."""
+    try:
+        winner = Path(json.loads((folder / RESULT).read_text())["winner"]["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return next((one for one in (winner, *folder.glob(f"**/{winner.name}")) if one.is_dir()), winner)
+
+
+def check_run(folder: Path, command: str, *words: str) -> None:
+    """Refuse a tuning's folder: the message has the command for its winner.
+
+    Args:
+        command: of `dpfl`; words: what follows the folder.
+
+    Raises:
+        ConfigError: the folder is a tuning's.
+    """
+    if (winner := winner_of(folder)) is not None:
+        raise ConfigError(
+            f"{folder} is the folder of a tuning, and each candidate is a run with a folder of its own. Give that of "
+            f"the winner: {shlex.join(['dpfl', command, str(winner), *words])}"
+        )

@@ -1,8 +1,13 @@
 """A tuning as it goes: candidates from rung to rung, the best of them to the end; and how it goes on after a crash.
 
-How far it is, is kept in the candidates' own folders, in the ledger that they share, and in what was decided at each
-rung (`decisions`). A candidate is one run of all rounds, which is paused at a rung and gone on with from its
-checkpoint. So a tuning that is begun again finds what is done, and decides nothing twice.
+A candidate is one run of all rounds, which is paused at a rung and gone on with from its checkpoint. How far it is, its
+own folder says, as that of any run; what all of them released, the ledger that they share; and who went on from a rung,
+`decisions.json`. So a tuning that is begun again finds what is done, and decides nothing twice.
+
+Who goes on is decided once, by scores, and on disk before the next place on the plan begins. Whatever becomes of a
+candidate later, one that was left behind stays there, and one that fails later keeps the place that its scores gave it
+before. A candidate that fails before it releases a score ranks last at that rung. So that a candidate failed is seen,
+beside scores. It may depend on records, and no epsilon covers it: `tuning.statement` says which did.
 """
 
 from __future__ import annotations
@@ -19,8 +24,6 @@ from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate, TuneFile
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, TrainingError
-from dpfl_plugin.experiments.tuning import decisions
-from dpfl_plugin.experiments.tuning.decisions import Decision, Standing
 from dpfl_plugin.experiments.tuning.price import Place, Price, configured, price
 from dpfl_plugin.experiments.tuning.statement import ANEW, RETRIED_WINNER, failure
 from dpfl_plugin.federation.outcome import Cause
@@ -37,27 +40,91 @@ from dpfl_plugin.runs.ledgers import Wait, read_shared
 from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.prepare import TuningStage
 from dpfl_plugin.runs.run import run_config
+from dpfl_plugin.runs.run_status import COMPLETE, status_of
 
 LEDGER: Final = "ledger.jsonl"
 PLAN: Final = TUNING
+DECISIONS: Final = "decisions.json"
 RETRIED: Final = "retried.json"  # that the winner failed, and was tried again
+LOCK: Final = ".lock"
 SCHEMA: Final = 1
 OF_RECORDS: Final = ("records: ", "silos have ", "delta is ", "warning: privacy.")
 """How notes begin that are the same of every candidate."""
 
 
-class _Once:
-    """A reporter that is told once what all candidates have to say of the same records."""
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A candidate and what it released so far.
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter, self._said = reporter, set[str]()
-        self.detail, self.start, self.evaluated = reporter.detail, reporter.start, reporter.evaluated
-        self.ticked, self.end = reporter.ticked, reporter.end
+    Attributes:
+        scores: (round, mean over silos of noisy shares of right answers).
+        result: what its `result.json` holds; {} before it began, or since it was killed.
+    """
 
-    def note(self, text: str) -> None:
-        if text not in self._said or not text.startswith(OF_RECORDS):
-            self._reporter.note(text)
-        self._said.add(text)
+    candidate: Candidate
+    config: Config
+    scores: tuple[tuple[int, float], ...]
+    result: Mapping[str, Any]
+
+    @property
+    def noise_std(self) -> float | None:
+        """Standard deviation of the noise in each score."""
+        return self.result["private_evaluation"]["noise_std"] if self.result else None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.result.get("status") == "failed"
+
+    @property
+    def rounds(self) -> int:
+        """That it made."""
+        return int(self.result.get("rounds", 0))
+
+    def score(self, after: int) -> float:
+        """After so many rounds; -inf where it made none: it failed, or a crash lost it and the budget has no room."""
+        return dict(self.scores).get(after, -math.inf)
+
+    def failed_before_score(self, after: int) -> bool:
+        """Whether it failed before it released its score after so many rounds, and no later."""
+        return self.has_failed and self.rounds <= after and self.score(after) == -math.inf
+
+    def reached(self, until: int | None) -> bool:
+        """Whether nothing is left to do of it up to there."""
+        is_paused = self.result.get("cause") == Cause.PAUSED.value
+        ended = self.has_failed or self.result.get("status") in COMPLETE
+        return ended or (until is not None and is_paused and self.rounds >= until)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided at a rung; candidates are named by their index.
+
+    Attributes:
+        after: how many rounds; ranking: who was compared, the best first; failed: who of them failed before it released
+            a score; goes_on: who does, none of those that failed.
+    """
+
+    after: int
+    ranking: tuple[int, ...]
+    failed: tuple[int, ...]
+    goes_on: tuple[int, ...]
+
+    @property
+    def left_behind(self) -> tuple[int, ...]:
+        """The best first."""
+        return tuple(index for index in self.ranking if index not in self.goes_on)
+
+
+def decide(compared: Sequence[Standing], after: int, places: int) -> Decision:
+    """Who goes on: by score; of equals the first; without a score last, and behind all whoever failed.
+
+    Args:
+        places: how many go on at most.
+    """
+    ranked = sorted(compared, key=lambda standing: (-standing.score(after), standing.failed_before_score(after)))
+    failed = tuple(standing.candidate.index for standing in ranked if standing.failed_before_score(after))
+    ranking = tuple(standing.candidate.index for standing in ranked)
+    return Decision(after, ranking, failed, tuple(index for index in ranking if index not in failed)[:places])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +142,17 @@ class Tuning:
     _configs: dict[int, Config] = field(default_factory=dict, repr=False)
 
     @property
+    def id(self) -> str:
+        return _digest(self.file)
+
+    @property
     def ledger(self) -> Path:
         """What all candidates are charged to."""
         return self.out / LEDGER
+
+    @property
+    def winner_was_retried(self) -> bool:
+        return (self.out / RETRIED).exists()
 
     def config(self, candidate: Candidate) -> Config:
         """The run of a candidate."""
@@ -89,35 +164,71 @@ class Tuning:
     def folder(self, candidate: Candidate) -> RunFolder:
         return folder_of(self.config(candidate))
 
+    def standings(self, indices: Iterable[int]) -> list[Standing]:
+        candidates = {candidate.index: candidate for candidate in self.file.candidates}
+        return [self.standing(candidates[index]) for index in indices]
+
     def standing(self, candidate: Candidate) -> Standing:
         """What a candidate's folder says of it; its scores alone, and no measure without noise.
 
         Raises:
             DataError: the folder cannot be read.
         """
-        path, config = self.folder(candidate).result, self.config(candidate)
-        try:
-            result = json.loads(path.read_text())
-        except FileNotFoundError:  # before it began, or since it was killed
-            return Standing(candidate, config, self._of_checkpoint(candidate))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
-        private = result["private_evaluation"]
-        scores = tuple((int(after), float(score)) for after, score in private["scores"])
-        return Standing(
-            candidate,
-            config,
-            scores,
-            private["noise_std"],
-            result["status"],
-            result["reason"] or "",
-            result["rounds"],
-            result["cause"] == Cause.PAUSED.value,
-        )
+        folder = self.folder(candidate)
+        result = status_of(folder).result
+        if not result and folder.result.exists():
+            raise DataError(f"{folder.result} cannot be read. Restore it from a copy.")
+        facts = result["private_evaluation"] if result else load_facts(folder.checkpoint) or {}
+        scores = tuple((int(after), float(score)) for after, score in facts.get("scores", ()))
+        return Standing(candidate, self.config(candidate), scores, result)
 
-    def _of_checkpoint(self, candidate: Candidate) -> tuple[tuple[int, float], ...]:
-        facts = load_facts(self.folder(candidate).checkpoint) or {}
-        return tuple((int(after), float(score)) for after, score in facts.get("scores", ()))
+    def decisions(self) -> dict[int, Decision]:
+        """What was decided, by round.
+
+        Raises:
+            DataError: the file cannot be read, or is another tuning's.
+        """
+        path = self.out / DECISIONS
+        content = _read(path)
+        if content is None:
+            return {}
+        try:
+            if (content["schema"], content["tuning"]) != (SCHEMA, self.id):
+                raise ValueError("it is of another tuning")
+            found = [
+                Decision(entry["after"], *(tuple(entry[key]) for key in ("ranking", "failed", "goes_on")))
+                for entry in content["decisions"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} cannot be read: {error}. Restore it from a copy, or use another folder."
+            ) from error
+        return {decision.after: decision for decision in found}
+
+    def keep(self, decision: Decision, compared: Sequence[Standing]) -> Decision:
+        """Have a decision on disk; returns the one that stands, which another process may have made meanwhile.
+
+        Raises:
+            DataError: as `decisions`. BusyError: another process is writing.
+        """
+        message = f"{self.out}: another process ({{holder}}) is deciding here. Begin again."
+        with locked(self.out / LOCK, message, other="out"):
+            decisions = self.decisions()
+            if decision.after not in decisions:
+                path = self.out / DECISIONS
+                before = json.loads(path.read_text())["decisions"] if decisions else []
+                # With the scores that it was made from, for people; -inf becomes null.
+                scores = {standing.candidate.label: standing.score(decision.after) for standing in compared}
+                content = [*before, {**asdict(decision), "scores": scores}]
+                self._write(DECISIONS, {"schema": SCHEMA, "tuning": self.id, "decisions": content})
+            return decisions.get(decision.after, decision)
+
+    def note_retry(self, winner: Standing) -> None:
+        """Note that the winner failed, which its folder will not say any more."""
+        self._write(RETRIED, {"schema": SCHEMA, "winner": winner.candidate.label})
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        RunFolder(self.out).write(self.out / name, to_json(content))
 
 
 def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
@@ -127,8 +238,8 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
         ConfigError: the folder holds another one; or as `price`.
         DataError: its plan cannot be read.
     """
-    known = _known(file, out)
-    if known is None:
+    plan = _known(file, out)
+    if plan is None:
         if (out / LEDGER).exists():
             raise ConfigError(
                 f"{out / PLAN} is missing, and {out / LEDGER} holds what a tuning released: what it planned, and "
@@ -136,18 +247,19 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
                 "another out."
             )
         return Tuning(file=file, base=base, out=out, price=price(file, base, out))
-    noise = float(known["noise_multiplier"]), float(known["score_noise"])
-    begun = begun_seed(configured(file, one, noise, out) for one in file.candidates)
-    if begun is not None:
-        file = replace(file, config=file.config.with_public_seed(begun))
+    noise = float(plan["noise_multiplier"]), float(plan["score_noise"])
+    seed = begun_seed(configured(file, candidate, noise, out) for candidate in file.candidates)
+    if seed is not None:
+        file = replace(file, config=file.config.with_public_seed(seed))
     tuning = Tuning(file=file, base=base, out=out, price=price(file, base, out, noise))
-    _check_runs(known, tuning)
+    _check_runs(plan, tuning)
     return tuning
 
 
-def _check_runs(known: Mapping[str, Any], tuning: Tuning) -> None:
+def _check_runs(plan: Mapping[str, Any], tuning: Tuning) -> None:
     """Raise ConfigError unless a plan names the very runs of this tuning, its noise included."""
-    if [one["run"] for one in known["candidates"]] != [run_id(tuning.config(one)) for one in tuning.file.candidates]:
+    runs = [run_id(tuning.config(candidate)) for candidate in tuning.file.candidates]
+    if [candidate["run"] for candidate in plan["candidates"]] != runs:
         raise ConfigError(
             f"{tuning.out / PLAN} names other runs than this tuning has: its noise was changed, or another process "
             "began it with other noise just now. Begin again; if that does not help, restore the file from a copy, "
@@ -162,13 +274,13 @@ def _known(file: TuneFile, out: Path) -> dict[str, Any] | None:
         ConfigError: it is another tuning's. DataError: it cannot be read.
     """
     path, digest = out / PLAN, _digest(file)
-    known = _read(path)
-    if known is not None and known["id"] != digest:
+    plan = _read(path)
+    if plan is not None and plan["id"] != digest:
         raise ConfigError(
-            f"{path} is the plan of another tuning ({known['id']}, this one is {digest}): its candidates are "
+            f"{path} is the plan of another tuning ({plan['id']}, this one is {digest}): its candidates are "
             "charged to the ledger beside it. Use another out, or the configuration that it was begun with."
         )
-    return known
+    return plan
 
 
 def write_plan(tuning: Tuning) -> None:
@@ -178,50 +290,42 @@ def write_plan(tuning: Tuning) -> None:
         ConfigError: another process began another tuning here meanwhile, or is beginning one.
     """
     tuning.out.mkdir(parents=True, exist_ok=True)
-    taken = f"{tuning.out}: another process ({{holder}}) is beginning a tuning here. Begin again, or use another out"
-    known = _known(tuning.file, tuning.out)
-    if known is None:
-        with locked(tuning.out / decisions.LOCK, taken, other="out"):
-            known = _known(tuning.file, tuning.out)  # by another process meanwhile
-            if known is None:
-                known = _plan(tuning)
-                RunFolder(tuning.out).write(tuning.out / PLAN, to_json(known))
-    _check_runs(known, tuning)
+    message = f"{tuning.out}: another process ({{holder}}) is beginning a tuning here. Begin again, or use another out"
+    plan = _known(tuning.file, tuning.out)
+    if plan is None:
+        with locked(tuning.out / LOCK, message, other="out"):
+            plan = _known(tuning.file, tuning.out)  # by another process meanwhile
+            if plan is None:
+                plan = _plan(tuning)
+                tuning._write(PLAN, plan)
+    _check_runs(plan, tuning)
 
 
 def _plan(tuning: Tuning) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "id": _digest(tuning.file),
-        **priced(tuning.price),
+        "id": tuning.id,
+        **tuning.price.to_dict(),
         "candidates": [
-            {"index": one.index, "label": one.label, "changes": one.changes, "run": run_id(tuning.config(one))}
-            for one in tuning.file.candidates
+            {
+                "index": candidate.index,
+                "label": candidate.label,
+                "changes": candidate.changes,
+                "run": run_id(tuning.config(candidate)),
+            }
+            for candidate in tuning.file.candidates
         ],
-    }
-
-
-def priced(price: Price) -> dict[str, Any]:
-    """A price as plain values."""
-    names = ("noise_multiplier", "score_noise", "score_std", "epsilon", "of_tuning", "of_rest", "delta", "without")
-    return {
-        **{name: getattr(price, name) for name in (*names, "accountant")},
-        "noisiest": asdict(price.noisiest),
-        "num_candidates": price.num_candidates,
-        "rounds": price.rounds,
-        "scores": price.scores,
-        "places": [asdict(place) for place in price.places],
     }
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}. Restore it from a copy, or use another folder.") from error
-    return found
+    return content
 
 
 def _digest(file: TuneFile) -> str:
@@ -231,59 +335,18 @@ def _digest(file: TuneFile) -> str:
     return hashlib.sha256(spec.encode()).hexdigest()[:12]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Course:
-    """What `carry_out` was given."""
+class _Once:
+    """A reporter that is told once what all candidates have to say of the same records."""
 
-    tuning: Tuning
-    backend: Callable[[Config], Backend]
-    reporter: Reporter
-    stop: Callable[[], bool]
-    wait: Wait
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self._said = reporter, set[str]()
+        self.detail, self.start, self.evaluated = reporter.detail, reporter.start, reporter.evaluated
+        self.ticked, self.end = reporter.ticked, reporter.end
 
-    def standings(self, indices: Iterable[int]) -> list[Standing]:
-        candidates = {one.index: one for one in self.tuning.file.candidates}
-        return [self.tuning.standing(candidates[index]) for index in indices]
-
-    def trained(self, indices: Sequence[int], part: Place, seen: Sequence[str]) -> list[Standing] | None:
-        """Candidates after a place on the plan; None if it was stopped.
-
-        The winner's run is tried again, if it failed: no other takes its place.
-        """
-        last, standings = part is self.tuning.price.places[-1], self.standings(indices)
-        if last and standings[0].status == "failed":  # its folder will not say so any more
-            _keep_retry(self.tuning, standings[0])
-        if last and _retried(self.tuning):
-            seen = [*seen, RETRIED_WINNER]
-        stage = TuningStage(
-            None if last else part.last, last, self.tuning.price.planned, guarantee(self.tuning), tuple(seen)
-        )
-        done = []
-        for one in standings:
-            again = last and one.status == "failed"
-            found = one if one.reached(stage.until) and not again else self._advanced(one, stage)
-            if not found.reached(stage.until):
-                return None
-            if found.status == "failed":
-                self.reporter.note(f"{found.candidate.label} failed: {found.reason}")
-            done.append(found)
-        return done
-
-    def _advanced(self, one: Standing, stage: TuningStage) -> Standing:
-        """A candidate after its next rounds."""
-        run_config(
-            one.config,
-            self.tuning.base,
-            resume=True,
-            backend=self.backend(one.config),
-            reporter=self.reporter,
-            stop=self.stop,
-            label=one.candidate.label,
-            ledger=self.tuning.ledger,
-            wait=self.wait,
-            stage=stage,
-        )
-        return self.tuning.standing(one.candidate)
+    def note(self, text: str) -> None:
+        if text not in self._said or not text.startswith(OF_RECORDS):
+            self._reporter.note(text)
+        self._said.add(text)
 
 
 def carry_out(
@@ -294,68 +357,95 @@ def carry_out(
     stop: Callable[[], bool],
     wait: Wait,
 ) -> list[Standing] | None:
-    """Train candidates from rung to rung, and the best to the end; returns all, as `ranked`; None if it was stopped.
+    """Train candidates from rung to rung, and the best to the end; returns all, ranked; None if it was stopped.
 
     Raises:
         TrainingError: no candidate is left. As `run_config`.
     """
     write_plan(tuning)
-    course = _Course(tuning=tuning, backend=backend, reporter=_Once(reporter), stop=stop, wait=wait)
-    left = [one.index for one in tuning.file.candidates]
-    places = tuning.price.places
-    for number, part in enumerate(places):
-        course.reporter.note(
-            f"rounds {part.first + 1} to {part.last}: {len(left)} candidate{'s' * (len(left) > 1)}"
-            + (f", the best by their scores after round {part.first}" if number else "")
+    reporter = _Once(reporter)
+
+    def advance(standing: Standing, stage: TuningStage) -> Standing:
+        run_config(
+            standing.config,
+            tuning.base,
+            resume=True,
+            backend=backend(standing.config),
+            reporter=reporter,
+            stop=stop,
+            label=standing.candidate.label,
+            ledger=tuning.ledger,
+            wait=wait,
+            stage=stage,
         )
-        decided = _decided(tuning)
-        decision, following = decided.get(part.last), places[number + 1 :]
+        return tuning.standing(standing.candidate)
+
+    left = [candidate.index for candidate in tuning.file.candidates]
+    places = tuning.price.places
+    for number, place in enumerate(places):
+        reporter.note(
+            f"rounds {place.first + 1} to {place.last}: {len(left)} candidate{'s' * (len(left) > 1)}"
+            + (f", the best by their scores after round {place.first}" if number else "")
+        )
+        decisions, following = tuning.decisions(), places[number + 1 :]
+        decision = decisions.get(place.last)
         if decision is None:
-            seen = [failure(one) for one in failures(tuning, decided)]
-            done = course.trained(left, part, seen)
-            if done is None:
+            compared = _trained(tuning, tuning.standings(left), place, decisions, advance)
+            if compared is None:
                 return None
+            for standing in compared:
+                if standing.has_failed:
+                    reporter.note(f"{standing.candidate.label} failed: {standing.result['reason']}")
             if not following:
                 break
-            decision = _kept(tuning, decisions.decide(done, part.last, following[0].candidates), done)
+            decision = tuning.keep(decide(compared, place.last, following[0].candidates), compared)
         left = list(decision.goes_on)
         if not left:
             raise TrainingError(
-                f"{tuning.out}: every candidate that was left failed before its score after round {part.last}; "
+                f"{tuning.out}: every candidate that was left failed before its score after round {place.last}; "
                 f"{tuning.ledger} holds what they released. {ANEW}"
             )
-    left_behind = [one.left_behind for _, one in sorted(_decided(tuning).items())]
-    return course.standings([*left, *(index for of_rung in reversed(left_behind) for index in of_rung)])
+    left_behind = [decision.left_behind for _, decision in sorted(tuning.decisions().items())]
+    return tuning.standings([*left, *(index for of_rung in reversed(left_behind) for index in of_rung)])
 
 
-def _decided(tuning: Tuning) -> dict[int, Decision]:
-    """What was decided, by round."""
-    return decisions.read(tuning.out, _digest(tuning.file))
+def _trained(
+    tuning: Tuning,
+    standings: Sequence[Standing],
+    place: Place,
+    decisions: Mapping[int, Decision],
+    advance: Callable[[Standing, TuningStage], Standing],
+) -> list[Standing] | None:
+    """Candidates after a place on the plan; None if it was stopped.
+
+    The winner's run is tried again, if it failed: no other takes its place.
+    """
+    is_last = place is tuning.price.places[-1]
+    if is_last and standings[0].has_failed:
+        tuning.note_retry(standings[0])
+    caveats = [failure(entry) for entry in failures(tuning, decisions)]
+    if is_last and tuning.winner_was_retried:
+        caveats.append(RETRIED_WINNER)
+    until = None if is_last else place.last
+    stage = TuningStage(until, is_last, tuning.price.planned, guarantee(tuning), tuple(caveats))
+    done = []
+    for standing in standings:
+        again = is_last and standing.has_failed
+        after = standing if standing.reached(until) and not again else advance(standing, stage)
+        if not after.reached(until):
+            return None
+        done.append(after)
+    return done
 
 
-def _kept(tuning: Tuning, decision: Decision, compared: Sequence[Standing]) -> Decision:
-    folder = RunFolder(tuning.out)
-    return decisions.keep(folder, _digest(tuning.file), decision, compared)
-
-
-def failures(tuning: Tuning, decided: Mapping[int, Decision]) -> list[dict[str, Any]]:
+def failures(tuning: Tuning, decisions: Mapping[int, Decision]) -> list[dict[str, Any]]:
     """Which candidates failed before they released a score, and in which rounds: seen beside scores."""
-    labels = {one.index: one.label for one in tuning.file.candidates}
+    labels = {candidate.index: candidate.label for candidate in tuning.file.candidates}
     return [
         {"label": labels[index], "first": place.first, "last": place.last}
         for place in tuning.price.places
-        if place.last in decided
-        for index in decided[place.last].failed
-    ]
-
-
-def _reopened(standings: Sequence[Standing], decided: Mapping[int, Decision]) -> list[dict[str, Any]]:
-    """Candidates that went on after they were left behind, as earlier versions had them when another one failed."""
-    left_behind = {index: after for after, decision in decided.items() for index in decision.left_behind}
-    return [
-        {"label": one.candidate.label, "after": left_behind[one.candidate.index]}
-        for one in standings
-        if one.rounds > left_behind.get(one.candidate.index, math.inf)
+        if place.last in decisions
+        for index in decisions[place.last].failed
     ]
 
 
@@ -371,7 +461,7 @@ def guarantee(tuning: Tuning) -> dict[str, Any]:
         "epsilon": epsilon,
         "delta": tuning.price.delta,
         "num_candidates": tuning.price.num_candidates,
-        "id": _digest(tuning.file),
+        "id": tuning.id,
     }
 
 
@@ -402,18 +492,9 @@ def _check_whole(tuning: Tuning, ledger: Ledger) -> None:
             )
 
 
-def _keep_retry(tuning: Tuning, winner: Standing) -> None:
-    folder = RunFolder(tuning.out)
-    folder.write(tuning.out / RETRIED, to_json({"schema": SCHEMA, "winner": winner.candidate.label}))
-
-
-def _retried(tuning: Tuning) -> bool:
-    return (tuning.out / RETRIED).exists()
-
-
 def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
     """How a tuning ended, as plain values."""
-    winner, decided = ranked[0], _decided(tuning)
+    winner = ranked[0]
     return {
         **_plan(tuning),
         "randomness": tuning.file.config.privacy.randomness,
@@ -421,19 +502,18 @@ def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
         "winner": {
             "label": winner.candidate.label,
             "folder": str(tuning.folder(winner.candidate).path),
-            "status": winner.status,
-            "retried": _retried(tuning),
+            "status": winner.result.get("status"),
+            "retried": tuning.winner_was_retried,
         },
-        "failures": failures(tuning, decided),
-        "reopened": _reopened(ranked, decided),
+        "failures": failures(tuning, tuning.decisions()),
         "ranking": [
             {
-                "label": one.candidate.label,
-                "scores": [list(score) for score in one.scores],
-                "noise_std": one.noise_std,
-                "failed": one.reason if one.status == "failed" else None,
-                "folder": str(tuning.folder(one.candidate).path),
+                "label": standing.candidate.label,
+                "scores": [list(score) for score in standing.scores],
+                "noise_std": standing.noise_std,
+                "failed": standing.result["reason"] or "" if standing.has_failed else None,
+                "folder": str(tuning.folder(standing.candidate).path),
             }
-            for one in ranked
+            for standing in ranked
         ],
     }

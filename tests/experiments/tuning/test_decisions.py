@@ -17,7 +17,7 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.tune import Candidate
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, TrainingError
-from dpfl_plugin.experiments.tuning.decisions import DECISIONS, Standing, decide
+from dpfl_plugin.experiments.tuning.successive_halving import DECISIONS, Standing, decide
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runtimes.in_process import InProcess
 
@@ -178,7 +178,7 @@ def test_where_all_fail_it_says_so_each_time_and_opens_nobody(tmp_path: Path) ->
 def standing(index: int, score: float | None, status: str = "interrupted", rounds: int = 1) -> Standing:
     candidate: Any = Candidate(index, str(index), {}, None)  # type: ignore[arg-type]
     scores = () if score is None else ((1, score),)
-    return Standing(candidate, candidate.config, scores, 0.1, status, "", rounds)
+    return Standing(candidate, candidate.config, scores, {"status": status, "rounds": rounds})
 
 
 def test_scores_decide_and_who_failed_before_one_is_behind_who_lost_one() -> None:
