@@ -13,7 +13,6 @@ from rich.console import Console
 from dpfl_plugin.api import progress
 from dpfl_plugin.api.progress import Bar, Lines, SweepBar
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.experiments.state import State
 from dpfl_plugin.experiments.status import SweepStatus
 
 
@@ -95,7 +94,8 @@ def test_a_huge_loss_has_few_digits(loss: float, said: str) -> None:
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_sweep_has_one_bar_for_all_runs_or_a_line_for_each(shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tuple(Row(i, f"{i}", "run", f"seed={i}", 10, {}) for i in range(4))
-    states = (State("done"), State("running", round=5), State("pending"), State("failed"))
+    rounds = {"done": 10, "running": 5, "pending": 0, "failed": 3}
+    states: Any = tuple(SimpleNamespace(status=status, round=number) for status, number in rounds.items())
     with SweepBar(lambda: SweepStatus(rows, states), shown) as bar:
         bar.note("0: done  seed=0")
         bar.note("3: FAILED: out of memory  seed=3")
