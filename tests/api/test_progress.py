@@ -94,7 +94,8 @@ def test_a_huge_loss_has_few_digits(loss: float, said: str) -> None:
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_sweep_has_one_bar_for_all_runs_or_a_line_for_each(shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tuple(Row(i, f"{i}", "run", f"seed={i}", 10, {}) for i in range(4))
-    states = tuple(SimpleNamespace(status=status, round=5) for status in ("done", "running", "pending", "failed"))
+    rounds = {"done": 10, "running": 5, "pending": 0, "failed": 3}
+    states: Any = tuple(SimpleNamespace(status=status, round=number) for status, number in rounds.items())
     with SweepBar(lambda: SweepStatus(rows, states), shown) as bar:
         bar.note("0: done  seed=0")
         bar.note("3: FAILED: out of memory  seed=3")
@@ -102,4 +103,4 @@ def test_a_sweep_has_one_bar_for_all_runs_or_a_line_for_each(shown: bool, capsys
     text = capsys.readouterr().err
     assert "3: FAILED: out of memory  seed=3" in text
     assert ("1/4 runs  1 running  1 failed" in text) == shown and ("0: done" in text) != shown
-    assert SweepStatus(rows, states).fraction == (1 + 0.5 + 0.5 + 1) / 4
+    assert SweepStatus(rows, states).fraction == 2.5 / 4
