@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.projects import init as init
     from dpfl_plugin.api.runs import Run as Run
     from dpfl_plugin.api.statement import statement as statement
+    from dpfl_plugin.api.sweep import sweep as sweep
     from dpfl_plugin.api.tables import check_tables as check_tables
     from dpfl_plugin.api.tables import draft_schema as draft_schema
     from dpfl_plugin.api.tables import read_tables as read_tables
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.callbacks import Callback as Callback
     from dpfl_plugin.callbacks import Stop as Stop
     from dpfl_plugin.experiments.reports.report import report as report
-    from dpfl_plugin.experiments.sweep import sweep as sweep
     from dpfl_plugin.owners.lifetime import limits as limits
     from dpfl_plugin.privacy.epsilon import calibrate as calibrate
     from dpfl_plugin.privacy.epsilon import epsilon as epsilon
@@ -82,7 +82,7 @@ _PUBLIC: Final = {
     "resume": "dpfl_plugin.api.training",
     "Run": "dpfl_plugin.api.runs",
     "statement": "dpfl_plugin.api.statement",
-    "sweep": "dpfl_plugin.experiments.sweep",
+    "sweep": "dpfl_plugin.api.sweep",
     "train": "dpfl_plugin.api.training",
     "tune": "dpfl_plugin.api.tuning",
     "Tuning": "dpfl_plugin.api.tuning",

@@ -61,7 +61,7 @@ def test_an_interruption_between_start_and_first_round_is_said(tmp_path: Path, m
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpfl_plugin.experiments.sweep._register", interrupt)
+    monkeypatch.setattr("dpfl_plugin.api.sweep._register", interrupt)
     done = dpfl("sweep", write_sweep(tmp_path, {"seeds": 1}), "--out", tmp_path / "sweep")
     assert done.code == 4 and "everything that began is saved. The same command continues" in done.err
     monkeypatch.setattr("dpfl_plugin.experiments.tuning.successive_halving.write_plan", interrupt)

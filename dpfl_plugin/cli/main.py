@@ -166,7 +166,7 @@ def sweep(
     Exit codes: 0 done (submitted), 1 some failed, or a disk is full, 2 bad configuration or input, 3 beyond the limit
     of the ledger, 4 interrupted: what began is saved.
     """
-    from dpfl_plugin.experiments.sweep import sweep as run_sweep
+    from dpfl_plugin.api.sweep import sweep as run_sweep
 
     try:
         result = run_sweep(

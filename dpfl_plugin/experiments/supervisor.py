@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of
@@ -46,9 +46,6 @@ BUSY_SECONDS: Final = 1.0  # between looks at a run that another process is at
 # Before a launcher that was killed is started again. One whose allocation is gone fails at once, each time: by then the
 # batch system has ended this process, too.
 AGAIN_SECONDS: Final = (5.0, 30.0)
-if TYPE_CHECKING:
-    from dpfl_plugin.api.progress import SweepBar
-
 IMPORTED_BY_RUNS: Final = (  # as they need it
     "dpfl_plugin.runs.run",
     "dpfl_plugin.runtimes.choice",
@@ -59,6 +56,15 @@ IMPORTED_BY_RUNS: Final = (  # as they need it
     "scipy.special",
 )
 OMP_PAUSE_HARD: Final = 2
+
+
+class Bar(Protocol):
+    """Shows how far a sweep is."""
+
+    def note(self, text: str) -> None: ...
+
+    def draw(self) -> None: ...
+
 
 Begin = Callable[[Row, Callable[[], bool]], tuple[int, str]]
 
@@ -325,9 +331,7 @@ def _progress(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[int, bool]]:
     return [(saved_rounds(run.checkpoint), status_of(run).status in ("done", "failed")) for run in folders]
 
 
-def run_rows(
-    sweep: Sweep, rows: list[Row], jobs: int, *, bar: SweepBar | None = None, with_parent: bool = False
-) -> int:
+def run_rows(sweep: Sweep, rows: list[Row], jobs: int, *, bar: Bar | None = None, with_parent: bool = False) -> int:
     """Run rows, at most ``jobs`` at the same time; returns 0, 1 (some failed) or 4 (interrupted)."""
     shown = (say, lambda: None) if bar is None else (bar.note, bar.draw)
     with Stop(with_parent=with_parent).listening() as stop:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from dpfl_plugin.api.sweep import COMPOSES
 from dpfl_plugin.cli import status as status_command
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.experiments import manifest
-from dpfl_plugin.experiments.sweep import COMPOSES
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import runs_in
 from tests.cli.command import Done, dpfl, one_message

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from dpfl_plugin.api.sweep import Preflight
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.experiments.sweep import Preflight
 from tests.cli.command import BASE, dpfl, one_message
 
 SCHEMA = {

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 import dpfl_plugin as dpfl
+from dpfl_plugin.api.sweep import Preflight
 from dpfl_plugin.config.sweep import config_of
 from dpfl_plugin.errors import ConfigError, TrainingError
-from dpfl_plugin.experiments.sweep import Preflight
 from dpfl_plugin.privacy.paper import noble_third_party_epsilon
 from dpfl_plugin.runs.environment import package_sha256
 from papers import __main__ as command

@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 from dpfl_plugin import own_folders
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.progress import SweepBar
+from dpfl_plugin.api.sweep_result import SweepResult
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.sweep import Row, config_of, expand
@@ -24,7 +25,6 @@ from dpfl_plugin.experiments import manifest, scripts, submission
 from dpfl_plugin.experiments.manifest import Backend, Options, Sweep
 from dpfl_plugin.experiments.status import SweepStatus, states
 from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED, run_rows, say, try_again
-from dpfl_plugin.experiments.sweep_result import SweepResult
 from dpfl_plugin.interrupts import startup_is_over
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.environment import changed, file_digests

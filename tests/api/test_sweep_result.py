@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dpfl_plugin as dpfl
+from dpfl_plugin.api.sweep_result import SweepResult
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.experiments.sweep_result import SweepResult
 from tests.cli.sweeping import write as write_sweep
 
 SWEEP: dict[str, Any] = {"list": [{"privacy": {"epsilon": 4.0}}, {}], "grid": {"l2": [0.0, 0.1]}, "seeds": 2}
