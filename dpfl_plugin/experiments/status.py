@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import os
-import statistics
 import sys
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import Printed, duration
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.experiments import manifest, slurm, submission
+from dpfl_plugin.experiments.reports.groups import Summary
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.run_status import RunStatus, status_of
 from dpfl_plugin.terminal import printed, show_table
@@ -110,12 +110,11 @@ class SweepStatus(Printed):
         """Score and epsilon of each configuration whose runs are done, over its seeds; "" of none."""
         groups = self._by_configuration()
         table = Table(box=None, pad_edge=False, show_header=True)
-        for name in ("configuration", "runs", "score, last 10 % of rounds", "epsilon, at most"):
+        for name in ("configuration", "runs", "mean ± 95 % CI, last 10 % of rounds", "epsilon, at most"):
             table.add_column(name)
         for name, runs in groups[:MOST_CONFIGURATIONS]:
             values = [run.tail_mean for run in runs if run.tail_mean is not None]
-            spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-            score = f"{runs[0].score} {statistics.fmean(values):.4f}{spread}" if values else "-"
+            score = f"{runs[0].score} {Summary.of(values)}" if values else "-"
             spent = [run.epsilon for run in runs]
             epsilon = "none" if None in spent else places(max(value for value in spent if value is not None), 3)
             table.add_row(Text(name), str(len(runs)), score, epsilon)

@@ -18,6 +18,7 @@ from dpfl_plugin.cli import status as status_command
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.experiments import manifest
+from dpfl_plugin.experiments.reports.groups import Summary
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import runs_in
 from tests.cli.command import Done, dpfl, one_message
@@ -95,7 +96,7 @@ def test_at_its_end_a_sweep_says_what_configurations_came_to(finished: tuple[Pat
         own = [one for one in runs if one["algorithm"] == algorithm]
         scores = [one["test_accuracy"]["mean_last_10_percent"] for one in own]
         (line,) = (line for line in done.out.splitlines() if f"name={algorithm} " in f"{line} ")
-        assert len(own) == 2 and f"accuracy {sum(scores) / 2:.4f} ±" in line and "seed" not in line
+        assert len(own) == 2 and f"accuracy {Summary.of(scores)}" in line and "seed" not in line
         assert places(max(one["epsilon"]["server"]["epsilon"] for one in own), 3) in line
     assert "with score and epsilon: dpfl status" in done.out and "dpfl status" not in done.err
 
