@@ -13,6 +13,7 @@ from dpfl_plugin.gradients import losses
 from tests.conformance.cases import (
     ALGORITHMS,
     CLIPPING_OPTIONS,
+    ENGINES,
     MECHANISM_OPTIONS,
     RUNTIMES,
     SAMPLERS,
@@ -36,7 +37,7 @@ def test_every_mechanism_clipping_and_schedule_can_be_built(group: str, name: st
     assert needed <= set(given.get(name, ())), f"give {name} its options in {HERE}"
 
 
-@pytest.mark.parametrize("name", registry.names("engines"))
+@pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_supports_the_model(name: str) -> None:
     reason = registry.load("engines", name).unsupported(model(4), losses.cross_entropy)
     assert reason is None, f"engine {name} has no conformance case ({reason}): give it a model of its own in {HERE}"
@@ -54,12 +55,12 @@ def test_every_runtime_sampler_and_algorithm_has_a_case() -> None:
 
 def test_every_two_are_combined() -> None:
     seeded = [case for case in cases() if not case.fresh and case.dtype == torch.float64]
-    engines, mechanisms = len(registry.names("engines")), len(registry.names("mechanisms"))
+    engines, mechanisms = len(ENGINES), len(registry.names("mechanisms"))
     assert len({(c.mechanism, c.engine, c.runtime) for c in seeded}) == mechanisms * engines * len(RUNTIMES)
     assert len({(c.mechanism, c.engine, c.sampler, c.unit) for c in seeded}) == mechanisms * engines * 5
     assert len({(c.mechanism, c.runtime, c.sampler, c.unit) for c in seeded}) == mechanisms * len(RUNTIMES) * 5
     fresh = {(c.mechanism, c.runtime, c.sampler, c.unit) for c in cases() if c.fresh}
-    assert {case.engine for case in of_noise()} == set(registry.names("engines"))
+    assert {case.engine for case in of_noise()} == set(ENGINES)
     assert {(c.runtime, c.sampler, c.unit, c.fresh) for c in of_noise()} == {
         (c.runtime, c.sampler, c.unit, c.fresh) for c in cases()
     }
