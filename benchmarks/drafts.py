@@ -1,0 +1,287 @@
+"""`python -m benchmarks.drafts [TABLE ...] [--search]`: what `dpfl init` drafts, as it stands, beside the best found.
+
+Each table goes through `dpfl init`, and what that writes is trained at each epsilon, unchanged. `--search` draws
+settings from `SPACE`, trains each on one seed, and the best of them on five others: what a draft leaves on the table.
+What has run is kept in runs/drafts, so that a search that is cut goes on where it was. Files are in $DPFL_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+import dpfl_plugin as dpfl
+from benchmarks.hospitals import _Quiet
+from benchmarks.pages import ROOT
+from benchmarks.table import table
+from dpfl_plugin.api.training import run_variant
+from dpfl_plugin.config.load import Variant
+from dpfl_plugin.errors import DpflError
+from dpfl_plugin.runtimes.choice import backend_here
+
+RUNS: Final = ROOT / "runs" / "drafts"
+EPSILONS: Final = (1.0, 3.0, 8.0, None)  # None: without noise and clipping, as someone would fit who keeps the records
+SEEDS: Final = tuple(range(1, 6))
+SCREENING: Final = 100  # the seed on which drawn settings are compared
+DRAWN, KEPT = 200, 10
+SPACE: Final[Mapping[str, Sequence[Any]]] = {
+    "algorithm.name": ("fedavg", "scaffold"),
+    "rounds": (5, 10, 20, 40, 80),
+    "algorithm.local_steps": (1, 2, 3, 5, 10),
+    "algorithm.local_lr": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    "privacy.clip_norm": (0.1, 0.3, 1.0, 2.0, 4.0, 8.0),
+    "privacy.record_rate": (0.1, 0.3, None),  # None: all records
+    "silo_weights": ("equal", "records"),
+    "data.preprocess": ([], ["unit_norm"]),
+}
+"""Wider than any draft; drawn uniformly, by a seed."""
+
+HEART: Final = [
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+    "slope",
+    "ca",
+    "thal",
+    "num",
+]
+ADULT: Final = [
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education_num",
+    "marital",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "gain",
+    "loss",
+    "hours",
+    "country",
+    "income",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A table as somebody has it.
+
+    Attributes:
+        frame: its records. silo: the column that says whose they are; None: one file.
+        roles: what `dpfl init` is told. edit: what its user corrects in the draft, {text: its replacement}.
+        measure: what the model is judged by, of `pooled` measures: more is better. called: in words.
+    """
+
+    frame: Callable[[Path], pd.DataFrame]
+    roles: Mapping[str, str]
+    measure: Callable[[Mapping[str, Any]], float]
+    called: str
+    silo: str | None = None
+    edit: Mapping[str, str] | None = None
+
+
+def heart(data: Path) -> pd.DataFrame:
+    hospitals = ("cleveland", "hungarian", "switzerland", "va")
+    parts = [
+        pd.read_csv(data / f"heart_disease/processed.{name}.data", names=HEART, na_values="?") for name in hospitals
+    ]
+    frame = pd.concat([part.assign(site=name) for name, part in zip(hospitals, parts, strict=True)])
+    whole = {name: "Int64" for name in HEART if name != "oldpeak"}
+    return frame.astype(whole).assign(ill=np.where(frame["num"] > 0, "yes", "no"))
+
+
+def mushrooms(data: Path) -> pd.DataFrame:
+    lines = [line.split() for line in (data / "mushrooms/agaricus.txt.train").read_text().splitlines()]
+    marks = np.zeros((len(lines), 126), dtype=int)
+    for row, (_, *places) in enumerate(lines):
+        marks[row, [int(place.partition(":")[0]) - 1 for place in places]] = 1
+    frame = pd.DataFrame(marks, columns=[f"f{column}" for column in range(126)])
+    return frame.loc[:, frame.nunique() > 1].assign(kind=["poison" if line[0] == "1" else "edible" for line in lines])
+
+
+def weighted_kappa(measures: Mapping[str, Any]) -> float:
+    """Cohen's kappa with linear weights, of levels."""
+    confusion = np.array(measures["confusion_matrix"], dtype=float)
+    levels = np.arange(len(confusion))
+    weights = np.abs(np.subtract.outer(levels, levels))
+    chance = np.outer(confusion.sum(axis=1), confusion.sum(axis=0)) / confusion.sum()
+    return float(1 - (weights * confusion).sum() / (weights * chance).sum())
+
+
+def of(name: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda measures: math.nan if measures.get(name) is None else float(measures[name])
+
+
+STUDIES: Final[Mapping[str, Study]] = {
+    "heart": Study(lambda data: heart(data).drop(columns="num"), {"label": "ill"}, of("auc"), "AUC", "site"),
+    "stages": Study(
+        lambda data: heart(data).drop(columns="ill"),
+        {"label": "num"},
+        weighted_kappa,
+        "kappa with linear weights",
+        "site",
+        {"outcome: classes": "outcome: ordinal", "model: softmax": "model: {name: linear, bias: false}"},
+    ),
+    "azpro": Study(
+        lambda data: pd.read_csv(data / "multicentre/azpro.csv"),
+        {"label": "los"},
+        of("d2"),
+        "1 - deviance / null deviance",
+        "hospital",
+        {"outcome: regression": "outcome: counts"},
+    ),
+    "dialysis": Study(
+        lambda data: pd.read_csv(data / "multicentre/dialysis.csv").drop(columns="patient_id"),
+        {"time": "time", "event": "event"},
+        of("c_index"),
+        "concordance index",
+        "center",
+    ),
+    "school": Study(
+        lambda data: pd.read_csv(data / "multicentre/school.csv.gz"), {"label": "score"}, of("r2"), "R2", "school"
+    ),
+    "adult": Study(
+        lambda data: pd.read_csv(
+            data / "adult/adult.data.gz", names=ADULT, skipinitialspace=True, na_values="?", header=None
+        ),
+        {"label": "income"},
+        of("auc"),
+        "AUC",
+    ),
+    "mushrooms": Study(mushrooms, {"label": "kind"}, of("auc"), "AUC"),
+}
+
+
+def project(name: str, data: Path) -> Path:
+    """The configuration that `dpfl init` writes for a table, with what its user corrects."""
+    study, folder = STUDIES[name], RUNS / name
+    path = folder / "project" / "run.yaml"
+    if not path.exists():
+        frame, records = study.frame(data), folder / "records"
+        records.mkdir(parents=True, exist_ok=True)
+        parts = {"all": frame} if study.silo is None else dict(iter(frame.groupby(study.silo)))
+        for silo, part in parts.items():
+            part.drop(columns=[study.silo] if study.silo else []).to_csv(records / f"{silo}.csv", index=False)
+        dpfl.init(path.parent, data=records, schema=True, **study.roles)
+        text = path.read_text()
+        for old, new in (study.edit or {}).items():
+            text = text.replace(old, new)
+        path.write_text(text)
+    return path
+
+
+def judged(name: str, path: Path, epsilon: float | None, seed: int, settings: Mapping[str, Any]) -> tuple[float, float]:
+    """(the model's measure, the baseline's) of a run; NaN of one that fails, as with a loss that is not finite."""
+    changes: dict[str, Any] = dict(settings) | {"seed": seed, "out": str(RUNS / name / "runs")}
+    changes |= {"privacy.epsilon": epsilon} if epsilon else {"privacy.epsilon": None, "privacy.noise_multiplier": 0}
+    nested: dict[str, Any] = {}
+    for key, value in changes.items():
+        *groups, last = key.split(".")
+        block = nested
+        for group in groups:
+            block = block.setdefault(group, {})
+        block[last] = value
+    changed = dpfl.load(path).with_(**nested)
+    try:
+        result = run_variant(
+            Variant(None, changed.config),
+            changed.base,
+            backend=backend_here(changed.config),
+            reporter=_Quiet(),
+            stop=lambda: False,
+            resume=True,
+            picture=False,
+        ).result
+    except DpflError as error:
+        print(f"{name}: {error}", flush=True)
+        return math.nan, math.nan
+    pooled = (result.get("measures") or {}).get("pooled")
+    if not pooled:
+        return math.nan, math.nan
+    found = [STUDIES[name].measure(pooled[who]) for who in ("model", "baseline")]
+    return found[0], found[1]
+
+
+def drawn(rng: random.Random) -> dict[str, Any]:
+    """Settings from `SPACE`."""
+    settings = {key: rng.choice(values) for key, values in SPACE.items()}
+    rate = settings.pop("privacy.record_rate")
+    return settings | ({"privacy.sampler": "full"} if rate is None else {"privacy.record_rate": rate})
+
+
+def best_of(name: str, path: Path, epsilon: float | None) -> tuple[list[float], dict[str, Any]]:
+    """(measures on `SEEDS`, the settings) of the best of `DRAWN`, screened on one seed, the first `KEPT` on all."""
+    rng = random.Random(0)
+    tried = [drawn(rng) for _ in range(DRAWN)]
+    scores = {}
+    for number, settings in enumerate(tried):
+        scores[number] = judged(name, path, epsilon, SCREENING, settings)[0]
+    ranked = sorted(scores, key=lambda number: -math.inf if math.isnan(scores[number]) else scores[number])[-KEPT:]
+    kept = {n: [judged(name, path, epsilon, seed, tried[n])[0] for seed in SEEDS] for n in ranked}
+    winner = max(kept, key=lambda number: statistics.fmean(kept[number]))
+    return kept[winner], tried[winner]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.drafts", description=__doc__)
+    parser.add_argument("tables", nargs="*", default=list(STUDIES), help=f"of {', '.join(STUDIES)}; all by default")
+    parser.add_argument("--search", action="store_true", help="also the best of drawn settings: hours")
+    given = parser.parse_args()
+    if "DPFL_DATA" not in os.environ:
+        sys.exit("The tables are read from $DPFL_DATA, which is not set: the folder of heart_disease and the others.")
+    rows = []
+    for name in given.tables:
+        path = project(name, Path(os.environ["DPFL_DATA"]))
+        for epsilon in EPSILONS:
+            began = time.perf_counter()
+            pairs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
+            own, baseline = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+            row = [
+                name,
+                STUDIES[name].called,
+                f"{epsilon:g}" if epsilon else "no noise",
+                f"{own:.3f}",
+                f"{baseline:.3f}",
+            ]
+            if given.search:
+                scores, settings = best_of(name, path, epsilon)
+                row += [
+                    f"{statistics.fmean(scores):.3f}",
+                    ", ".join(f"{key}={value}" for key, value in settings.items()),
+                ]
+            rows.append(row)
+            print(row, f"({time.perf_counter() - began:.0f} s)", flush=True)
+    header = [
+        "table",
+        "measure",
+        "epsilon",
+        "drafted",
+        "no features",
+        *(("best found", "its settings") if given.search else ()),
+    ]
+    print(table(header, rows, ["measure", "its settings"]))
+
+
+if __name__ == "__main__":
+    main()
