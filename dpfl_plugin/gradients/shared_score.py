@@ -77,7 +77,7 @@ class SharedScore:
             self._add_up(by_score, by_parameters, batch.features, None, out)
             return None
         of_head = torch.stack([squared_norms(rows) for rows in by_parameters]).sum(dim=0)
-        squares = torch.stack([by_score.double().square() * batch.constants, of_head], dim=1)
+        squares = torch.stack([squared_norms(by_score.unsqueeze(1)) * batch.constants, of_head], dim=1)
         norms = (squares if by_layer else squares.sum(dim=1)).sqrt_()
         bad = bad_among(norms, clip_norm, y.dtype)
         factors = clip_factors(norms, clip_norm, y.dtype)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 LARGEST_LOG_RATE = 15.0
-"""A log rate of events in a bin counts as this at most: the bin's hazard is 1 by then, in any number format."""
+"""Log-odds go on in a straight line beyond this log rate of events in a bin: the hazard is 1 by then, in any number
+format, and a step that was too large is taken back."""
 
 
 class ScoreHead(nn.Module):
@@ -89,13 +90,20 @@ class BaselineHazards(ScoreHead):
         self.log_rates = nn.Parameter(torch.full((num_bins,), math.log(math.log(2) / num_bins)))
 
     def outputs(self, scores: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        rates = (parameters[0] + scores.unsqueeze(1)).clamp(max=LARGEST_LOG_RATE).exp()
-        return rates + torch.log(-torch.expm1(-rates))  # ln(h / (1 - h)) = ln(exp(rate) - 1)
+        log_rates = parameters[0] + scores.unsqueeze(1)
+        capped = log_rates.clamp(max=LARGEST_LOG_RATE)
+        rates = capped.exp()
+        few, many = rates.clamp(torch.finfo(rates.dtype).tiny, 1.0), rates.clamp(min=1.0)
+        # ln(h / (1 - h)) = ln(exp(rate) - 1), in two forms that lose no digits, of few events and of many.
+        log_odds = torch.where(
+            rates < 1, capped + torch.log(torch.expm1(few) / few), many + torch.log(-torch.expm1(-many))
+        )
+        return log_odds + math.exp(LARGEST_LOG_RATE) * (log_rates - LARGEST_LOG_RATE).clamp(min=0.0)
 
     def derivatives(
         self, scores: Tensor, parameters: Sequence[Tensor], residuals: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        log_rates = parameters[0] + scores.unsqueeze(1)
-        rates = log_rates.exp()
-        by_rates = residuals * (rates / -torch.expm1(-rates)) * (log_rates <= LARGEST_LOG_RATE)
+        rates = (parameters[0] + scores.unsqueeze(1)).clamp(max=LARGEST_LOG_RATE).exp()
+        rates = rates.clamp(min=torch.finfo(rates.dtype).tiny)
+        by_rates = residuals * (rates / -torch.expm1(-rates))
         return by_rates.sum(dim=1), [by_rates]

@@ -187,6 +187,38 @@ def test_a_shared_score_sums_what_vmap_sums(
     assert engine.name == "shared_score", reason
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_baseline_hazards_are_finite_for_any_score_and_their_derivatives_autograds(dtype: torch.dtype) -> None:
+    head = BaselineHazards(2).to(dtype)
+    scores = torch.tensor([-1e4, -300.0, -104.0, -20.0, -1.0, 0.0, 0.3, 2.0, 14.9, 15.1, 80.0, 1e4], dtype=dtype)
+    for time, event in ((1.0, 1.0), (4.0, 1.0), (4.0, 0.0), (0.5, 0.0)):
+        labels, leaf = torch.tensor([[time, event]]).expand(len(scores), 2), scores.clone().requires_grad_()
+        losses_ = Hazards((1.0, 4.0))(head(leaf), labels)
+        (expected,) = torch.autograd.grad(losses_.sum(), leaf)
+        with torch.no_grad():
+            residuals = Hazards((1.0, 4.0)).residuals(head(scores), labels)
+            found, rows = head.derivatives(scores, list(head.parameters()), residuals)
+        assert bool(losses_.isfinite().all()) and bool(expected.isfinite().all())
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(rows[0].sum(dim=1), expected, rtol=1e-4, atol=1e-6)
+    rates = (head.log_rates + scores.unsqueeze(1)).clamp(max=3.0).exp()
+    hazards = head(scores.clamp(max=3.0 - float(head.log_rates[0].detach()))).sigmoid()
+    torch.testing.assert_close(hazards, -torch.expm1(-rates), rtol=1e-5, atol=1e-6)
+
+
+def test_a_square_that_vanishes_counts_in_a_shared_scores_norm() -> None:
+    """In float64, of a score's derivative so small that only very large features make something of it."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), BaselineHazards(1)).double()
+    bound, x = 2.0**-40, 2.0**511.9
+    engine = SharedScore(model, Hazards((4.0,)), 2**24)
+    batch = engine.prepare(Records(torch.tensor([[x]], dtype=torch.float64), torch.tensor([[4.0, 0.0]])))
+    for score in torch.arange(-380.0, -360.0, 0.5, dtype=torch.float64):
+        y, out = torch.tensor([score / x, 0.0], dtype=torch.float64), torch.empty(2, dtype=torch.float64)
+        with torch.no_grad():
+            engine.clipped_sum(y, batch, bound, out)
+        assert float(out.norm()) <= bound * (1 + 2**-19), score
+
+
 class Wrong(Squared):
     """Whose derivative is not that of its values."""
 
