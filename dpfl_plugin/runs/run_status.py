@@ -184,8 +184,11 @@ def _status(folder: RunFolder, result: dict[str, Any], task: dict[str, Any], now
         silent = now - task_file(folder).stat().st_mtime
         if silent <= STALE_SECONDS and not has_ended(task["pid"], task["host"]):
             return "running", ""
-        where = f"process {task['pid']} on {task['host']}" + (f", job {task['job']}" if task.get("job") else "")
-        return "lost", f"{where} ended without a word"
+        if folder.at_work():  # another process took it on since, as `dpfl resume` does
+            return "running", ""
+        if ended_as != "interrupted" or _written(folder.result) < _written(task_file(folder)):
+            where = f"process {task['pid']} on {task['host']}" + (f", job {task['job']}" if task.get("job") else "")
+            return "lost", f"{where} ended without a word"
     is_at_work = _is_locked_since(folder, task) and (folder.at_work() or _is_elsewhere(folder, ended=bool(result)))
     if state == "failed" and not is_at_work:
         return "failed", str(task.get("reason", ""))
@@ -243,6 +246,10 @@ def task_of(folder: RunFolder) -> dict[str, Any] | None:
         task.get("state") != "running" or (type(task.get("pid")) is int and type(task.get("host")) is str)
     )
     return task if whole else None
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
 
 
 def _is_locked_since(folder: RunFolder, task: dict[str, Any]) -> bool:

@@ -28,8 +28,8 @@ CHECK = "test_what_is_too_large_does_not_count"
     [
         ({"test_what_is_too_long": Impossible("nothing is ever too long")}, "is not a check of the contract"),
         ({"federation": Impossible("nothing is ever carried here")}, "is not a check of the contract"),
-        ({CHECK: Declared("nothing is ever too large")}, "must be Impossible, DecidedByPlatform, Elsewhere"),
-        ({CHECK: "nothing is ever too large"}, "must be Impossible, DecidedByPlatform, Elsewhere"),
+        ({CHECK: Declared("nothing is ever too large")}, "must be Impossible, DecidedByPlatform or Elsewhere"),
+        ({CHECK: "nothing is ever too large"}, "must be Impossible, DecidedByPlatform or Elsewhere"),
     ],
 )
 def test_what_is_not_run_is_declared_by_a_type(declared, why):

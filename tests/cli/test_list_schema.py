@@ -35,7 +35,11 @@ def test_list_engines_for_a_configuration(tmp_path: Path) -> None:
     assert [line["engine"] for line in found["engines"] if line["chosen"]] == ["dense"]
     assert (found["batch_size"], found["participants"], found["dimension"]) == (12, 4, 27)
     for line in found["engines"]:
-        assert line["supported"] == (line["engine"] != "closed_form") == (line["measured_us"] is not None)
+        assert (
+            line["supported"]
+            == (line["engine"] not in ("closed_form", "shared_score"))
+            == (line["measured_us"] is not None)
+        )
         assert (line["why_not"] is None) == line["supported"] == (line["estimated_us"] is not None)
     named = dpfl("list", "engines", "--for", config, "--set", "engine=vmap", "--json").json
     assert [line["engine"] for line in named["engines"] if line["chosen"]] == ["vmap"]

@@ -124,16 +124,24 @@ class Group:
 
     def difference(self, other: Group, metric: str) -> Difference:
         """By how much a metric is larger than another group's, seed by seed."""
-        own, others = ({run.seed: run for run in group.complete} for group in (self, other))
+        own, others = self.by_seed, other.by_seed
         pairs = [(own[seed], others[seed]) for seed in own if seed in others]
-        numbers = [(first.number(metric), second.number(metric)) for first, second in pairs]
+        numbers = [(_mean(first, metric), _mean(second, metric)) for first, second in pairs]
         if metric in self.measures:  # of final models: not defined in every run
             numbers = [pair for pair in numbers if None not in pair]
         return Difference(
             Summary.of([a - b if a is not None and b is not None else None for a, b in numbers]),
-            sum(first.test_part != second.test_part for first, second in pairs),
+            sum(len({run.test_part for run in (*first, *second)}) > 1 for first, second in pairs),
             tuple(sorted({*own} ^ {*others})),
         )
+
+    @property
+    def by_seed(self) -> dict[int, list[Run]]:
+        """Its complete runs; several of a seed only where rows were chosen that join configurations."""
+        found: dict[int, list[Run]] = {}
+        for run in self.complete:
+            found.setdefault(run.seed, []).append(run)
+        return found
 
     def baseline(self, metric: str) -> float | None:
         """What a model without features would reach, where it is known."""
@@ -189,11 +197,19 @@ class Difference:
         """Whether it is significant at 95 %, if there are enough seeds to say so."""
         mean, half = self.summary.mean, self.summary.half_width
         if mean is None or half is None:
+            if self.summary.not_finite:
+                return "not finite"
             return "too few seeds" if self.summary.n else "no equal seeds"
         return "significant" if abs(mean) > half else "not significant"
 
     def __str__(self) -> str:
         return self.summary.text("+")
+
+
+def _mean(runs: Sequence[Run], metric: str) -> float | None:
+    """Of a metric over runs; None where one has none."""
+    numbers = [number for run in runs if (number := run.number(metric)) is not None]
+    return statistics.fmean(numbers) if len(numbers) == len(runs) else None
 
 
 def epsilon_text(value: float | None) -> str:

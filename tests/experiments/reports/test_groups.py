@@ -201,3 +201,14 @@ def test_differences_are_of_equal_seeds(tmp_path: Path) -> None:
     assert found.summary.half_width == pytest.approx(0, abs=1e-12) and found.other_tests == 0
     moved = replace(second, runs=tuple(replace(run, test_part="other") for run in second.runs))
     assert first.difference(moved, "test_accuracy").other_tests == 3
+
+
+def test_rows_that_join_configurations_are_compared_by_the_means_of_equal_seeds(tmp_path: Path) -> None:
+    settings = [
+        {"seed": seed, "changes": {"algorithm.name": name, "rounds": rounds}, "accuracies": [0.1 * seed + more]}
+        for name, rounds, more in (("a", 5, 0.02), ("a", 6, 0.04), ("b", 5, 0.0), ("b", 6, 0.02))
+        for seed in range(3)
+    ]
+    first, second = grouped(some(tmp_path, *settings), ["algorithm.name"])
+    found = first.difference(second, "test_accuracy").summary
+    assert found.n == 3 and found.mean == pytest.approx(0.02)
