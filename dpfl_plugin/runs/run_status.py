@@ -184,7 +184,7 @@ def _status(folder: RunFolder, result: dict[str, Any], task: dict[str, Any], now
         silent = now - task_file(folder).stat().st_mtime
         if silent <= STALE_SECONDS and not has_ended(task["pid"], task["host"]):
             return "running", ""
-        if folder.at_work():  # another process took it on since, as `dpfl resume` does
+        if _is_locked_since(folder, task) and folder.at_work():  # by `dpfl resume`
             return "running", ""
         if ended_as != "interrupted" or _written(folder.result) < _written(task_file(folder)):
             where = f"process {task['pid']} on {task['host']}" + (f", job {task['job']}" if task.get("job") else "")

@@ -29,7 +29,7 @@ from dpfl_plugin.experiments.supervisor import (
     Stop,
     Supervisor,
 )
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.run_status import STALE_SECONDS, status_of, task_file, write_task
 
 ROWS = [Row(i, f"{i:012x}", "run", f"seed={i}", 3, {}) for i in range(6)]
@@ -468,6 +468,14 @@ def test_a_run_that_is_gone_on_with_by_itself_is_running(bench: Bench) -> None:
         assert status_of(folder).status == "interrupted"
         os.utime(task_file(folder), (1.0, 1.0))
         assert status_of(folder).status == "running"
+        write_task(folder, "running", pid=2**22 + 1, host=os.uname().nodename)  # of a supervisor that was killed
+        os.utime(task_file(folder), (1.0, 1.0))
+        assert status_of(folder).status == "running"
+    os.utime(task_file(folder), (time.time() + 1,) * 2)
+    assert status_of(folder).status == "lost"
+    folder.write(folder.result, to_json({"status": "interrupted", "reason": ""}))  # by the process that went on
+    os.utime(folder.result, (time.time() + 2,) * 2)
+    assert status_of(folder).status == "interrupted"
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 300) -> None:
