@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,9 @@ from dpfl_plugin.terminal import printed, show_table
 
 DEFAULT_AXES: Final = ("rounds", "epsilon")
 MOST_ROWS: Final = 40  # displayed; the files have all
+TABLES: Final = frozenset(
+    f"{name}.{kind}" for name in ("summary", "comparisons", "pivot") for kind in ("csv", "md", "tex")
+) | {"runs.csv", "measures.md"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,10 @@ def report(
     require(several, "folders", folders, "be a folder, or a list of folders")
     named = [folders] if isinstance(folders, str | Path) else folders
     require(isinstance(where, Mapping | None), "where", where, "be a mapping of keys to values")
+    for name, value in {"metrics": metrics, "against": against, "group_by": group_by}.items():
+        require(not isinstance(value, str), name, value, f"be a list: [{value!r}]")
+    two = pivot is None or (not isinstance(pivot, str) and len(pivot) == 2)
+    require(two, "pivot", pivot, 'be two keys: ("algorithm.name", "privacy.epsilon")')
     for axis in against:
         if axis not in AXES:
             known = ", ".join(AXES)
@@ -191,14 +199,19 @@ def _write(
     lines: list[str] = []
     written: list[str] = []
     drawn: list[Path] = []
+    prefixes: list[str] = []
     for section in sections:
-        prefix = f"{re.sub('[^A-Za-z0-9]+', '-', section.name).strip('-')}-" if section.name else ""
+        prefix = _prefix(section.name, prefixes)
+        prefixes.append(prefix)
         for name, content in _tables(section).items():
             write_atomic(out / "tables" / f"{prefix}{name}", content)
             written.append(f"{prefix}{name}")
         files, missing = _plots(section, out / "plots", prefix, against)
         drawn += files
         lines += missing
+    for path in (out / "tables").iterdir():  # of an earlier report
+        if path.name not in written and path.name.rpartition("-")[2] in TABLES:
+            path.unlink()
     lines.insert(0, f"tables: {out / 'tables'}/{', '.join(written)}")
     lines.insert(1, f"plots: {out / 'plots'}/, {len(drawn)} files")
     if html:
@@ -206,6 +219,19 @@ def _write(
         write_atomic(out / "index.html", text)
         lines.append(f"page: {out / 'index.html'}")
     return lines
+
+
+def _prefix(name: str, known: Sequence[str]) -> str:
+    """Of the files of a section, which no other section of the report has."""
+    if not name and not known:
+        return ""
+    words = re.sub("[^A-Za-z0-9]+", "-", name).strip("-") or "data"
+    count = next(number for number in itertools.count(1) if _numbered(words, number) not in known)
+    return _numbered(words, count)
+
+
+def _numbered(words: str, number: int) -> str:
+    return f"{words}-" if number == 1 else f"{words}-{number}-"
 
 
 def _tables(section: Section) -> dict[str, str]:

@@ -143,3 +143,18 @@ def test_keys_by_their_ends(tmp_path: Path) -> None:
     made(tmp_path / "c", changes={"algorithm.x": 1, "privacy.x": 1})
     with pytest.raises(ConfigError, match=r"where x: may be algorithm\.x or privacy\.x\. Write the whole key\."):
         report(tmp_path, tmp_path / "out", where={"x": 1})
+
+
+def test_sections_have_files_of_their_own_and_those_of_an_earlier_report_go(tmp_path: Path) -> None:
+    """Names of data sets that differ in marks only, or have no letter, do not write over each other."""
+    swept(tmp_path)
+    report([tmp_path], out=tmp_path / "out", pivot=("algorithm.local_lr", "variant"))
+    assert (tmp_path / "out" / "tables" / "pivot.csv").exists()
+    for name in ("a-b.csv", "a_b.csv", "é"):
+        data = {"data.dataset": {"name": "csv", "files": name}}
+        made(tmp_path / "others" / name, changes=data)
+    report([tmp_path / "others"], out=tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "out" / "tables").glob("*"))
+    assert len([name for name in names if name.endswith("summary.csv")]) == 3 and "pivot.csv" not in names, names
+    with pytest.raises(ConfigError, match="pivot='variant,epsilon' must be two keys"):
+        report([tmp_path], out=tmp_path / "out", pivot="variant,epsilon")  # type: ignore[arg-type]
