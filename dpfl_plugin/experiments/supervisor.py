@@ -251,9 +251,10 @@ class Supervisor:
             task = task_of(folder) or {}
             code, reason = (task["code"], task["reason"]) if task.get("state") == "ended" else (LOST, "")
             killed = code == LOST
-        if status_of(folder).status == "done":
+        state = status_of(folder)
+        if state.status == "done":
             self._note(row, "done")
-            self.say(f"{row.index}: done  {row.label}")
+            self.say(f"{row.index}: done{state.ended_early(row.rounds)}  {row.label}")
         elif code == BUSY:
             self._go_on(row, live.tries)
         elif code == FULL:
