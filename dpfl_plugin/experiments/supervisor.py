@@ -262,6 +262,8 @@ class Supervisor:
             self._note(row, "stopped", reason=reason)
         elif code == INTERRUPTED or (killed and (live.tries < TRIES or self.stop.asked)):
             self._note(row, "stopped")
+            if killed and not self.stop.asked:
+                self.say(f"{row.index}: {(reason or how).removesuffix('.')}; it is tried again  {row.label}")
             again = AGAIN_SECONDS[min(live.tries, len(AGAIN_SECONDS)) - 1] if self.launched and killed else 0.0
             self._go_on(row, live.tries + killed, again)
         else:

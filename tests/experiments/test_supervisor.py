@@ -197,6 +197,8 @@ def test_a_run_that_is_killed_is_tried_again_but_not_for_ever(bench: Bench) -> N
     assert bench.begun().count(0) == TRIES == bench.begun().count(1)
     assert bench.states() == ["failed", "done", "done", "done", "done", "done"]
     assert "killed by SIGKILL" in status_of(bench.folder(ROWS[0])).reason
+    again = [text for text in bench.said if "tried again" in text]
+    assert again == [f"{i}: killed by SIGKILL; it is tried again  seed={i}" for i in (0, 1, 0, 1)]
 
 
 @pytest.fixture
