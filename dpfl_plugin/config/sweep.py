@@ -21,6 +21,7 @@ from dpfl_plugin.config.load import (
     configure,
     joined,
     merged,
+    nested,
     parse_setting,
     read_yaml,
     run_id,
@@ -93,6 +94,7 @@ def expand(
     variants, compare = base.pop("variants", None) or {}, base.pop("compare", None) or []
     if not isinstance(variants, dict) or not all(isinstance(change, dict) for change in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file.")
+    variants = {label: nested(change) for label, change in variants.items()}
     if not variants and compare and "variants" not in changes:
         raise ConfigError(f"{path}: compare names variants, but the file has none.")
     pairs = compared_pairs(compare, [str(label) for label in variants], path) if variants else ()
@@ -162,7 +164,7 @@ def _options(own: Values, source: str) -> Values:
 def _apart(values: Values) -> tuple[Values, Any]:
     """Changes of the configuration, and options of sbatch ("slurm.mem: 8G", or "slurm: {mem: 8G}")."""
     own = {key: value for key, value in values.items() if str(key).partition(".")[0] == "slurm"}
-    return {key: value for key, value in values.items() if key not in own}, _nested(own).get("slurm", {})
+    return {key: value for key, value in values.items() if key not in own}, nested(own).get("slurm", {})
 
 
 def _problem(problem: Any) -> str:
@@ -191,7 +193,7 @@ def _changes(
                     if not isinstance(option, dict):
                         raise ConfigError(f"{path}: slurm: {option!r} must be options of sbatch, e.g. {{mem: 8G}}.")
                 own = {key: value for option in options for key, value in option.items()}
-                whole = joined([change, *map(_nested, parts)])
+                whole = joined([change, *map(nested, parts)])
                 if _excluded(merged(base, whole), spec, matched):
                     continue
                 for seed in [None] if seeds is None else seeds:
@@ -222,7 +224,7 @@ def _conditional(base: Values, spec: SweepConfig, parts: list[Values], matched: 
     if not spec.when:
         yield {}
         return
-    values = merged(base, joined(map(_nested, parts)))
+    values = merged(base, joined(map(nested, parts)))
     grid: Grid = {}
     for when in spec.when:
         if _holds(when.condition, values, matched):
@@ -254,16 +256,6 @@ def _look_up(values: Any, key: str) -> tuple[bool, Any]:
             return False, None
         values = values[part]
     return True, values["name"] if isinstance(values, dict) and "name" in values else values
-
-
-def _nested(values: Values) -> Values:
-    """{"a.b": 1} as {"a": {"b": 1}}."""
-    result = []
-    for key, value in values.items():
-        for part in reversed(str(key).split(".")):
-            value = {part: value}
-        result.append(value)
-    return joined(result)
 
 
 def _words(parts: Iterable[Values]) -> list[str]:
