@@ -86,7 +86,8 @@ def test_the_sweeps_of_the_page_expand(tmp_path):
         (tmp_path / "page.yaml").write_text(yaml.safe_dump({**base, **yaml.safe_load(text)}))
         rows.append(expand(tmp_path / "page.yaml").rows)
     # fedavg: 2 steps x 2 epsilons; scaffold: 3 x 2, with 2 options; 3 seeds
-    assert [len(found) for found in rows] == [(4 + 12) * 3, 2]
+    # and last fedavg, scaffold, and fedprox with 2 options
+    assert [len(found) for found in rows] == [(4 + 12) * 3, 2, 4]
     assert [row.slurm for row in rows[1]] == [{}, {"mem": "8G", "time": "04:00:00"}]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from dpfl_plugin.config.load import (
 )
 from dpfl_plugin.config.schema import Config, SweepConfig, When
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.registry import describe
+from dpfl_plugin.registry import MISSING, describe
 
 Values = dict[str, Any]
 Grid = dict[str, list[Any]]
@@ -110,7 +111,7 @@ def expand(
         source = f"{path} (run {label})"
         own = _options(own, source)
         config = configure(base, change, source=source)
-        _check_plugins(config, known, source)
+        _check_plugins(config, known, source, spec.grid)
         try:
             check(config)
         except ConfigError as error:
@@ -266,7 +267,7 @@ def _short(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _check_plugins(config: Config, known: set[str], source: str) -> None:
+def _check_plugins(config: Config, known: set[str], source: str, grid: Grid) -> None:
     """Names and types of plugins' options: once for each structure, as 10,000 runs differ in numbers mostly."""
     for path, group in GROUPS.items():
         block: Any = config
@@ -281,4 +282,10 @@ def _check_plugins(config: Config, known: set[str], source: str) -> None:
             try:
                 registry.check_options(registry.load(group, block.name), block.options, where=where)
             except ConfigError as error:
-                raise type(error)(f"{source}: {error}") from error
+                missing = re.search(rf"(\S+) {MISSING}", str(error))
+                key = next((key for key in (where, f"{where}.name") if key in grid), None)
+                hint = ""
+                if missing and key:
+                    example = f"[{{if: {{{key}: {block.name}}}, grid: {{{missing[1]}: [...]}}}}]"
+                    hint = f" Give it to {block.name} alone: sweep.when: {example}."
+                raise type(error)(f"{source}: {error}{hint}") from error

@@ -156,6 +156,11 @@ WRONG = [
     ({"when": [{"iff": {}, "grid": {}}]}, "did you mean 'if'?"),
     ({"grid": {"algorithm.local_lrr": [1]}}, "algorithm.local_lrr is not a known option"),
     ({"grid": {"algorithm.local_lr": [0.1, "much"]}}, "(run algorithm.local_lr=much): algorithm.local_lr='much'"),
+    (
+        {"grid": {"algorithm.name": ["fedavg", "fedprox"]}},
+        "algorithm.mu is missing; it is required. Give it to fedprox alone: sweep.when: "
+        "[{if: {algorithm.name: fedprox}, grid: {algorithm.mu: [...]}}].",
+    ),
     ({"grid": {"rounds": [3, -1]}}, "(run rounds=-1): rounds=-1"),
     ({"grid": {"seed": [1]}, "exclude": [{"algorithm.local_lrr": 1}]}, "asks for algorithm.local_lrr"),
     ({"grid": {"seed": [1]}, "exclude": [{"seed": 1}]}, "leaves nothing"),
