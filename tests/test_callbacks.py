@@ -13,6 +13,7 @@ import torch
 
 from dpfl_plugin.adapters.agreement import agree
 from dpfl_plugin.adapters.server import Server
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo, Stop, TensorBoard, Tracker
 from dpfl_plugin.callbacks.tracker import statement_files
 from dpfl_plugin.config.load import configure, run_id
@@ -20,6 +21,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import Result, RunFolder
 from dpfl_plugin.runs.hooks import Silent, public_values
 from dpfl_plugin.runs.run import run_config
+from dpfl_plugin.runs.run_status import status_of
 from dpfl_plugin.runtimes.in_process import InProcessBackend
 from tests.adapters.federation import block
 from tests.adapters.test_faults import begin, module
@@ -234,7 +236,11 @@ def test_a_callback_may_stop_a_run_and_all_planned_rounds_are_charged(tmp_path: 
     result = session(tmp_path, stopper, **SCORES)
     whole = session(tmp_path / "whole", **SCORES)
     assert (result["status"], result["rounds"]) == ("done", 3) and result["epsilon"] == whole["epsilon"]
-    assert "pruned" in result["reason"] and "all planned rounds are charged" in result["reason"]
+    reason = f"stopped by callback {kind.__name__}: pruned; all planned rounds are charged"
+    assert result["reason"] == reason
+    text = str(Run.open(Path(result["folder"])))
+    assert "done after 3 of 12 rounds, accuracy" in text and f"\n{reason}.\n" in text
+    assert status_of(RunFolder(Path(result["folder"]))).ended_early(12) == f" after 3 of 12 rounds: {reason}"
     page = (Path(result["folder"]) / "privacy.md").read_text()
     assert ("saw measurements of raw records stopped the run" in page) == (kind is Stopper)
     seen = [info.metrics for info in stopper.rounds]
@@ -244,6 +250,12 @@ def test_a_callback_may_stop_a_run_and_all_planned_rounds_are_charged(tmp_path: 
     else:
         assert seen[0] is not None and "train_loss" in seen[0]
     assert session(tmp_path, resume=True, **SCORES)["finished"] == result["finished"], "it is not run again"
+
+
+def test_without_noise_a_run_that_a_callback_stopped_charges_nothing(tmp_path: Path) -> None:
+    result = session(tmp_path, Stopper(after=1), privacy={"noise_multiplier": 0.0})
+    assert result["reason"] == "stopped by callback Stopper: pruned"
+    assert "stopped by a callback" in (Path(result["folder"]) / "privacy.md").read_text()
 
 
 def test_a_run_that_was_stopped_and_killed_before_its_result_stays_stopped(

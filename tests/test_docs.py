@@ -86,7 +86,8 @@ def test_the_sweeps_of_the_page_expand(tmp_path):
         (tmp_path / "page.yaml").write_text(yaml.safe_dump({**base, **yaml.safe_load(text)}))
         rows.append(expand(tmp_path / "page.yaml").rows)
     # fedavg: 2 steps x 2 epsilons; scaffold: 3 x 2, with 2 options; 3 seeds
-    assert [len(found) for found in rows] == [(4 + 12) * 3, 2]
+    # and last fedavg, scaffold, and fedprox with 2 options
+    assert [len(found) for found in rows] == [(4 + 12) * 3, 2, 4]
     assert [row.slurm for row in rows[1]] == [{}, {"mem": "8G", "time": "04:00:00"}]
 
 
@@ -154,21 +155,33 @@ def test_the_callback_of_the_page_is_called(tmp_path, monkeypatch):
 
 
 def test_the_study_of_the_page_stays_within_its_budget(tmp_path, monkeypatch, capsys):
-    """It prunes by released scores, and what decides is covered by the total of the ledger."""
+    """It prunes by released scores, what decides is covered by the total of the ledger, and the ledger ends it."""
     optuna = pytest.importorskip("optuna")
     page = (ROOT / "docs" / "callbacks.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1]
     write(tmp_path, {"seed": None, "privacy": {"noise_multiplier": None, "epsilon": 4.0, "delta": 1e-3}}, "my-run.yaml")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda trial: trial.number == 3)
-    names = {}
-    exec(code, names)
+    monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda trial: trial.number == 1)
+
+    class Early(dpfl_plugin.Callback):
+        sees = "released"
+
+        def __init__(self, trial):
+            self.trial = trial
+
+        def on_round(self, round):
+            if self.trial.number == 2:  # before its first score
+                raise dpfl_plugin.Stop
+
+    names = {"Early": Early}
+    code = code.replace('"ledger_epsilon": 4', '"ledger_epsilon": 2.5')
+    exec(code.replace("[Pruning(trial)]", "[Pruning(trial), Early(trial)]"), names)
     trials = names["study"].trials
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3 + ["PRUNED"] + ["COMPLETE"] * 2
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "PRUNED", "PRUNED", "COMPLETE", "PRUNED"]
     found = [dpfl_plugin.Run.open(path.parent) for path in tmp_path.glob("study/*/*/result.json")]
-    scores = {done.result["private_evaluation"]["scores"][-1][1] for done in found}
-    assert len(found) == 6 and {trial.value for trial in trials if trial.state.name == "COMPLETE"} < scores
+    scores = {score for done in found for _, score in done.result["private_evaluation"]["scores"][-1:]}
+    assert len(found) == 4 and {trial.value for trial in trials if trial.state.name == "COMPLETE"} < scores
     for done in found:
-        assert done.epsilon == pytest.approx(1, abs=0.01) and done.result["adaptive_total"]["epsilon"] == 4
+        assert done.epsilon == pytest.approx(1, abs=0.01) and done.result["adaptive_total"]["epsilon"] == 2.5
         assert "saw measurements of raw records stopped the run" not in done.statement
     assert "the limit with which the ledger was begun" in " ".join(capsys.readouterr().out.split())

@@ -20,7 +20,7 @@ from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.core.text import Printed, aligned, counted
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import DataError, require
-from dpfl_plugin.federation.outcome import EXIT_CODES, Cause, cause_of
+from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.training_diagnostics import too_small_a_step, worse_than_baseline
@@ -241,6 +241,8 @@ class Run:
         score = "not measured" if self.score is None else f"{self.score:.4f}{MEAN * (self.result['num_silos'] > 1)}"
         epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:.15g}"
         done = counted(self.result["rounds"], "round")
+        if cause_of(self.result) in BY_CALLBACK and self.config.rounds:
+            done = f"{self.result['rounds']} of {self.config.rounds} rounds"
         return f"{self.status} after {done}, {self.score_name} {score}{_of_two_classes(self.result)}, epsilon {epsilon}"
 
     def __str__(self) -> str:
@@ -391,9 +393,9 @@ def _short(value: Any) -> str:
 
 def _stopping(result: Mapping[str, Any]) -> list[str]:
     early = result.get("early_stopping")
+    lines = [f"{result['reason']}."] if cause_of(result) in (Cause.EARLY_STOPPING, *BY_CALLBACK) else []
     if early is None:
-        return []
-    lines = [f"{result['reason']}."] if early["stopped"] else []
+        return lines
     kept = f"the model that is kept is that after round {early['kept_round']}."
     return lines if early["kept_round"] == result["rounds"] else [*lines, kept]
 

@@ -14,6 +14,7 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.load import GROUPS, flat
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.errors import ConfigError, nearest
+from dpfl_plugin.experiments import manifest
 from dpfl_plugin.experiments.reports import runs as reports
 from dpfl_plugin.experiments.reports.groups import ASKED, differing, epsilon_text, grouped, value_text
 from dpfl_plugin.experiments.reports.plots import curves
@@ -65,7 +66,8 @@ class SweepResult(Mapping[str, Run]):
     def rows(self) -> list[dict[str, Any]]:
         """One for each run, as its files are now: what `table` shows. What a run lacks is None.
 
-        Each key that varies has a column, and so has each measure that the runs are judged by in `dpfl report`.
+        Each key that varies has a column, and so has each measure that the runs are judged by in `dpfl report`; of a
+        file with variants their labels, too.
         """
         rows, result = self.status.rows, []
         statuses = states(map(self._folder_of, rows))
@@ -75,11 +77,13 @@ class SweepResult(Mapping[str, Run]):
         differ = set(differing(configs))
         varied = dict.fromkeys(key for own in changes for key in own if key in differ)
         measures = dict.fromkeys(name for run in runs if run for name in run.own_measures)
+        labels = manifest.variants_in(self.folder)[0]
         for row, now, run, config in zip(rows, statuses, runs, configs, strict=True):
             spent = run.guarantee if run else None
             result.append(
                 {
                     "run": row.label,
+                    **({reports.VARIANT: labels.get(row.id)} if labels else {}),
                     **{key: config.get(key) for key in varied},
                     "seed": run.seed if run else row.changes.get("seed"),
                     "status": now.status,

@@ -130,7 +130,8 @@ def load(
 ) -> Plan:
     """The runs that a file describes, with ``settings`` ("key.path=value") applied to each.
 
-    ``variants: {label: {...}}`` in a file gives one run for each label: the rest of the file, changed by it.
+    ``variants: {label: {...}}`` in a file gives one run for each label: the rest of the file, changed by it. Its keys
+    are mappings or paths, as those of settings.
     ``compare: [[label, label], ...]`` names pairs of them whose difference is to be stated. Settings may change both;
     ``variants=null`` leaves the rest of the file. The config.yaml of a run's folder describes the run of that folder.
 
@@ -166,7 +167,7 @@ def load(
     if variant is not None:
         require(variant in labels, "variant", variant, f"be one of {', '.join(labels)}")
     configs = [
-        Variant(label, _check(_budgeted(merged(values, own, change), budget), f"{path} (variant {label})"))
+        Variant(label, _check(_budgeted(merged(values, nested(own), change), budget), f"{path} (variant {label})"))
         for label, own in zip(labels, variants.values(), strict=True)
         if variant in (None, label)
     ]
@@ -217,9 +218,17 @@ def parse_setting(setting: str, option: str = "--set") -> dict[str, Any]:
         shown = setting if len(setting) <= 200 else f"{setting[:100]}... ({len(setting)} characters)"
         what = getattr(error, "problem", None) or error
         raise ConfigError(f"{option} {shown!r}: the value is not YAML: {what}.") from error
-    for part in reversed(key.split(".")):
-        result = {part: result}
-    return dict(result)
+    return nested({key: result})
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"a.b": 1} as {"a": {"b": 1}}."""
+    result = []
+    for key, value in values.items():
+        for part in reversed(str(key).split(".")):
+            value = {part: value}
+        result.append(value)
+    return joined(result)
 
 
 GROUPS: Final = {

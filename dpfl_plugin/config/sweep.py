@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from dpfl_plugin.config.load import (
     configure,
     joined,
     merged,
+    nested,
     parse_setting,
     read_yaml,
     run_id,
@@ -28,7 +30,7 @@ from dpfl_plugin.config.load import (
 )
 from dpfl_plugin.config.schema import Config, SweepConfig, When
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.registry import describe
+from dpfl_plugin.registry import MISSING, describe
 
 Values = dict[str, Any]
 Grid = dict[str, list[Any]]
@@ -93,6 +95,7 @@ def expand(
     variants, compare = base.pop("variants", None) or {}, base.pop("compare", None) or []
     if not isinstance(variants, dict) or not all(isinstance(change, dict) for change in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file.")
+    variants = {label: nested(change) for label, change in variants.items()}
     if not variants and compare and "variants" not in changes:
         raise ConfigError(f"{path}: compare names variants, but the file has none.")
     pairs = compared_pairs(compare, [str(label) for label in variants], path) if variants else ()
@@ -108,7 +111,7 @@ def expand(
         source = f"{path} (run {label})"
         own = _options(own, source)
         config = configure(base, change, source=source)
-        _check_plugins(config, known, source)
+        _check_plugins(config, known, source, spec.grid)
         try:
             check(config)
         except ConfigError as error:
@@ -162,7 +165,7 @@ def _options(own: Values, source: str) -> Values:
 def _apart(values: Values) -> tuple[Values, Any]:
     """Changes of the configuration, and options of sbatch ("slurm.mem: 8G", or "slurm: {mem: 8G}")."""
     own = {key: value for key, value in values.items() if str(key).partition(".")[0] == "slurm"}
-    return {key: value for key, value in values.items() if key not in own}, _nested(own).get("slurm", {})
+    return {key: value for key, value in values.items() if key not in own}, nested(own).get("slurm", {})
 
 
 def _problem(problem: Any) -> str:
@@ -191,7 +194,7 @@ def _changes(
                     if not isinstance(option, dict):
                         raise ConfigError(f"{path}: slurm: {option!r} must be options of sbatch, e.g. {{mem: 8G}}.")
                 own = {key: value for option in options for key, value in option.items()}
-                whole = joined([change, *map(_nested, parts)])
+                whole = joined([change, *map(nested, parts)])
                 if _excluded(merged(base, whole), spec, matched):
                     continue
                 for seed in [None] if seeds is None else seeds:
@@ -222,7 +225,7 @@ def _conditional(base: Values, spec: SweepConfig, parts: list[Values], matched: 
     if not spec.when:
         yield {}
         return
-    values = merged(base, joined(map(_nested, parts)))
+    values = merged(base, joined(map(nested, parts)))
     grid: Grid = {}
     for when in spec.when:
         if _holds(when.condition, values, matched):
@@ -256,16 +259,6 @@ def _look_up(values: Any, key: str) -> tuple[bool, Any]:
     return True, values["name"] if isinstance(values, dict) and "name" in values else values
 
 
-def _nested(values: Values) -> Values:
-    """{"a.b": 1} as {"a": {"b": 1}}."""
-    result = []
-    for key, value in values.items():
-        for part in reversed(str(key).split(".")):
-            value = {part: value}
-        result.append(value)
-    return joined(result)
-
-
 def _words(parts: Iterable[Values]) -> list[str]:
     return [f"{key}={_short(value)}" for part in parts for key, value in part.items()]
 
@@ -274,7 +267,7 @@ def _short(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _check_plugins(config: Config, known: set[str], source: str) -> None:
+def _check_plugins(config: Config, known: set[str], source: str, grid: Grid) -> None:
     """Names and types of plugins' options: once for each structure, as 10,000 runs differ in numbers mostly."""
     for path, group in GROUPS.items():
         block: Any = config
@@ -289,4 +282,10 @@ def _check_plugins(config: Config, known: set[str], source: str) -> None:
             try:
                 registry.check_options(registry.load(group, block.name), block.options, where=where)
             except ConfigError as error:
-                raise type(error)(f"{source}: {error}") from error
+                missing = re.search(rf"(\S+) {MISSING}", str(error))
+                key = next((key for key in (where, f"{where}.name") if key in grid), None)
+                hint = ""
+                if missing and key:
+                    example = f"[{{if: {{{key}: {block.name}}}, grid: {{{missing[1]}: [...]}}}}]"
+                    hint = f" Give it to {block.name} alone: sweep.when: {example}."
+                raise type(error)(f"{source}: {error}{hint}") from error

@@ -14,7 +14,7 @@ import numpy as np
 import pydantic
 
 from dpfl_plugin.config.incompatible import check_compatible
-from dpfl_plugin.config.load import configure, joined, merged, parse_setting, read_yaml, unknown_beside_grid
+from dpfl_plugin.config.load import configure, joined, merged, nested, parse_setting, read_yaml, unknown_beside_grid
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune_keys import MOST_CANDIDATES, TuneConfig
 from dpfl_plugin.errors import ConfigError
@@ -97,7 +97,7 @@ def tune_of(values: Mapping[str, Any], source: str) -> TuneFile:
     _check_spec(spec, config, source)
     candidates = tuple(
         Candidate(index, _label(values), change, configure(base, change, source=f"{source} ({_label(values)})"))
-        for index, (values, change) in enumerate((values, _nested(values)) for values in _values(spec, source))
+        for index, (values, change) in enumerate((values, nested(values)) for values in _values(spec, source))
     )
     found = TuneFile(source, base, spec, config, candidates)
     _check_rungs(found)
@@ -178,15 +178,6 @@ def _drawn(spec: TuneConfig, rng: np.random.Generator) -> dict[str, Any]:
     for key, (low, high) in spec.random.items():
         values[key] = float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.4g}")
     return values
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    def under(key: str, value: Any) -> dict[str, Any]:
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        return dict(value)
-
-    return joined(under(key, value) for key, value in values.items())
 
 
 def _label(values: Mapping[str, Any]) -> str:

@@ -205,5 +205,6 @@ def _detail(row: Row, state: RunStatus) -> str:
         return f"round {state.round}{of}{left}"
     if state.status == "done":
         score = f"{state.score} {state.tail_mean:.4f}" if state.tail_mean is not None else ""
-        return score + (f", epsilon {places(state.epsilon, 3)}" if state.epsilon is not None else "")
+        score += f", epsilon {places(state.epsilon, 3)}" if state.epsilon is not None else ""
+        return score + state.ended_early(row.rounds)
     return state.reason

@@ -251,9 +251,10 @@ class Supervisor:
             task = task_of(folder) or {}
             code, reason = (task["code"], task["reason"]) if task.get("state") == "ended" else (LOST, "")
             killed = code == LOST
-        if status_of(folder).status == "done":
+        state = status_of(folder)
+        if state.status == "done":
             self._note(row, "done")
-            self.say(f"{row.index}: done  {row.label}")
+            self.say(f"{row.index}: done{state.ended_early(row.rounds)}  {row.label}")
         elif code == BUSY:
             self._go_on(row, live.tries)
         elif code == FULL:
@@ -261,6 +262,8 @@ class Supervisor:
             self._note(row, "stopped", reason=reason)
         elif code == INTERRUPTED or (killed and (live.tries < TRIES or self.stop.asked)):
             self._note(row, "stopped")
+            if killed and not self.stop.asked:
+                self.say(f"{row.index}: {(reason or how).removesuffix('.')}; it is tried again  {row.label}")
             again = AGAIN_SECONDS[min(live.tries, len(AGAIN_SECONDS)) - 1] if self.launched and killed else 0.0
             self._go_on(row, live.tries + killed, again)
         else:

@@ -30,6 +30,9 @@ class Cause(StrEnum):
     ERROR = "error"
 
 
+BY_CALLBACK: Final = (Cause.CALLBACK, Cause.CALLBACK_OF_RELEASED)
+
+
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
     """How a run ended; ``reason`` in words where it did not simply finish."""

@@ -171,6 +171,7 @@ class Calls:
 
     Attributes:
         ending: how the first that did so ended the run; None while none has.
+        charge: what is said of the plan of a run that ends so; "" where there is no privacy to pay for.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class Calls:
     ) -> None:
         self.callbacks, self._say, self._log, self._may_end = list(callbacks), say, log, may_end
         self.ending: RunOutcome | None = None
+        self.charge = ""
         self._failed: Counter[int] = Counter()
 
     def begin(self, run: RunInfo) -> None:
@@ -253,7 +255,7 @@ class Calls:
             self._say(f"{text}: on a platform a callback does not end a run. The run continues")
         else:
             cause = Cause.CALLBACK_OF_RELEASED if callback.sees == "released" else Cause.CALLBACK
-            self.ending = self.ending or RunOutcome("done", cause, f"{text}; all planned rounds are charged")
+            self.ending = self.ending or RunOutcome("done", cause, text + self.charge)
 
     def _tell_what_leaves(self, callback: Callback, run: RunInfo) -> None:
         if isinstance(callback, Tracker):
@@ -264,6 +266,11 @@ class Calls:
 
 def _name(callback: Callback) -> str:
     return type(callback).__qualname__
+
+
+def plan_charge(rules: PrivacyRules) -> str:
+    """What a callback's end of a run costs; "" without noise."""
+    return "; all planned rounds are charged" if rules.noise_multiplier else ""
 
 
 class Hooks:
@@ -312,6 +319,7 @@ class Hooks:
         """
         release = rules.release(1.0)
         self._account, self._whoever = account, (release.unit, release.neighbouring) == ("silo", "replace_one")
+        self._calls.charge = plan_charge(rules)
         if not self._has_begun:
             self._has_begun = True
             values = public_values(config)

@@ -49,7 +49,7 @@ class Wait:
 
     Attributes:
         seconds: at most; 0 does not wait.
-        say: gets a line when the waiting begins, and every minute.
+        say: gets a line once the waiting takes some seconds, and every minute.
         stop: asked meanwhile; once it is true the waiting ends as if the time were over.
     """
 
@@ -59,7 +59,7 @@ class Wait:
 
 
 NO_WAIT = Wait()
-SAY_SECONDS = 60.0
+FIRST_SECONDS, SAY_SECONDS = 5.0, 60.0  # waited before the first line, and between lines
 LOOK_SECONDS = 0.2
 
 
@@ -85,7 +85,7 @@ def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | 
 
 def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> None:
     """Take the lock of a shared ledger, once the run that has it lets go."""
-    began, noted_at = time.monotonic(), -math.inf
+    began, say_at = time.monotonic(), FIRST_SECONDS
     _check_machine(path, lock)
     while True:
         try:
@@ -97,8 +97,8 @@ def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> N
                 how = f" Waited {waited:.0f} s for it." if wait.seconds else ""
                 more = "Wait for that run (longer: dpfl run --ledger-wait SECONDS), or end it."
                 raise LedgerBusyError(f"{error}{how} {more}") from error
-            if waited - noted_at >= SAY_SECONDS:
-                noted_at = waited
+            if waited >= say_at:
+                say_at = waited + SAY_SECONDS
                 most = "until it ends" if math.isinf(wait.seconds) else f"up to {wait.seconds:g} s (--ledger-wait)"
                 wait.say(f"{error} Waiting for it {most}; {waited:.0f} s so far.")
         time.sleep(min(LOOK_SECONDS, wait.seconds))

@@ -32,7 +32,7 @@ from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.extra_plan import statistics_planned, training_records
 from dpfl_plugin.runs.folder import RESULT_SCHEMA, Result, to_json
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.hooks import GIVEN
+from dpfl_plugin.runs.hooks import GIVEN, plan_charge
 from dpfl_plugin.runs.prepare import PreparedRun, planner_of, stopping_of
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.statement import (
@@ -59,7 +59,7 @@ DERIVED = (
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 
-STOPPED: Final = "stopped by a callback; all planned rounds are charged"
+STOPPED: Final = "stopped by a callback"
 """In what may be published: the callback's own words may say what was measured."""
 
 
@@ -157,7 +157,7 @@ def _stated(
             "num_silos": parts.setting.num_silos,
             "rounds": progress.rounds,
             "status": outcome.status,
-            "reason": STOPPED if outcome.cause is Cause.CALLBACK else outcome.reason,
+            "reason": STOPPED + plan_charge(parts.rules) if outcome.cause is Cause.CALLBACK else outcome.reason,
         },
         caveats=(*parts.caveats, *seen),
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],

@@ -86,6 +86,11 @@ class RunStatus:
         done = _round(self._line) if self.status == "running" else 0
         return (self.seconds or 0.0) / done * (rounds - done) if done and rounds else None
 
+    def ended_early(self, rounds: int | None) -> str:
+        """ " after 15 of 40 rounds: why", of a run that is done; "" where all of ``rounds`` were made."""
+        early = self._whole and rounds is not None and self.round < rounds
+        return f" after {self.round} of {rounds} rounds: {self.reason}" if early else ""
+
     @property
     def heard(self) -> float | None:
         """Seconds since it wrote anything."""

@@ -68,6 +68,12 @@ def test_runs_that_have_not_begun_are_rows_without_numbers(folder: Path) -> None
         planned.plot()
 
 
+def test_runs_of_variants_have_their_labels_in_the_table(tmp_path: Path) -> None:
+    variants = {"A": {"algorithm": {"name": "fedavg"}}, "B": {}}
+    results = dpfl.sweep(write_sweep(tmp_path, {"seeds": 1}, {"rounds": 1, "variants": variants}), out=tmp_path)
+    assert [(row["variant"], row["algorithm.name"]) for row in results.rows] == [("A", "fedavg"), ("B", "scaffold")]
+
+
 def test_a_program_sweeps_over_records_of_its_own(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     silos = {name: (rng.normal(size=(40, 4)), rng.integers(0, 2, 40)) for name in ("a", "b")}

@@ -95,6 +95,17 @@ def test_variants_are_one_more_list(tmp_path: Path) -> None:
     assert [row.label for row in expansion.rows] == ["A seed=0", "A seed=1", "B seed=0", "B seed=1"]
 
 
+def test_variants_take_paths_as_settings_do(tmp_path: Path) -> None:
+    """To the same ids, in a file with and without a sweep."""
+    blocks = {"A": {"algorithm": {"name": "fedprox", "mu": 0.1}}, "B": {"rounds": 2, "privacy": {"clip_norm": 0.5}}}
+    paths = {"A": {"algorithm.name": "fedprox", "algorithm.mu": 0.1}, "B": {"rounds": 2, "privacy.clip_norm": 0.5}}
+    assert runs(tmp_path, {"seeds": 2}, {"variants": paths}) == runs(tmp_path, {"seeds": 2}, {"variants": blocks})
+    plain = load(write(tmp_path, None, {"variants": blocks}))
+    assert load(write(tmp_path, None, {"variants": paths})) == plain
+    changed = load(tmp_path / "sweep.yaml", ["variants.A.algorithm.mu=0.2"]).variants[0].config
+    assert changed.algorithm.options["mu"] == 0.2
+
+
 def test_compared_variants_change_no_run(tmp_path: Path) -> None:
     variants: dict[Any, Any] = {"A": {}, 2: {"rounds": 2}}
     plain = runs(tmp_path, {"seeds": 2}, {"variants": variants})
@@ -145,6 +156,11 @@ WRONG = [
     ({"when": [{"iff": {}, "grid": {}}]}, "did you mean 'if'?"),
     ({"grid": {"algorithm.local_lrr": [1]}}, "algorithm.local_lrr is not a known option"),
     ({"grid": {"algorithm.local_lr": [0.1, "much"]}}, "(run algorithm.local_lr=much): algorithm.local_lr='much'"),
+    (
+        {"grid": {"algorithm.name": ["fedavg", "fedprox"]}},
+        "algorithm.mu is missing; it is required. Give it to fedprox alone: sweep.when: "
+        "[{if: {algorithm.name: fedprox}, grid: {algorithm.mu: [...]}}].",
+    ),
     ({"grid": {"rounds": [3, -1]}}, "(run rounds=-1): rounds=-1"),
     ({"grid": {"seed": [1]}, "exclude": [{"algorithm.local_lrr": 1}]}, "asks for algorithm.local_lrr"),
     ({"grid": {"seed": [1]}, "exclude": [{"seed": 1}]}, "leaves nothing"),

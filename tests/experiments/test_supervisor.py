@@ -16,7 +16,7 @@ import pytest
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.errors import MAKE_ROOM, BusyError, ConfigError, DataError, system_says
 from dpfl_plugin.experiments import supervisor
-from dpfl_plugin.experiments.status import states
+from dpfl_plugin.experiments.status import SweepStatus, states
 from dpfl_plugin.experiments.supervisor import (
     BUSY,
     DONE,
@@ -65,8 +65,8 @@ class Bench:
         return [known.status for known in states(self.folder(row) for row in ROWS)]
 
 
-def finish(folder: RunFolder) -> None:
-    result = {"status": "done", "reason": "", "rounds": 3, "seconds": 1.0, "test_accuracy": {}, "epsilon": {}}
+def finish(folder: RunFolder, rounds: int = 3, reason: str = "") -> None:
+    result = {"status": "done", "reason": reason, "rounds": rounds, "seconds": 1.0, "test_accuracy": {}, "epsilon": {}}
     result["test_accuracy"], result["epsilon"] = {"mean_last_10_percent": 0.5}, {"server": {"epsilon": 1.0}}
     folder.path.mkdir(exist_ok=True)
     folder.result.write_text(json.dumps(result))
@@ -82,6 +82,17 @@ def test_every_run_is_run_once(bench: Bench) -> None:
     assert sorted(bench.begun()) == [0, 1, 2, 3, 4, 5] and set(bench.states()) == {"done"}
     assert bench.run(lambda row, stop: (DONE, "")) == DONE
     assert len(bench.begun()) == 6  # none again
+
+
+def test_a_run_that_ended_before_its_last_round_is_done_with_its_reason(bench: Bench) -> None:
+    def stopped(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        finish(bench.folder(row), 1, "stopped by callback Limit: slow")
+        return FAILED, ""  # whatever its process ends with
+
+    assert bench.run(stopped, rows=ROWS[:1]) == DONE
+    assert bench.said == ["0: done after 1 of 3 rounds: stopped by callback Limit: slow  seed=0"]
+    status = SweepStatus(tuple(ROWS[:1]), tuple(states([bench.folder(ROWS[0])])))
+    assert "epsilon 1.000 after 1 of 3 rounds: stopped by callback Limit: slow" in str(status)
 
 
 def test_no_more_at_a_time_than_jobs(bench: Bench) -> None:
@@ -186,6 +197,8 @@ def test_a_run_that_is_killed_is_tried_again_but_not_for_ever(bench: Bench) -> N
     assert bench.begun().count(0) == TRIES == bench.begun().count(1)
     assert bench.states() == ["failed", "done", "done", "done", "done", "done"]
     assert "killed by SIGKILL" in status_of(bench.folder(ROWS[0])).reason
+    again = [text for text in bench.said if "tried again" in text]
+    assert again == [f"{i}: killed by SIGKILL; it is tried again  seed={i}" for i in (0, 1, 0, 1)]
 
 
 @pytest.fixture

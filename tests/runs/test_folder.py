@@ -9,17 +9,19 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_plugin.errors import BusyError, ConfigError
+from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import folder as folder_module
+from dpfl_plugin.runs import ledgers
 from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
-from dpfl_plugin.runs.ledgers import locked_shared, open_shared
+from dpfl_plugin.runs.ledgers import Wait, locked_shared, open_shared
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +116,20 @@ def test_a_folder_is_locked_for_others(tmp_path: Path) -> None:
         pass
     with second.locked():
         pass
+
+
+def test_a_wait_for_a_ledger_is_said_once_it_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, said, asked = tmp_path / "all.jsonl", [], []  # type: tuple[Path, list[str], list[float]]
+    clock = SimpleNamespace(monotonic=lambda: len(asked), sleep=lambda seconds: None)  # a second for each look
+    monkeypatch.setattr(ledgers, "time", clock)
+
+    def stop() -> bool:
+        asked.append(0.0)
+        return len(asked) == 70
+
+    with locked_shared(path), pytest.raises(LedgerBusyError), locked_shared(path, Wait(math.inf, said.append, stop)):
+        pass
+    assert [text.rpartition("; ")[2] for text in said] == ["5 s so far.", "65 s so far."]
 
 
 def test_a_ledger_is_begun_where_a_link_leads(tmp_path: Path) -> None:
