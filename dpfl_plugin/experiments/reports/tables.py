@@ -326,6 +326,8 @@ def summary_csv(
     rows = []
     for group in groups:
         row: dict[str, Any] = {"configuration": group.label, "runs": len(group.runs), "complete": len(group.complete)}
+        made = [run.rounds for run in group.complete]
+        row |= {"rounds_min": min(made, default=None), "rounds_max": max(made, default=None)}
         for metric in metrics:
             value = group.summary(metric)
             row |= {f"{metric}_mean": value.mean, f"{metric}_ci95": value.half_width, f"{metric}_std": value.std}
@@ -337,7 +339,7 @@ def summary_csv(
         row["epsilon_asked"] = group.asked
         row |= {f"epsilon_{view}": group.epsilon(view) for view in ("server", "third_party")}
         row |= {what: group.meaning(what) for what in MEANINGS}
-        rows.append({**row, **group.keys})
+        rows.append(row | _settings(group.keys))
     return csv_text(rows)
 
 
@@ -353,5 +355,10 @@ def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
             row[f"epsilon_{what}"] = getattr(spent, what) if spent else None
         row["epsilon_total_server"] = spent.adaptive["epsilon"] if spent and spent.adaptive else None
         row |= {what: getattr(spent, what) if spent else None for what in MEANINGS}
-        rows.append({**row, "folder": str(run.folder), **run.config})
+        rows.append({**row, "folder": str(run.folder), **_settings(run.config)})
     return csv_text(rows)
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's columns, in which `rounds` are those that were planned, not made."""
+    return {"planned_rounds" if key == "rounds" else key: value for key, value in config.items()}

@@ -218,6 +218,7 @@ def test_summary_csv_has_the_numbers_in_full(tmp_path: Path) -> None:
     assert float(row["test_accuracy_std"]) == pytest.approx(math.sqrt(0.02), abs=1e-15)
     assert float(row["test_accuracy_ci95"]) == pytest.approx(12.7062 * 0.1, rel=1e-5)
     assert float(row["epsilon_server"]) == 2.5
+    assert (row["rounds_min"], row["rounds_max"]) == ("1", "1")
     assert row["algorithm.name"] == "scaffold"
     assert rows[NASTY]["epsilon_server"] == "inf" and rows[NASTY]["test_accuracy_std"] == ""
 
@@ -227,4 +228,5 @@ def test_runs_csv_has_every_run(tmp_path: Path) -> None:
     rows = {row["id"]: row for row in csv.DictReader(io.StringIO(runs_csv(runs, METRICS)))}
     assert {row: rows[row]["status"] for row in rows} == {"a": "done", "b": "done", "c": "failed", "d": "done"}
     assert rows["c"]["reason"] == "the loss is nan" and rows["c"]["seed"] == "2"
+    assert {(row["rounds"], row["planned_rounds"]) for row in rows.values()} == {("1", "10"), ("10", "10")}
     assert rows["b"]["epsilon_third_party"] == "2.5" and rows["d"]["delta"] == "1e-05"
