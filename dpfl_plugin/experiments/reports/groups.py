@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.experiments.reports.runs import STATUSES, VARIANT, Run
 
@@ -166,10 +167,18 @@ class Group:
 
     @property
     def rounds(self) -> str:
-        done = [run.rounds for run in self.complete]
-        if not done:
-            return "-"
-        return str(min(done)) if min(done) == max(done) else f"{min(done)}-{max(done)}"
+        """That its complete runs made; where a callback stopped some of them, of how many: "14-19 of 40"."""
+        return rounds_text(self.complete)
+
+    @property
+    def stopped(self) -> list[Run]:
+        return [run for run in self.complete if run.stopped]
+
+    @property
+    def stops(self) -> str:
+        """How many of its complete runs were stopped by a callback, and when; "" for none."""
+        count = f"{len(self.stopped)} of {counted(len(self.complete), 'run')}"
+        return f"{count} stopped by a callback after {rounds_text(self.stopped)} rounds" if self.stopped else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +203,18 @@ class Difference:
 
     def __str__(self) -> str:
         return self.summary.text("+")
+
+
+def rounds_text(runs: Sequence[Run]) -> str:
+    """The rounds that they made, and were to make if a callback stopped some of them."""
+    planned = [run.config["rounds"] for run in runs if run.stopped and run.config.get("rounds")]
+    made = _span([run.rounds for run in runs])
+    return f"{made} of {_span(planned)}" if planned else made
+
+
+def _span(counts: Sequence[int]) -> str:
+    ends = sorted({min(counts), max(counts)}) if counts else ["-"]
+    return "-".join(map(str, ends))
 
 
 def epsilon_text(value: float | None) -> str:

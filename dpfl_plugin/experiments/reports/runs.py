@@ -18,10 +18,12 @@ from dpfl_plugin.config.load import NOT_IN_ID, flat
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.experiments import manifest
+from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.runs.folder import RESULT_SCHEMA, RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
+STOPS: Final = (Cause.CALLBACK, Cause.CALLBACK_OF_RELEASED)
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
 POINTS: Final = 100  # of a curve that are kept
 MOST_LABELS: Final = 5  # of missing runs
@@ -77,7 +79,7 @@ class Run:
         config: the resolved configuration, `{"algorithm.name": "scaffold", ...}`, without what changes no result; with
             the label of its variant as `VARIANT`, in a file of several.
         status: as in result.json; running or unfinished where there is none that is up to date.
-        rounds: that are known to be done.
+        rounds: that are known to be done. stopped: whether a callback ended it after fewer than were planned.
         numbers: of each metric the mean over the last 10 % of rounds; None where it is not finite.
         curve: columns over evaluations, ``AXES`` and metrics, NaN where there is no finite value; thinned to `POINTS`.
         measures: {name: {"model": ..., "baseline": ...}} of the final model on all test records, or of silos' own where
@@ -110,6 +112,7 @@ class Run:
     test_part: str = ""
     ledger: str = ""
     compared_with: tuple[str, ...] = ()
+    stopped: bool = False
 
     @property
     def own_measures(self) -> list[str]:
@@ -219,6 +222,7 @@ def _read(path: Path) -> Run:
         _check(result, lines)
     done, facts = lines[-1]["round"] if lines else 0, _ledger_facts(folder)
     settings = flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID)
+    rounds = max(done, int(result["rounds"]) if result else 0)
     return Run(
         folder=path,
         name=str(config.get("name", "run")),
@@ -227,7 +231,7 @@ def _read(path: Path) -> Run:
         config=settings,
         status=status,
         reason=reason,
-        rounds=max(done, int(result["rounds"]) if result else 0),
+        rounds=rounds,
         numbers={metric: _tail_mean(lines, metric) for metric in _metric_names(lines)},
         curve=_curve(lines, alone="tuning" not in result),
         guarantee=guarantee,
@@ -238,6 +242,7 @@ def _read(path: Path) -> Run:
         code=result.get("code") or {},
         test_part=_test_part(facts, settings),
         ledger=str(folder.tuning() or _shared_ledger(facts)),
+        stopped=result.get("cause") in STOPS and rounds < float(settings.get("rounds") or math.inf),
     )
 
 

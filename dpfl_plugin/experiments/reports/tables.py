@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, higher_is_better
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports.groups import (
     Difference,
@@ -17,6 +18,7 @@ from dpfl_plugin.experiments.reports.groups import (
     differing,
     epsilon_text,
     key_text,
+    rounds_text,
     value_text,
 )
 from dpfl_plugin.experiments.reports.runs import VARIANT, Run
@@ -91,7 +93,7 @@ def summary(
             cells.append("-" if group.asked is None else f"{group.asked:g}")
         cells += [epsilon_text(group.epsilon(view)) for view in ("server", "third_party")]
         rows.append((*cells, *(group.meaning(what) for what in varied)))
-    note = explanation(over, metrics, same) + no_better(groups)
+    note = explanation(over, metrics, same) + stops(groups) + no_better(groups)
     if references:
         note += f" Differences to {baseline} are of runs with equal seeds: their mean ± its 95 % CI."
     note += _of_pairs(differences)
@@ -134,7 +136,7 @@ def comparisons(groups: Sequence[Group], metric: str) -> Table:
             rows.append((group.label, other.label, str(difference), str(difference.summary.n), difference.verdict))
     note = (
         "Differences of runs with equal seeds: their mean ± half the width of its 95 % confidence interval (Student's "
-        f"t). Each verdict is of one pair, not corrected for their number.{_of_pairs(differences)}"
+        f"t). Each verdict is of one pair, not corrected for their number.{_of_pairs(differences)}{stops(groups)}"
     )
     columns = ("configuration", "compared with", f"difference in {title(metric)}", "equal seeds", "at 95 %")
     return Table(columns, (False, False, True, True, False), tuple(rows), f"Differences in {title(metric)}.", note)
@@ -179,13 +181,8 @@ def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: M
         )
         for row in rows
     ]
-    same, _ = meanings(groups)
-    return Table(
-        (short(keys[0]), *heads),
-        (False, *[True] * len(columns)),
-        tuple(body),
-        f"{title(metric)}: {caption(groups, same)}",
-    )
+    text = f"{title(metric)}: {caption(groups, meanings(groups)[0])}"
+    return Table((short(keys[0]), *heads), (False, *[True] * len(columns)), tuple(body), text, f"{text}{stops(groups)}")
 
 
 def short(key: str) -> str:
@@ -197,6 +194,19 @@ def short(key: str) -> str:
 def _order(value: Any) -> tuple[bool, float, str]:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return not number, float(value) if number else 0.0, value_text(value)
+
+
+def stops(groups: Sequence[Group]) -> str:
+    """Which groups have runs that a callback stopped, whose means are of fewer rounds than planned."""
+    by_reason: dict[str, list[str]] = {}
+    for group in groups:
+        for reason in dict.fromkeys(run.reason for run in group.stopped):
+            runs = [run for run in group.stopped if run.reason == reason]
+            count = f"{len(runs)} of {counted(len(group.complete), 'run')} after {rounds_text(runs)} rounds"
+            who, _, why = reason.partition(": ")
+            text = f"{who[:1].upper()}{who[1:]}" + (f" ({why})" if why else "")
+            by_reason.setdefault(text, []).append(f"{group.label}, {count}")
+    return "".join(f" {reason}: {'; '.join(rows)}." for reason, rows in by_reason.items())
 
 
 def no_better(groups: Sequence[Group]) -> str:
@@ -327,6 +337,7 @@ def summary_csv(
     for group in groups:
         row: dict[str, Any] = {"configuration": group.label, "runs": len(group.runs), "complete": len(group.complete)}
         made = [run.rounds for run in group.complete]
+        row["stopped"] = len(group.stopped)
         row |= {"rounds_min": min(made, default=None), "rounds_max": max(made, default=None)}
         for metric in metrics:
             value = group.summary(metric)

@@ -16,7 +16,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments import manifest
 from dpfl_plugin.experiments.reports.report import Report, report
 from tests.cli.sweeping import write
-from tests.experiments.reports.folders import made
+from tests.experiments.reports.folders import change, made
 
 VARIANTS = {"A": {}, "B": {"algorithm": {"local_lr": 0.2}}}
 
@@ -68,9 +68,27 @@ def without_result(folders: list[Path]) -> None:
     (folders[3] / "result.json").unlink()
 
 
+def stopped(folders: list[Path]) -> None:
+    """The first of B by a callback, the second by its budget, and the first of A by early stopping."""
+    reason = "stopped by callback Limit: more than 1 minute; all planned rounds are charged"
+    for folder, cause in zip(folders[:3], ("early_stopping", "rounds", "callback"), strict=True):
+        change(folder / "result.json", cause=cause, reason=reason)
+    change(folders[3] / "result.json", cause="budget", status="budget_exhausted")
+
+
+STOPPED = [
+    "Best: B (test accuracy 0.3 ± 1.3, epsilon 2.001, 1 of 2 runs stopped by a callback after 1 of 10 rounds). Its",
+    "Stopped by callback Limit (more than 1 minute; all planned rounds are charged): B, 1 of 2 runs after 1 of 10",
+    "| B | 2 | 1 of 10 |",
+    "| A | 2 | 1 |",
+]
+
+
 @pytest.mark.parametrize(
     ("fault", "options", "said"),
     [
+        (stopped, {}, STOPPED),
+        (stopped, {"baseline": "A"}, STOPPED),
         (nothing, {}, ["Best: B (test accuracy 0.3", "significant at 95 %"]),
         (other_metric, {}, ["no metric in common: A: test_accuracy; B: test_rmse. Choose rows by where, or a metric"]),
         (other_metric, {"metrics": ["train_loss"]}, ["train loss"]),
