@@ -23,6 +23,7 @@ from dpfl_plugin.experiments.reports.plots import MOST_BANDS, left_out, plot, pl
 from dpfl_plugin.experiments.reports.runs import AXES, Problem, Run, scan
 from dpfl_plugin.experiments.reports.section import Section, by_data, section_of
 from dpfl_plugin.experiments.reports.tables import Table
+from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.terminal import printed, show_table
 
@@ -220,7 +221,7 @@ def _tables(section: Section) -> dict[str, str]:
     for name, more in (("comparisons", section.comparisons), ("pivot", section.pivot)):
         if more is not None and more.rows:
             files |= {f"{name}.md": tables.to_markdown(more), f"{name}.tex": tables.to_latex(more)}
-            files[f"{name}.csv"] = tables.to_csv(more)
+            files[f"{name}.csv"] = csv_text(more.data)
     return files | ({"measures.md": tables.to_markdown(measured)} if measured.rows else {})
 
 

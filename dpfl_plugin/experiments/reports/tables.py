@@ -46,7 +46,7 @@ class Table:
 
     Attributes:
         numeric: columns that are aligned to the right.
-        caption: one line for a paper. note: what the numbers mean.
+        caption: one line for a paper. note: what the numbers mean. data: rows with all digits, for CSV.
     """
 
     columns: tuple[str, ...]
@@ -54,6 +54,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     caption: str
     note: str = ""
+    data: tuple[dict[str, Any], ...] = ()
 
 
 def title(metric: str) -> str:
@@ -122,24 +123,27 @@ def _of_pairs(differences: Mapping[str, Difference]) -> str:
 
 def comparisons(groups: Sequence[Group], metric: str) -> Table:
     """A row for each pair of variants that a file compares, where all else that tells rows apart is equal."""
-    rows = []
+    rows, data = [], []
     differences = {}
     places = {_place(group): group for group in groups if VARIANT in group.distinguishing}
     for (_, *others), group in places.items():
         for rival in group.runs[0].compared_with:
             other = places.get((rival, *others))
+            data.append({"configuration": group.label, "compared_with": other.label if other else rival})
             if other is None:
                 rows.append((group.label, f"{rival}: no such row here", "-", "-", "-"))
                 continue
             difference = group.difference(other, metric)
             differences[f"{group.label} and {other.label}"] = difference
             rows.append((group.label, other.label, str(difference), str(difference.summary.n), difference.verdict))
+            data[-1] |= {"metric": metric, **_numbers(difference), "verdict": difference.verdict}
     note = (
         "Differences of runs with equal seeds: their mean ± half the width of its 95 % confidence interval (Student's "
         f"t). Each verdict is of one pair, not corrected for their number.{_of_pairs(differences)}{stops(groups)}"
     )
     columns = ("configuration", "compared with", f"difference in {title(metric)}", "equal seeds", "at 95 %")
-    return Table(columns, (False, False, True, True, False), tuple(rows), f"Differences in {title(metric)}.", note)
+    text = f"Differences in {title(metric)}."
+    return Table(columns, (False, False, True, True, False), tuple(rows), text, note, tuple(data))
 
 
 def _place(group: Group) -> tuple[str, ...]:
@@ -182,7 +186,14 @@ def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: M
         for row in rows
     ]
     text = f"{title(metric)}: {caption(groups, meanings(groups)[0])}"
-    return Table((short(keys[0]), *heads), (False, *[True] * len(columns)), tuple(body), text, f"{text}{stops(groups)}")
+    data = []
+    for (group,) in cells.values():
+        settings = _settings({key: group.keys.get(key) for key in keys})
+        value = group.summary(metric)
+        numbers = {"mean": value.mean, "ci95": value.half_width, "std": value.std, "n": value.n}
+        data.append({**settings, "configuration": group.label, "metric": metric, **numbers})
+    numeric = (False, *[True] * len(columns))
+    return Table((short(keys[0]), *heads), numeric, tuple(body), text, f"{text}{stops(groups)}", tuple(data))
 
 
 def short(key: str) -> str:
@@ -290,11 +301,6 @@ def to_markdown(table: Table) -> str:
     return "\n".join([*lines, "", table.note or table.caption, ""])
 
 
-def to_csv(table: Table) -> str:
-    """Cells as they are printed."""
-    return csv_text([dict(zip(table.columns, row, strict=True)) for row in table.rows])
-
-
 def tex(text: str) -> str:
     """Text as LaTeX, in which no character of it means anything else; the privacy parameters are symbols."""
     text = re.sub(r"^-(?=\d)", r"$-$", text.translate(_TEX))
@@ -344,14 +350,22 @@ def summary_csv(
             row |= {f"{metric}_mean": value.mean, f"{metric}_ci95": value.half_width, f"{metric}_std": value.std}
             row[f"{metric}_not_finite"] = value.not_finite
         if group.label in references:
-            pairs = group.difference(references[group.label], metrics[0])
-            row |= {"difference": pairs.summary.mean, "difference_ci95": pairs.summary.half_width}
-            row |= {"difference_pairs": pairs.summary.n, "difference_other_test_records": pairs.other_tests}
+            row |= _numbers(group.difference(references[group.label], metrics[0]))
         row["epsilon_asked"] = group.asked
         row |= {f"epsilon_{view}": group.epsilon(view) for view in ("server", "third_party")}
         row |= {what: group.meaning(what) for what in MEANINGS}
         rows.append(row | _settings(group.keys))
     return csv_text(rows)
+
+
+def _numbers(difference: Difference) -> dict[str, Any]:
+    """A difference's columns."""
+    return {
+        "difference": difference.summary.mean,
+        "difference_ci95": difference.summary.half_width,
+        "difference_pairs": difference.summary.n,
+        "difference_other_test_records": difference.other_tests,
+    }
 
 
 def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ from dpfl_plugin.experiments.reports.tables import (
     to_latex,
     to_markdown,
 )
+from dpfl_plugin.runs.csv_cells import csv_text
 from tests.experiments.reports.folders import change, made
 
 NASTY = r"a&b%c$d#e_f{g}h~i^j\k<l>m|n"
@@ -101,6 +102,10 @@ def test_variants_that_a_file_compares(tmp_path: Path) -> None:
         ("a, epsilon=4", "b, epsilon=4", "+0.2 ± 0", "3", "significant"),
         ("a, epsilon=4", "c: no such row here", "-", "-", "-"),
     )
+    first, absent, *_ = csv.DictReader(io.StringIO(csv_text(table.data)))
+    assert (first["compared_with"], float(first["difference"])) == ("b, epsilon=1", pytest.approx(0.05, abs=1e-15))
+    assert (first["difference_pairs"], first["difference_other_test_records"]) == ("3", "0")
+    assert (absent["compared_with"], absent["difference"]) == ("c", "")
     assert comparisons(grouped(runs), METRICS[0]).rows == ()
 
 
@@ -114,6 +119,10 @@ def test_a_pivot_of_two_keys(tmp_path: Path) -> None:
     table = pivot(found, "test_accuracy", keys, {"a": "ours"})
     assert table.columns == ("algorithm", "noise_multiplier=4", "noise_multiplier=8", "noise_multiplier=16")
     assert table.rows == (("ours", "0.2", "0.4", "0.8"), ("b", "0.2", "0.4", "-"))
+    cells = list(csv.DictReader(io.StringIO(csv_text(table.data))))
+    assert [(*(cell[key] for key in keys), cell["mean"], cell["n"]) for cell in cells] == [
+        (name, f"{noise}", f"{noise / 20}", "1") for name in "ab" for noise in (16.0, 4.0, 8.0)[name == "b" :]
+    ]
     with pytest.raises(ConfigError, match=r"pivot algorithm.local_lr: it is the same in all.*algorithm\.name"):
         pivot(found, "test_accuracy", ("algorithm.name", "algorithm.local_lr"), {})
     made(tmp_path / "c", accuracies=[0.1], changes={"algorithm.name": "a", "algorithm.local_lr": 2.0})
