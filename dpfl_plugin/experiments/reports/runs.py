@@ -24,7 +24,8 @@ from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STOPS: Final = (Cause.CALLBACK, Cause.CALLBACK_OF_RELEASED)
-STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
+LEFT_BEHIND: Final = "left behind by its tuning"
+STATUSES: Final = (*COMPLETE, LEFT_BEHIND, "interrupted", "failed", "running", "unfinished")
 POINTS: Final = 100  # of a curve that are kept
 MOST_LABELS: Final = 5  # of missing runs
 VARIANT: Final = "variant"
@@ -78,7 +79,8 @@ class Run:
     Attributes:
         config: the resolved configuration, `{"algorithm.name": "scaffold", ...}`, without what changes no result; with
             the label of its variant as `VARIANT`, in a file of several.
-        status: as in result.json; running or unfinished where there is none that is up to date.
+        status: as in result.json; running or unfinished where there is none that is up to date; `LEFT_BEHIND` of a
+            candidate that its tuning, which has ended, did not choose.
         rounds: that are known to be done. stopped: whether a callback ended it after fewer than were planned.
         numbers: of each metric the mean over the last 10 % of rounds; None where it is not finite.
         curve: columns over evaluations, ``AXES`` and metrics, NaN where there is no finite value; thinned to `POINTS`.
@@ -369,7 +371,10 @@ def _ended(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]
     if result and result["status"] in COMPLETE:
         return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
     if result and _last_check(folder) == _head(folder):  # nothing was released since
-        return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
+        tuning = folder.tuning()
+        is_left_behind = result["status"] == "interrupted" and tuning and (tuning / folder.result.name).exists()
+        status = LEFT_BEHIND if is_left_behind else result["status"]
+        return status, str(result.get("reason", "")), _guarantee(folder, result)
     if folder.at_work():
         return "running", "", None
     before = f"; it was {result['status']} before, and resumed" if result else ""
