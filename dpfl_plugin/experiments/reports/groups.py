@@ -240,7 +240,7 @@ def select(runs: Sequence[Run], where: Mapping[str, Any]) -> list[Run]:
         ConfigError: no run has such a key.
     """
     wanted = dict(zip(whole_keys(runs, where, "where"), where.values(), strict=True))
-    return [run for run in runs if all(_values(run).get(key) == value for key, value in wanted.items())]
+    return [run for run in runs if all(values_of(run).get(key) == value for key, value in wanted.items())]
 
 
 def whole_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> list[str]:
@@ -249,7 +249,7 @@ def whole_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> list[
     Raises:
         ConfigError: no run has such a key, or the end is that of several.
     """
-    known = sorted({key for run in runs for key in _values(run)})
+    known = sorted({key for run in runs for key in values_of(run)})
     whole = []
     for key in keys:
         meant = [key] if key in known else [name for name in known if name == f"{key}.name" or name.endswith(f".{key}")]
@@ -261,7 +261,8 @@ def whole_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> list[
     return whole
 
 
-def _values(run: Run) -> dict[str, Any]:
+def values_of(run: Run) -> dict[str, Any]:
+    """By all keys that a user may name."""
     return {**run.config, "seed": run.seed, "name": run.name}
 
 
@@ -275,7 +276,7 @@ def grouped(
     """
     by_values: dict[str, list[Run]] = {}
     for run in runs:
-        values = _without_variant(run.config) if by is None else {key: _values(run).get(key) for key in by}
+        values = _without_variant(run.config) if by is None else {key: values_of(run).get(key) for key in by}
         by_values.setdefault(_canonical(values), []).append(run)
     configs = [members[0].config if by is None else _pick(members[0], by) for members in by_values.values()]
     keys = differing(configs)
@@ -309,7 +310,7 @@ def _seed(run: Run) -> int:
 
 
 def _pick(run: Run, by: Sequence[str]) -> dict[str, Any]:
-    return {key: value for key, value in _values(run).items() if key in by}
+    return {key: value for key, value in values_of(run).items() if key in by}
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:

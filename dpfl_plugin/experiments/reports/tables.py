@@ -20,6 +20,7 @@ from dpfl_plugin.experiments.reports.groups import (
     key_text,
     rounds_text,
     value_text,
+    values_of,
 )
 from dpfl_plugin.experiments.reports.runs import VARIANT, Run
 from dpfl_plugin.runs.csv_cells import csv_text
@@ -161,7 +162,10 @@ def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: M
     for key in keys:
         if key not in varying:
             known = ", ".join(varying) or "none"
-            raise ConfigError(f"pivot {key}: it is the same in all of these runs. Keys that vary: {known}.")
+            averaged = key in differing([values_of(run) for group in groups for run in group.runs])
+            over = "seeds" if key == "seed" else f"all values of {key}"
+            why = f"rows are means over {over}" if averaged else "it is the same in all of these runs"
+            raise ConfigError(f"pivot {key}: {why}. Keys that vary: {known}.")
     cells: dict[tuple[str, str], list[Group]] = {}
     places: list[dict[str, Any]] = [{}, {}]
     for group in groups:

@@ -95,6 +95,12 @@ STOPPED = [
         (nothing, {"pivot": ("variant", "epsilon")}, ["pivot epsilon: no run has this key"]),
         (nothing, {"pivot": ("variant", "rounds")}, ["pivot rounds: it is the same in all", "that vary: variant, "]),
         (nothing, {"pivot": ("name", "rounds")}, ["pivot name: it is the same in all"]),
+        (nothing, {"pivot": ("seed", "variant")}, ["pivot seed: rows are means over seeds. Keys that vary: variant, "]),
+        (
+            nothing,
+            {"pivot": ("variant", "seed"), "group_by": ["seed"]},
+            ["pivot variant: rows are means over all values of variant. Keys that vary: seed."],
+        ),
         (deleted, {}, ["1 of 4 runs have not begun, or were deleted: B seed=1", "seeds", "A and B (seed 1)"]),
         (without_result, {}, ["1 of 2 (1 unfinished)", "or its result.json was deleted"]),
         (other_seed, {}, ["left out: A and B (seeds 1, 7)"]),
