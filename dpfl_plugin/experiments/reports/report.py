@@ -178,7 +178,7 @@ def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run],
         runs = select(runs, where)
     if not runs:
         reasons = "".join(f"\n  {problem.folder}: {problem.reason}" for problem in problems[:10])
-        asked = "is as where says" if where else ""
+        asked = "is as --where says" if where else ""
         raise ConfigError(f"{', '.join(map(str, folders))}: no run {asked}{reasons}")
     return list(runs), list(problems)
 
@@ -239,7 +239,7 @@ def _plots(section: Section, folder: Path, prefix: str, against: Sequence[str]) 
             if drawn and len(section.groups) > MOST_BANDS:
                 missing.append(
                     f"no bands in {prefix}{metric}-{axis}: {len(section.groups)} configurations would overlap. "
-                    f"Use where to choose {MOST_BANDS} or fewer."
+                    f"--where chooses {MOST_BANDS} or fewer."
                 )
             if not drawn:
                 missing.append(f"not drawn, no run has values for it: {metric} against {axis}")

@@ -150,7 +150,7 @@ def _in_common(groups: Sequence[Group]) -> list[str]:
     common = [metric for metric in next(iter(own.values()), ()) if all(metric in metrics for metrics in own.values())]
     if own and not common:
         each = "; ".join(f"{label}: {', '.join(metrics)}" for label, metrics in own.items())
-        raise ConfigError(f"these rows have no metric in common: {each}. Choose rows by where, or a metric.")
+        raise ConfigError(f"these rows have no metric in common: {each}. Choose rows by --where, or a --metric.")
     return common
 
 

@@ -178,7 +178,7 @@ def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: M
             others = ", ".join(differing([group.keys for group in several]))
             raise ConfigError(
                 f"pivot: {len(several)} configurations have {keys[0]}={row} and {keys[1]}={column}. They differ in "
-                f"{others}: choose by where, or average over it by group_by={keys[0]},{keys[1]}."
+                f"{others}: choose by --where, or average over it by --group-by {keys[0]},{keys[1]}."
             )
     rows, columns = ([text for text, _ in sorted(place.items(), key=lambda item: _order(item[1]))] for place in places)
     heads = [labels.get(text) or (f"{short(keys[1])}={text}" if text != "-" else text) for text in columns]

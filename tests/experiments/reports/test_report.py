@@ -14,6 +14,7 @@ import pytest
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments import manifest
+from dpfl_plugin.experiments.reports import report as reports
 from dpfl_plugin.experiments.reports.report import Report, report
 from tests.cli.sweeping import write
 from tests.experiments.reports.folders import change, made
@@ -90,7 +91,11 @@ STOPPED = [
         (stopped, {}, STOPPED),
         (stopped, {"baseline": "A"}, STOPPED),
         (nothing, {}, ["Best: B (test accuracy 0.3", "significant at 95 %"]),
-        (other_metric, {}, ["no metric in common: A: test_accuracy; B: test_rmse. Choose rows by where, or a metric"]),
+        (
+            other_metric,
+            {},
+            ["no metric in common: A: test_accuracy; B: test_rmse. Choose rows by --where, or a --m"],
+        ),
         (other_metric, {"metrics": ["train_loss"]}, ["train loss"]),
         (nothing, {"pivot": ("variant", "epsilon")}, ["pivot epsilon: no run has this key"]),
         (nothing, {"pivot": ("variant", "rounds")}, ["pivot rounds: it is the same in all", "that vary: variant, "]),
@@ -127,7 +132,7 @@ def everything(result: Report) -> str:
     return "\n".join([str(result), *texts])
 
 
-def test_the_result_is_that_at_each_epsilon_where_they_are_few(tmp_path: Path) -> None:
+def test_the_result_is_that_at_each_epsilon_where_they_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, epsilon, seed in itertools.product("ab", (1.0, 4.0), range(2)):
         changes = {"algorithm.name": name, "privacy.epsilon": epsilon, "privacy.noise_multiplier": None}
         accuracies: list[float | None] = [0.5 + 0.1 * epsilon * (name == "a") - 0.2 * (name == "a")]
@@ -138,6 +143,10 @@ def test_the_result_is_that_at_each_epsilon_where_they_are_few(tmp_path: Path) -
     made(tmp_path / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.9], epsilon=None)
     text = str(report(tmp_path, tmp_path / "out", html=False))
     assert "Best: scaffold (test accuracy 0.9, 1 run). Best with a guarantee: a, " in text
+    made(tmp_path / "other", changes={"algorithm.local_lr": 2.0})
+    monkeypatch.setattr(reports, "plot", lambda path, *_: [path])
+    text = str(report(tmp_path, tmp_path / "out", html=False))
+    assert "no bands in test_accuracy-rounds: 6 configurations would overlap. --where chooses 5 or fewer." in text
 
 
 def test_a_baseline_is_a_row_or_a_line_against_epsilon(tmp_path: Path) -> None:

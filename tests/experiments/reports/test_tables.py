@@ -127,7 +127,9 @@ def test_a_pivot_of_two_keys(tmp_path: Path) -> None:
         pivot(found, "test_accuracy", ("algorithm.name", "algorithm.local_lr"), {})
     made(tmp_path / "c", accuracies=[0.1], changes={"algorithm.name": "a", "algorithm.local_lr": 2.0})
     more = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
-    with pytest.raises(ConfigError, match=r"2 configurations have .*They differ in algorithm\.local_lr"):
+    with pytest.raises(
+        ConfigError, match=r"2 configurations have .*They differ in algorithm\.local_lr: choose by --where"
+    ):
         pivot(more, "test_accuracy", keys, {})
 
 
