@@ -106,11 +106,15 @@ class Group:
     def state(self) -> str:
         """How many runs are averaged, and what became of the others: "5", "3 of 5 (1 failed, 1 running)"."""
         others = Counter(run.status for run in self.runs if not run.complete)
+        others["missing"] = self.count - len(self.runs)
+        words = ", ".join(f"{others[status]} {status}" for status in (*STATUSES, "missing") if others[status])
         done = len(self.complete)
-        if not others:
-            return str(done)
-        words = ", ".join(f"{others[status]} {status}" for status in STATUSES if others[status])
-        return f"{done} of {len(self.runs)} ({words})"
+        return f"{done} of {self.count} ({words})" if words else str(done)
+
+    @property
+    def count(self) -> int:
+        """Of its runs, with those of their sweeps that have no folder."""
+        return len(self.runs) + len(frozenset().union(*(run.missing for run in self.runs)))
 
     def summary(self, metric: str) -> Summary:
         """Of a metric of evaluations, or of a measure of the final models."""

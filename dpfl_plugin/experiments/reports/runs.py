@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID, flat
+from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.experiments import manifest
@@ -93,6 +94,7 @@ class Run:
         test_part: runs of one seed that have it in common have the same test records.
         ledger: the one that it shares, or the tuning that it is a candidate of, if it does.
         compared_with: labels of variants that its file compares it with.
+        missing: ids of runs that differ from it in their seed only, and that its sweep has no folder of.
     """
 
     folder: Path
@@ -115,6 +117,7 @@ class Run:
     ledger: str = ""
     compared_with: tuple[str, ...] = ()
     stopped: bool = False
+    missing: frozenset[str] = frozenset()
 
     @property
     def own_measures(self) -> list[str]:
@@ -167,8 +170,8 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
     return _with_other_code(_variants(list(by_id.values()))), problems
 
 
-def _missing(out: Path, known: Mapping[str, Run]) -> list[Problem]:
-    """The sweeps in a folder of which a run has no folder of its own."""
+def _missing(out: Path, known: dict[str, Run]) -> list[Problem]:
+    """The sweeps in a folder of which a run has no folder of its own; a known run of the same row counts it."""
     problems = []
     for folder in sorted(path.parent for path in out.glob("sweeps/*/manifest.jsonl")):
         try:
@@ -176,12 +179,20 @@ def _missing(out: Path, known: Mapping[str, Run]) -> list[Problem]:
         except DataError as error:
             problems.append(Problem(folder, str(error)))
             continue
-        missing = [row.label for row in sweep.rows if row.id not in known and not sweep.folder_of(row).path.exists()]
+        missing = [row for row in sweep.rows if row.id not in known and not sweep.folder_of(row).path.exists()]
+        same_row = {_but_seed(row): row.id for row in sweep.rows if row.id in known}
+        for row in missing:
+            if (run := known.get(same_row.get(_but_seed(row), ""))) is not None:
+                known[run.id] = replace(run, missing=run.missing | {row.id})
         if missing:
-            labels = "; ".join(missing[:MOST_LABELS]) + "; ..." * (len(missing) > MOST_LABELS)
+            labels = "; ".join(row.label for row in missing[:MOST_LABELS]) + "; ..." * (len(missing) > MOST_LABELS)
             count = f"{len(missing)} of {len(sweep.rows)} runs have not begun, or were deleted"
             problems.append(Problem(folder, f"{count}: {labels}. The same dpfl sweep runs them"))
     return problems
+
+
+def _but_seed(row: Row) -> str:
+    return json.dumps({key: value for key, value in row.changes.items() if key != "seed"}, sort_keys=True)
 
 
 def _with_other_code(runs: list[Run]) -> list[Run]:

@@ -70,9 +70,11 @@ def _lead(rows: Sequence[Group], metric: str) -> str:
     following = rows[1].label + (f" ({rows[1].stops})" if rows[1].stops else "")
     if difference.summary.half_width is None:
         return f"{described} Too few seeds to compare it with the next, {following}."
+    count = difference.summary.n
+    seeds = f"the {count} seeds that both have" if difference.unpaired else f"{count} equal seeds"
     return (
-        f"{described} Its difference to the next, {following}, is {difference} over {difference.summary.n} equal "
-        f"seeds: {difference.verdict} at 95 %."
+        f"{described} Its difference to the next, {following}, is {difference} over {seeds}: {difference.verdict} "
+        "at 95 %."
     )
 
 

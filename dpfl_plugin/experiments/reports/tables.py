@@ -345,7 +345,7 @@ def summary_csv(
     """Numbers in full; an epsilon of inf is no guarantee."""
     rows = []
     for group in groups:
-        row: dict[str, Any] = {"configuration": group.label, "runs": len(group.runs), "complete": len(group.complete)}
+        row: dict[str, Any] = {"configuration": group.label, "runs": group.count, "complete": len(group.complete)}
         made = [run.rounds for run in group.complete]
         row["stopped"] = len(group.stopped)
         row |= {"rounds_min": min(made, default=None), "rounds_max": max(made, default=None)}

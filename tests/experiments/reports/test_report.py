@@ -107,6 +107,7 @@ STOPPED = [
             ["pivot variant: rows are means over all values of variant. Keys that vary: seed."],
         ),
         (deleted, {}, ["1 of 4 runs have not begun, or were deleted: B seed=1", "seeds", "A and B (seed 1)"]),
+        (deleted, {}, ["| B | 1 of 2 (1 missing) |", "\nA,2,2,", "\nB,2,1,"]),
         (without_result, {}, ["1 of 2 (1 unfinished)", "or its result.json was deleted"]),
         (other_seed, {}, ["left out: A and B (seeds 1, 7)"]),
         (other_seed, {"baseline": "B"}, ["left out: A (seeds 1, 7)"]),
@@ -140,6 +141,10 @@ def test_the_result_is_that_at_each_epsilon_where_they_are_few(tmp_path: Path, m
     text = str(report(tmp_path, tmp_path / "out", html=False))
     assert "Best at epsilon=4: a (test accuracy 0.7 ± 0, epsilon 2.001, 2 runs). Its difference to the next, b" in text
     assert "Best at epsilon=1: b (test accuracy 0.5 ± 0" in text
+    changes = {"algorithm.name": "a", "privacy.epsilon": 1.0, "privacy.noise_multiplier": None}
+    made(tmp_path / "more", seed=2, changes=changes, accuracies=[0.4])
+    text = str(report(tmp_path, tmp_path / "out", html=False))
+    assert "the next, a, is +0.1 ± 0 over the 2 seeds that both have: significant" in text
     made(tmp_path / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.9], epsilon=None)
     text = str(report(tmp_path, tmp_path / "out", html=False))
     assert "Best: scaffold (test accuracy 0.9, 1 run). Best with a guarantee: a, " in text
