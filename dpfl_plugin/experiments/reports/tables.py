@@ -181,7 +181,8 @@ def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: M
                 f"{others}: choose by --where, or average over it by --group-by {keys[0]},{keys[1]}."
             )
     rows, columns = ([text for text, _ in sorted(place.items(), key=lambda item: _order(item[1]))] for place in places)
-    heads = [labels.get(text) or (f"{short(keys[1])}={text}" if text != "-" else text) for text in columns]
+    prefix = "" if keys[1].rsplit(".", 1)[-1] in ("name", VARIANT) else f"{short(keys[1])}="
+    heads = [labels.get(text) or (f"{prefix}{text}" if text != "-" else text) for text in columns]
     body = [
         (
             labels.get(row, row),

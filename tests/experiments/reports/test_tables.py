@@ -119,6 +119,7 @@ def test_a_pivot_of_two_keys(tmp_path: Path) -> None:
     table = pivot(found, "test_accuracy", keys, {"a": "ours"})
     assert table.columns == ("algorithm", "noise_multiplier=4", "noise_multiplier=8", "noise_multiplier=16")
     assert table.rows == (("ours", "0.2", "0.4", "0.8"), ("b", "0.2", "0.4", "-"))
+    assert pivot(found, "test_accuracy", keys[::-1], {}).columns == ("noise_multiplier", "a", "b")
     cells = list(csv.DictReader(io.StringIO(csv_text(table.data))))
     assert [(*(cell[key] for key in keys), cell["mean"], cell["n"]) for cell in cells] == [
         (name, f"{noise}", f"{noise / 20}", "1") for name in "ab" for noise in (16.0, 4.0, 8.0)[name == "b" :]
