@@ -113,7 +113,8 @@ class SweepResult(Mapping[str, Run]):
         return pandas_for("table", "rows").DataFrame(self.rows).set_index("run")
 
     def plot(self, measure: str | None = None, against: str = "rounds") -> Figure:
-        """A measure by rounds: the mean over seeds of each configuration, with its 95 % confidence interval.
+        """A measure by rounds: the mean over seeds of each configuration, with its 95 % confidence interval where there
+        are five configurations or fewer: more bands would overlap.
 
         Args:
             measure: of evaluations (a column of `Run.history`); None: what the outcome is ranked by.

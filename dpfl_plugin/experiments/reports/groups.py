@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.experiments.reports.runs import STATUSES, VARIANT, Run
 
@@ -105,11 +106,15 @@ class Group:
     def state(self) -> str:
         """How many runs are averaged, and what became of the others: "5", "3 of 5 (1 failed, 1 running)"."""
         others = Counter(run.status for run in self.runs if not run.complete)
+        others["missing"] = self.count - len(self.runs)
+        words = ", ".join(f"{others[status]} {status}" for status in (*STATUSES, "missing") if others[status])
         done = len(self.complete)
-        if not others:
-            return str(done)
-        words = ", ".join(f"{others[status]} {status}" for status in STATUSES if others[status])
-        return f"{done} of {len(self.runs)} ({words})"
+        return f"{done} of {self.count} ({words})" if words else str(done)
+
+    @property
+    def count(self) -> int:
+        """Of its runs, with those of their sweeps that have no folder."""
+        return len(self.runs) + len(frozenset().union(*(run.missing for run in self.runs)))
 
     def summary(self, metric: str) -> Summary:
         """Of a metric of evaluations, or of a measure of the final models."""
@@ -174,10 +179,18 @@ class Group:
 
     @property
     def rounds(self) -> str:
-        done = [run.rounds for run in self.complete]
-        if not done:
-            return "-"
-        return str(min(done)) if min(done) == max(done) else f"{min(done)}-{max(done)}"
+        """That its complete runs made; where a callback stopped some of them, of how many: "14-19 of 40"."""
+        return rounds_text(self.complete)
+
+    @property
+    def stopped(self) -> list[Run]:
+        return [run for run in self.complete if run.stopped]
+
+    @property
+    def stops(self) -> str:
+        """How many of its complete runs were stopped by a callback, and when; "" for none."""
+        count = f"{len(self.stopped)} of {counted(len(self.complete), 'run')}"
+        return f"{count} stopped by a callback after {rounds_text(self.stopped)} rounds" if self.stopped else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +225,18 @@ def _mean(runs: Sequence[Run], metric: str) -> float | None:
     return statistics.fmean(numbers) if len(numbers) == len(runs) else None
 
 
+def rounds_text(runs: Sequence[Run]) -> str:
+    """The rounds that they made, and were to make if a callback stopped some of them."""
+    planned = [run.config["rounds"] for run in runs if run.stopped and run.config.get("rounds")]
+    made = _span([run.rounds for run in runs])
+    return f"{made} of {_span(planned)}" if planned else made
+
+
+def _span(counts: Sequence[int]) -> str:
+    ends = sorted({min(counts), max(counts)}) if counts else ["-"]
+    return "-".join(map(str, ends))
+
+
 def epsilon_text(value: float | None) -> str:
     """Rounded up, so that what is printed is an upper bound, too."""
     if value is None:
@@ -235,7 +260,7 @@ def select(runs: Sequence[Run], where: Mapping[str, Any]) -> list[Run]:
         ConfigError: no run has such a key.
     """
     wanted = dict(zip(whole_keys(runs, where, "where"), where.values(), strict=True))
-    return [run for run in runs if all(_values(run).get(key) == value for key, value in wanted.items())]
+    return [run for run in runs if all(values_of(run).get(key) == value for key, value in wanted.items())]
 
 
 def whole_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> list[str]:
@@ -244,7 +269,7 @@ def whole_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> list[
     Raises:
         ConfigError: no run has such a key, or the end is that of several.
     """
-    known = sorted({key for run in runs for key in _values(run)})
+    known = sorted({key for run in runs for key in values_of(run)})
     whole = []
     for key in keys:
         meant = [key] if key in known else [name for name in known if name == f"{key}.name" or name.endswith(f".{key}")]
@@ -256,7 +281,8 @@ def whole_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> list[
     return whole
 
 
-def _values(run: Run) -> dict[str, Any]:
+def values_of(run: Run) -> dict[str, Any]:
+    """By all keys that a user may name."""
     return {**run.config, "seed": run.seed, "name": run.name}
 
 
@@ -270,7 +296,7 @@ def grouped(
     """
     by_values: dict[str, list[Run]] = {}
     for run in runs:
-        values = _without_variant(run.config) if by is None else {key: _values(run).get(key) for key in by}
+        values = _without_variant(run.config) if by is None else {key: values_of(run).get(key) for key in by}
         by_values.setdefault(_canonical(values), []).append(run)
     configs = [members[0].config if by is None else _pick(members[0], by) for members in by_values.values()]
     keys = differing(configs)
@@ -304,7 +330,7 @@ def _seed(run: Run) -> int:
 
 
 def _pick(run: Run, by: Sequence[str]) -> dict[str, Any]:
-    return {key: value for key, value in _values(run).items() if key in by}
+    return {key: value for key, value in values_of(run).items() if key in by}
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -36,7 +36,8 @@ def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Pa
 
 
 def curves(groups: Sequence[Group], metric: str, axis: str) -> Figure | None:
-    """Mean and 95 % confidence interval of each group's complete runs, the others dotted; None if nothing is there."""
+    """Mean of each group's complete runs, with its 95 % confidence interval for up to `MOST_BANDS` groups; other runs
+    are dotted. None if nothing is there."""
     drawn = [(group, curve) for group in groups if (curve := band(group.complete, metric, axis)) is not None]
     partial = [(group, run) for group in groups for run in group.runs if not run.complete and _has(run, metric, axis)]
     if not drawn and not partial:

@@ -1,4 +1,4 @@
-"""What rows of epsilons leave open: simulations, budgets that were not spent, and the price of looking at all runs."""
+"""What rows of epsilons leave open: simulations, budgets that were not spent, and what all runs cost together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dpfl_plugin.core.text import counted
 from dpfl_plugin.experiments.reports.groups import Group, epsilon_text
 from dpfl_plugin.experiments.reports.runs import Guarantee, Run
 
+CHOICE: Final = "No epsilon covers a choice by the test measures of this report."
 UNSPENT: Final = 0.95  # of the budget: above it there is nothing to say
 
 
@@ -36,23 +37,26 @@ def _simulated(runs: Sequence[Run]) -> str:
 
 
 def _together(runs: Sequence[Run]) -> str:
-    """What someone learns who sees all runs, or the best of them."""
+    """What all runs released together, which a choice by raw measures goes beyond."""
     private = _private(runs)
     if len(private) < 2:
         return ""
     unknown = sum(run.guarantee is None for run in runs)
     also = f" {counted(unknown, 'unfinished run')} not counted." if unknown else ""
     costs = "would cost" if all(guarantee.simulated for guarantee in private) else "costs"
-    who = f"Looking at all {len(private)} private runs, or choosing the best, {costs}"
-    if total := _of_ledger(runs, also):
-        return f"{who} {total}"
+    price = _of_ledger(runs, also) or _sum(private, also)
+    return f"What all {len(private)} private runs released {costs} {price} {CHOICE}"
+
+
+def _sum(private: Sequence[Guarantee], also: str) -> str:
+    """The sum of their epsilons, as runs compose that share no ledger."""
     advice = "Runs that share a ledger (dpfl sweep --ledger FILE, with fresh noise) have a smaller total."
     if len({(guarantee.unit, guarantee.neighbouring) for guarantee in private}) > 1:
-        return f"{who} more than the largest epsilon: how much is not known, as they protect different things.{also}"
+        return f"more than the largest epsilon: how much is not known, as they protect different things.{also}"
     epsilon = epsilon_text(math.fsum(guarantee.server for guarantee in private))
     delta = f"{math.fsum(guarantee.delta for guarantee in private):.4g}"
     price = f"at most epsilon {epsilon} at delta {delta}, the sums of theirs, if they read the same records"
-    return f"{who} {price}. {advice}{also}"
+    return f"{price}. {advice}{also}"
 
 
 def _of_ledger(runs: Sequence[Run], also: str) -> str:

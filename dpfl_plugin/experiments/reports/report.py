@@ -24,6 +24,7 @@ from dpfl_plugin.experiments.reports.plots import MOST_BANDS, left_out, plot, pl
 from dpfl_plugin.experiments.reports.runs import AXES, Problem, Run, scan
 from dpfl_plugin.experiments.reports.section import Section, by_data, section_of
 from dpfl_plugin.experiments.reports.tables import Table
+from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.terminal import printed, show_table
 
@@ -185,7 +186,7 @@ def _read(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run],
         runs = select(runs, where)
     if not runs:
         reasons = "".join(f"\n  {problem.folder}: {problem.reason}" for problem in problems[:10])
-        asked = "is as where says" if where else ""
+        asked = "is as --where says" if where else ""
         raise ConfigError(f"{', '.join(map(str, folders))}: no run {asked}{reasons}")
     return list(runs), list(problems)
 
@@ -246,7 +247,7 @@ def _tables(section: Section) -> dict[str, str]:
     for name, more in (("comparisons", section.comparisons), ("pivot", section.pivot)):
         if more is not None and more.rows:
             files |= {f"{name}.md": tables.to_markdown(more), f"{name}.tex": tables.to_latex(more)}
-            files[f"{name}.csv"] = tables.to_csv(more)
+            files[f"{name}.csv"] = csv_text(more.data)
     return files | ({"measures.md": tables.to_markdown(measured)} if measured.rows else {})
 
 
@@ -264,7 +265,7 @@ def _plots(section: Section, folder: Path, prefix: str, against: Sequence[str]) 
             if drawn and len(section.groups) > MOST_BANDS:
                 missing.append(
                     f"no bands in {prefix}{metric}-{axis}: {len(section.groups)} configurations would overlap. "
-                    f"Use where to choose {MOST_BANDS} or fewer."
+                    f"--where chooses {MOST_BANDS} or fewer."
                 )
             if not drawn:
                 missing.append(f"not drawn, no run has values for it: {metric} against {axis}")

@@ -15,14 +15,18 @@ import numpy as np
 import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID, flat
+from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.experiments import manifest
+from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.runs.folder import RESULT_SCHEMA, RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
-STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
+STOPS: Final = (Cause.CALLBACK, Cause.CALLBACK_OF_RELEASED)
+LEFT_BEHIND: Final = "left behind by its tuning"
+STATUSES: Final = (*COMPLETE, LEFT_BEHIND, "interrupted", "failed", "running", "unfinished")
 POINTS: Final = 100  # of a curve that are kept
 MOST_LABELS: Final = 5  # of missing runs
 VARIANT: Final = "variant"
@@ -76,8 +80,9 @@ class Run:
     Attributes:
         config: the resolved configuration, `{"algorithm.name": "scaffold", ...}`, without what changes no result; with
             the label of its variant as `VARIANT`, in a file of several.
-        status: as in result.json; running or unfinished where there is none that is up to date.
-        rounds: that are known to be done.
+        status: as in result.json; running or unfinished where there is none that is up to date; `LEFT_BEHIND` of a
+            candidate that its tuning, which has ended, did not choose.
+        rounds: that are known to be done. stopped: whether a callback ended it after fewer than were planned.
         numbers: of each metric the mean over the last 10 % of rounds; None where it is not finite.
         curve: columns over evaluations, ``AXES`` and metrics, NaN where there is no finite value; thinned to `POINTS`.
         measures: {name: {"model": ..., "baseline": ...}} of the final model on all test records, or of silos' own where
@@ -89,6 +94,7 @@ class Run:
         test_part: runs of one seed that have it in common have the same test records.
         ledger: the one that it shares, or the tuning that it is a candidate of, if it does.
         compared_with: labels of variants that its file compares it with.
+        missing: ids of runs that differ from it in their seed only, and that its sweep has no folder of.
     """
 
     folder: Path
@@ -110,6 +116,8 @@ class Run:
     test_part: str = ""
     ledger: str = ""
     compared_with: tuple[str, ...] = ()
+    stopped: bool = False
+    missing: frozenset[str] = frozenset()
 
     @property
     def own_measures(self) -> list[str]:
@@ -162,8 +170,8 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
     return _with_other_code(_variants(list(by_id.values()))), problems
 
 
-def _missing(out: Path, known: Mapping[str, Run]) -> list[Problem]:
-    """The sweeps in a folder of which a run has no folder of its own."""
+def _missing(out: Path, known: dict[str, Run]) -> list[Problem]:
+    """The sweeps in a folder of which a run has no folder of its own; a known run of the same row counts it."""
     problems = []
     for folder in sorted(path.parent for path in out.glob("sweeps/*/manifest.jsonl")):
         try:
@@ -171,12 +179,20 @@ def _missing(out: Path, known: Mapping[str, Run]) -> list[Problem]:
         except DataError as error:
             problems.append(Problem(folder, str(error)))
             continue
-        missing = [row.label for row in sweep.rows if row.id not in known and not sweep.folder_of(row).path.exists()]
+        missing = [row for row in sweep.rows if row.id not in known and not sweep.folder_of(row).path.exists()]
+        same_row = {_but_seed(row): row.id for row in sweep.rows if row.id in known}
+        for row in missing:
+            if (run := known.get(same_row.get(_but_seed(row), ""))) is not None:
+                known[run.id] = replace(run, missing=run.missing | {row.id})
         if missing:
-            labels = "; ".join(missing[:MOST_LABELS]) + "; ..." * (len(missing) > MOST_LABELS)
+            labels = "; ".join(row.label for row in missing[:MOST_LABELS]) + "; ..." * (len(missing) > MOST_LABELS)
             count = f"{len(missing)} of {len(sweep.rows)} runs have not begun, or were deleted"
             problems.append(Problem(folder, f"{count}: {labels}. The same dpfl sweep runs them"))
     return problems
+
+
+def _but_seed(row: Row) -> str:
+    return json.dumps({key: value for key, value in row.changes.items() if key != "seed"}, sort_keys=True)
 
 
 def _with_other_code(runs: list[Run]) -> list[Run]:
@@ -219,6 +235,7 @@ def _read(path: Path) -> Run:
         _check(result, lines)
     done, facts = lines[-1]["round"] if lines else 0, _ledger_facts(folder)
     settings = flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID)
+    rounds = max(done, int(result["rounds"]) if result else 0)
     return Run(
         folder=path,
         name=str(config.get("name", "run")),
@@ -227,7 +244,7 @@ def _read(path: Path) -> Run:
         config=settings,
         status=status,
         reason=reason,
-        rounds=max(done, int(result["rounds"]) if result else 0),
+        rounds=rounds,
         numbers={metric: _tail_mean(lines, metric) for metric in _metric_names(lines)},
         curve=_curve(lines, alone="tuning" not in result),
         guarantee=guarantee,
@@ -238,6 +255,7 @@ def _read(path: Path) -> Run:
         code=result.get("code") or {},
         test_part=_test_part(facts, settings),
         ledger=str(folder.tuning() or _shared_ledger(facts)),
+        stopped=result.get("cause") in STOPS and rounds < float(settings.get("rounds") or math.inf),
     )
 
 
@@ -364,7 +382,10 @@ def _ended(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]
     if result and result["status"] in COMPLETE:
         return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
     if result and _last_check(folder) == _head(folder):  # nothing was released since
-        return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
+        tuning = folder.tuning()
+        is_left_behind = result["status"] == "interrupted" and tuning and (tuning / folder.result.name).exists()
+        status = LEFT_BEHIND if is_left_behind else result["status"]
+        return status, str(result.get("reason", "")), _guarantee(folder, result)
     if folder.at_work():
         return "running", "", None
     before = f"; it was {result['status']} before, and resumed" if result else ""

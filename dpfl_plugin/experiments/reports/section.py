@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dpfl_plugin.core.outcomes import higher_is_better
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports import tables
 from dpfl_plugin.experiments.reports.groups import NOISE, Group, epsilon_text, grouped, value_text
@@ -66,19 +67,22 @@ def _lead(rows: Sequence[Group], metric: str) -> str:
     if len(rows) == 1:
         return described
     difference = rows[0].difference(rows[1], metric)
+    following = rows[1].label + (f" ({rows[1].stops})" if rows[1].stops else "")
     if difference.summary.half_width is None:
-        return f"{described} Too few seeds to compare it with the next, {rows[1].label}."
+        return f"{described} Too few seeds to compare it with the next, {following}."
+    count = difference.summary.n
+    seeds = f"the {count} seeds that both have" if difference.unpaired else f"{count} equal seeds"
     return (
-        f"{described} Its difference to the next, {rows[1].label}, is {difference} over {difference.summary.n} equal "
-        f"seeds: {difference.verdict} at 95 %."
+        f"{described} Its difference to the next, {following}, is {difference} over {seeds}: {difference.verdict} "
+        "at 95 %."
     )
 
 
 def _described(group: Group, metric: str) -> str:
     spent = group.epsilon("server")
     guarantee = f", epsilon {epsilon_text(spent)}" if spent not in (None, math.inf) else ""
-    count = len(group.complete)
-    return f"{group.label} ({title(metric)} {group.summary(metric)}{guarantee}, {count} run{'s' * (count != 1)})."
+    count = group.stops or counted(len(group.complete), "run")
+    return f"{group.label} ({title(metric)} {group.summary(metric)}{guarantee}, {count})."
 
 
 def by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -148,7 +152,7 @@ def _in_common(groups: Sequence[Group]) -> list[str]:
     common = [metric for metric in next(iter(own.values()), ()) if all(metric in metrics for metrics in own.values())]
     if own and not common:
         each = "; ".join(f"{label}: {', '.join(metrics)}" for label, metrics in own.items())
-        raise ConfigError(f"these rows have no metric in common: {each}. Choose rows by where, or a metric.")
+        raise ConfigError(f"these rows have no metric in common: {each}. Choose rows by --where, or a --metric.")
     return common
 
 

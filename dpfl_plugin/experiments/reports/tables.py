@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, higher_is_better
+from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports.groups import (
     Difference,
@@ -17,7 +18,9 @@ from dpfl_plugin.experiments.reports.groups import (
     differing,
     epsilon_text,
     key_text,
+    rounds_text,
     value_text,
+    values_of,
 )
 from dpfl_plugin.experiments.reports.runs import VARIANT, Run
 from dpfl_plugin.runs.csv_cells import csv_text
@@ -44,7 +47,7 @@ class Table:
 
     Attributes:
         numeric: columns that are aligned to the right.
-        caption: one line for a paper. note: what the numbers mean.
+        caption: one line for a paper. note: what the numbers mean. data: rows with all digits, for CSV.
     """
 
     columns: tuple[str, ...]
@@ -52,6 +55,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     caption: str
     note: str = ""
+    data: tuple[dict[str, Any], ...] = ()
 
 
 def title(metric: str) -> str:
@@ -91,7 +95,7 @@ def summary(
             cells.append("-" if group.asked is None else f"{group.asked:g}")
         cells += [epsilon_text(group.epsilon(view)) for view in ("server", "third_party")]
         rows.append((*cells, *(group.meaning(what) for what in varied)))
-    note = explanation(over, metrics, same) + no_better(groups)
+    note = explanation(over, metrics, same) + stops(groups) + no_better(groups)
     if references:
         note += f" Differences to {baseline} are of runs with equal seeds: their mean ± its 95 % CI."
     note += _of_pairs(differences)
@@ -120,24 +124,27 @@ def _of_pairs(differences: Mapping[str, Difference]) -> str:
 
 def comparisons(groups: Sequence[Group], metric: str) -> Table:
     """A row for each pair of variants that a file compares, where all else that tells rows apart is equal."""
-    rows = []
+    rows, data = [], []
     differences = {}
     places = {_place(group): group for group in groups if VARIANT in group.distinguishing}
     for (_, *others), group in places.items():
         for rival in group.runs[0].compared_with:
             other = places.get((rival, *others))
+            data.append({"configuration": group.label, "compared_with": other.label if other else rival})
             if other is None:
                 rows.append((group.label, f"{rival}: no such row here", "-", "-", "-"))
                 continue
             difference = group.difference(other, metric)
             differences[f"{group.label} and {other.label}"] = difference
             rows.append((group.label, other.label, str(difference), str(difference.summary.n), difference.verdict))
+            data[-1] |= {"metric": metric, **_numbers(difference), "verdict": difference.verdict}
     note = (
         "Differences of runs with equal seeds: their mean ± half the width of its 95 % confidence interval (Student's "
-        f"t). Each verdict is of one pair, not corrected for their number.{_of_pairs(differences)}"
+        f"t). Each verdict is of one pair, not corrected for their number.{_of_pairs(differences)}{stops(groups)}"
     )
     columns = ("configuration", "compared with", f"difference in {title(metric)}", "equal seeds", "at 95 %")
-    return Table(columns, (False, False, True, True, False), tuple(rows), f"Differences in {title(metric)}.", note)
+    text = f"Differences in {title(metric)}."
+    return Table(columns, (False, False, True, True, False), tuple(rows), text, note, tuple(data))
 
 
 def _place(group: Group) -> tuple[str, ...]:
@@ -155,7 +162,10 @@ def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: M
     for key in keys:
         if key not in varying:
             known = ", ".join(varying) or "none"
-            raise ConfigError(f"pivot {key}: it is the same in all of these runs. Keys that vary: {known}.")
+            averaged = key in differing([values_of(run) for group in groups for run in group.runs])
+            over = "seeds" if key == "seed" else f"all values of {key}"
+            why = f"rows are means over {over}" if averaged else "it is the same in all of these runs"
+            raise ConfigError(f"pivot {key}: {why}. Keys that vary: {known}.")
     cells: dict[tuple[str, str], list[Group]] = {}
     places: list[dict[str, Any]] = [{}, {}]
     for group in groups:
@@ -168,10 +178,11 @@ def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: M
             others = ", ".join(differing([group.keys for group in several]))
             raise ConfigError(
                 f"pivot: {len(several)} configurations have {keys[0]}={row} and {keys[1]}={column}. They differ in "
-                f"{others}: choose by where, or average over it by group_by={keys[0]},{keys[1]}."
+                f"{others}: choose by --where, or average over it by --group-by {keys[0]},{keys[1]}."
             )
     rows, columns = ([text for text, _ in sorted(place.items(), key=lambda item: _order(item[1]))] for place in places)
-    heads = [labels.get(text) or (f"{short(keys[1])}={text}" if text != "-" else text) for text in columns]
+    prefix = "" if keys[1].rsplit(".", 1)[-1] in ("name", VARIANT) else f"{short(keys[1])}="
+    heads = [labels.get(text) or (f"{prefix}{text}" if text != "-" else text) for text in columns]
     body = [
         (
             labels.get(row, row),
@@ -179,13 +190,15 @@ def pivot(groups: Sequence[Group], metric: str, across: Sequence[str], labels: M
         )
         for row in rows
     ]
-    same, _ = meanings(groups)
-    return Table(
-        (short(keys[0]), *heads),
-        (False, *[True] * len(columns)),
-        tuple(body),
-        f"{title(metric)}: {caption(groups, same)}",
-    )
+    text = f"{title(metric)}: {caption(groups, meanings(groups)[0])}"
+    data = []
+    for (group,) in cells.values():
+        settings = _settings({key: group.keys.get(key) for key in keys})
+        value = group.summary(metric)
+        numbers = {"mean": value.mean, "ci95": value.half_width, "std": value.std, "n": value.n}
+        data.append({**settings, "configuration": group.label, "metric": metric, **numbers})
+    numeric = (False, *[True] * len(columns))
+    return Table((short(keys[0]), *heads), numeric, tuple(body), text, f"{text}{stops(groups)}", tuple(data))
 
 
 def short(key: str) -> str:
@@ -197,6 +210,19 @@ def short(key: str) -> str:
 def _order(value: Any) -> tuple[bool, float, str]:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return not number, float(value) if number else 0.0, value_text(value)
+
+
+def stops(groups: Sequence[Group]) -> str:
+    """Which groups have runs that a callback stopped, whose means are of fewer rounds than planned."""
+    by_reason: dict[str, list[str]] = {}
+    for group in groups:
+        for reason in dict.fromkeys(run.reason for run in group.stopped):
+            runs = [run for run in group.stopped if run.reason == reason]
+            count = f"{len(runs)} of {counted(len(group.complete), 'run')} after {rounds_text(runs)} rounds"
+            who, _, why = reason.partition(": ")
+            text = f"{who[:1].upper()}{who[1:]}" + (f" ({why})" if why else "")
+            by_reason.setdefault(text, []).append(f"{group.label}, {count}")
+    return "".join(f" {reason}: {'; '.join(rows)}." for reason, rows in by_reason.items())
 
 
 def no_better(groups: Sequence[Group]) -> str:
@@ -280,11 +306,6 @@ def to_markdown(table: Table) -> str:
     return "\n".join([*lines, "", table.note or table.caption, ""])
 
 
-def to_csv(table: Table) -> str:
-    """Cells as they are printed."""
-    return csv_text([dict(zip(table.columns, row, strict=True)) for row in table.rows])
-
-
 def tex(text: str) -> str:
     """Text as LaTeX, in which no character of it means anything else; the privacy parameters are symbols."""
     text = re.sub(r"^-(?=\d)", r"$-$", text.translate(_TEX))
@@ -325,20 +346,31 @@ def summary_csv(
     """Numbers in full; an epsilon of inf is no guarantee."""
     rows = []
     for group in groups:
-        row: dict[str, Any] = {"configuration": group.label, "runs": len(group.runs), "complete": len(group.complete)}
+        row: dict[str, Any] = {"configuration": group.label, "runs": group.count, "complete": len(group.complete)}
+        made = [run.rounds for run in group.complete]
+        row["stopped"] = len(group.stopped)
+        row |= {"rounds_min": min(made, default=None), "rounds_max": max(made, default=None)}
         for metric in metrics:
             value = group.summary(metric)
             row |= {f"{metric}_mean": value.mean, f"{metric}_ci95": value.half_width, f"{metric}_std": value.std}
             row[f"{metric}_not_finite"] = value.not_finite
         if group.label in references:
-            pairs = group.difference(references[group.label], metrics[0])
-            row |= {"difference": pairs.summary.mean, "difference_ci95": pairs.summary.half_width}
-            row |= {"difference_pairs": pairs.summary.n, "difference_other_test_records": pairs.other_tests}
+            row |= _numbers(group.difference(references[group.label], metrics[0]))
         row["epsilon_asked"] = group.asked
         row |= {f"epsilon_{view}": group.epsilon(view) for view in ("server", "third_party")}
         row |= {what: group.meaning(what) for what in MEANINGS}
-        rows.append({**row, **group.keys})
+        rows.append(row | _settings(group.keys))
     return csv_text(rows)
+
+
+def _numbers(difference: Difference) -> dict[str, Any]:
+    """A difference's columns."""
+    return {
+        "difference": difference.summary.mean,
+        "difference_ci95": difference.summary.half_width,
+        "difference_pairs": difference.summary.n,
+        "difference_other_test_records": difference.other_tests,
+    }
 
 
 def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
@@ -353,5 +385,10 @@ def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
             row[f"epsilon_{what}"] = getattr(spent, what) if spent else None
         row["epsilon_total_server"] = spent.adaptive["epsilon"] if spent and spent.adaptive else None
         row |= {what: getattr(spent, what) if spent else None for what in MEANINGS}
-        rows.append({**row, "folder": str(run.folder), **run.config})
+        rows.append({**row, "folder": str(run.folder), **_settings(run.config)})
     return csv_text(rows)
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's columns, in which `rounds` are those that were planned, not made."""
+    return {"planned_rounds" if key == "rounds" else key: value for key, value in config.items()}

@@ -58,6 +58,7 @@ def made(
     epsilon: float | None = 2.0004,
     status: str | None = "done",
     reason: str = "",
+    cause: str = "rounds",
     step: float = 1.0,
 ) -> Path:
     """A run of a round for each accuracy, evaluated after each; no result.json if ``status`` is None."""
@@ -71,6 +72,7 @@ def made(
     (folder / "ledger.jsonl").write_text('{"facts":{},"check":"00"}\n{"count":1,"check":"aa"}\n')
     if status is not None:
         result(folder, accuracies, epsilon, status, reason)
+        change(folder / "result.json", cause=cause)
     return folder
 
 

@@ -144,6 +144,8 @@ def test_it_draws_and_fits(opened: Opened) -> None:
         summary.click()
     width, inner = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert width <= inner
+    measures = page.locator("[aria-label=Measures]").evaluate("table => [table.scrollWidth, table.clientWidth]")
+    assert measures[0] <= measures[1]
     plot = page.locator(".curves .main-svg").first.bounding_box()
     assert plot["width"] > 0.85 * inner - 40 and plot["x"] >= 0 and plot["x"] + plot["width"] <= inner
 

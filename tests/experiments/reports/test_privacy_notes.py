@@ -1,4 +1,4 @@
-"""What is said of epsilons that stand side by side: simulations, what looking at all runs costs, unspent budgets."""
+"""What is said of epsilons that stand side by side: simulations, what all runs released costs, unspent budgets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.experiments.reports.groups import grouped
-from dpfl_plugin.experiments.reports.privacy_notes import privacy_notes
+from dpfl_plugin.experiments.reports.privacy_notes import CHOICE, privacy_notes
 from dpfl_plugin.experiments.reports.runs import read
 from tests.experiments.reports.folders import change, made
 
@@ -20,7 +20,7 @@ TOTALS = {
 }
 LATER = {**TOTALS, "earlier_runs": 2}
 NO_TOTAL = {"planned_total": None, "adaptive_total": {"epsilon": None, "delta": 1e-5}}
-SUM = "Looking at all 2 private runs, or choosing the best, costs at most epsilon 3.500 at delta 2e-05, the sums of"
+SUM = "What all 2 private runs released costs at most epsilon 3.500 at delta 2e-05, the sums of"
 OTHER = {"unit": "silo", "neighbouring": "zeroed", "delta": 1e-5, "accountant": "PLD", "epsilon": 1.5}
 
 
@@ -35,7 +35,7 @@ OTHER = {"unit": "silo", "neighbouring": "zeroed", "delta": 1e-5, "accountant": 
         (("", ""), ({}, {"epsilon": {"server": OTHER, "third_party": OTHER}}), "they protect different things"),
     ],
 )
-def test_what_looking_at_all_runs_costs(
+def test_what_all_runs_released_costs(
     tmp_path: Path, ledgers: tuple[str, str], results: tuple[dict[str, Any], ...], said: str
 ) -> None:
     runs = []
@@ -44,11 +44,11 @@ def test_what_looking_at_all_runs_costs(
         change(folder / "result.json", **result)
         runs.append(replace(read(folder), ledger=ledger))
     (note,) = privacy_notes(grouped(runs))
-    assert said in note and "not counted" not in note
+    assert said in note and "not counted" not in note and note.endswith(f". {CHOICE}")
     unfinished = read(made(tmp_path / "c", seed=2, status=None))
     open_run = read(made(tmp_path / "d", epsilon=None, changes={"privacy.noise_multiplier": 0}))
     (note,) = privacy_notes(grouped([*runs, unfinished, open_run]))
-    assert said in note and note.endswith(" 1 unfinished run not counted.") == ("the plan" not in said)
+    assert said in note and note.endswith(f" 1 unfinished run not counted. {CHOICE}") == ("the plan" not in said)
     assert privacy_notes(grouped([runs[0], open_run])) == ()
 
 

@@ -14,9 +14,10 @@ import pytest
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments import manifest
+from dpfl_plugin.experiments.reports import report as reports
 from dpfl_plugin.experiments.reports.report import Report, report
 from tests.cli.sweeping import write
-from tests.experiments.reports.folders import made
+from tests.experiments.reports.folders import change, made
 
 VARIANTS = {"A": {}, "B": {"algorithm": {"local_lr": 0.2}}}
 
@@ -68,16 +69,45 @@ def without_result(folders: list[Path]) -> None:
     (folders[3] / "result.json").unlink()
 
 
+def stopped(folders: list[Path]) -> None:
+    """The first of B by a callback, the second by its budget, and the first of A by early stopping."""
+    reason = "stopped by callback Limit: more than 1 minute; all planned rounds are charged"
+    for folder, cause in zip(folders[:3], ("early_stopping", "rounds", "callback"), strict=True):
+        change(folder / "result.json", cause=cause, reason=reason)
+    change(folders[3] / "result.json", cause="budget", status="budget_exhausted")
+
+
+STOPPED = [
+    "Best: B (test accuracy 0.3 ± 1.3, epsilon 2.001, 1 of 2 runs stopped by a callback after 1 of 10 rounds). Its",
+    "Stopped by callback Limit (more than 1 minute; all planned rounds are charged): B, 1 of 2 runs after 1 of 10",
+    "| B | 2 | 1 of 10 |",
+    "| A | 2 | 1 |",
+]
+
+
 @pytest.mark.parametrize(
     ("fault", "options", "said"),
     [
+        (stopped, {}, STOPPED),
+        (stopped, {"baseline": "A"}, STOPPED),
         (nothing, {}, ["Best: B (test accuracy 0.3", "significant at 95 %"]),
-        (other_metric, {}, ["no metric in common: A: test_accuracy; B: test_rmse. Choose rows by where, or a metric"]),
+        (
+            other_metric,
+            {},
+            ["no metric in common: A: test_accuracy; B: test_rmse. Choose rows by --where, or a --m"],
+        ),
         (other_metric, {"metrics": ["train_loss"]}, ["train loss"]),
         (nothing, {"pivot": ("variant", "epsilon")}, ["pivot epsilon: no run has this key"]),
         (nothing, {"pivot": ("variant", "rounds")}, ["pivot rounds: it is the same in all", "that vary: variant, "]),
         (nothing, {"pivot": ("name", "rounds")}, ["pivot name: it is the same in all"]),
+        (nothing, {"pivot": ("seed", "variant")}, ["pivot seed: rows are means over seeds. Keys that vary: variant, "]),
+        (
+            nothing,
+            {"pivot": ("variant", "seed"), "group_by": ["seed"]},
+            ["pivot variant: rows are means over all values of variant. Keys that vary: seed."],
+        ),
         (deleted, {}, ["1 of 4 runs have not begun, or were deleted: B seed=1", "seeds", "A and B (seed 1)"]),
+        (deleted, {}, ["| B | 1 of 2 (1 missing) |", "\nA,2,2,", "\nB,2,1,"]),
         (without_result, {}, ["1 of 2 (1 unfinished)", "or its result.json was deleted"]),
         (other_seed, {}, ["left out: A and B (seeds 1, 7)"]),
         (other_seed, {"baseline": "B"}, ["left out: A (seeds 1, 7)"]),
@@ -103,7 +133,7 @@ def everything(result: Report) -> str:
     return "\n".join([str(result), *texts])
 
 
-def test_the_result_is_that_at_each_epsilon_where_they_are_few(tmp_path: Path) -> None:
+def test_the_result_is_that_at_each_epsilon_where_they_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, epsilon, seed in itertools.product("ab", (1.0, 4.0), range(2)):
         changes = {"algorithm.name": name, "privacy.epsilon": epsilon, "privacy.noise_multiplier": None}
         accuracies: list[float | None] = [0.5 + 0.1 * epsilon * (name == "a") - 0.2 * (name == "a")]
@@ -111,9 +141,17 @@ def test_the_result_is_that_at_each_epsilon_where_they_are_few(tmp_path: Path) -
     text = str(report(tmp_path, tmp_path / "out", html=False))
     assert "Best at epsilon=4: a (test accuracy 0.7 ± 0, epsilon 2.001, 2 runs). Its difference to the next, b" in text
     assert "Best at epsilon=1: b (test accuracy 0.5 ± 0" in text
+    changes = {"algorithm.name": "a", "privacy.epsilon": 1.0, "privacy.noise_multiplier": None}
+    made(tmp_path / "more", seed=2, changes=changes, accuracies=[0.4])
+    text = str(report(tmp_path, tmp_path / "out", html=False))
+    assert "the next, a, is +0.1 ± 0 over the 2 seeds that both have: significant" in text
     made(tmp_path / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.9], epsilon=None)
     text = str(report(tmp_path, tmp_path / "out", html=False))
     assert "Best: scaffold (test accuracy 0.9, 1 run). Best with a guarantee: a, " in text
+    made(tmp_path / "other", changes={"algorithm.local_lr": 2.0})
+    monkeypatch.setattr(reports, "plot", lambda path, *_: [path])
+    text = str(report(tmp_path, tmp_path / "out", html=False))
+    assert "no bands in test_accuracy-rounds: 6 configurations would overlap. --where chooses 5 or fewer." in text
 
 
 def test_a_baseline_is_a_row_or_a_line_against_epsilon(tmp_path: Path) -> None:

@@ -192,6 +192,23 @@ def test_a_result_from_before_a_resume_that_was_lost_counts_for_nothing(tmp_path
     assert after.status == "unfinished" and after.guarantee is None
 
 
+@pytest.mark.parametrize(
+    ("status", "chosen", "shown"),
+    [
+        ("interrupted", True, "left behind by its tuning"),
+        ("interrupted", False, "interrupted"),
+        ("failed", True, "failed"),
+        ("done", True, "done"),
+    ],
+)
+def test_a_candidate_of_a_tuning_that_has_chosen(tmp_path: Path, status: str, chosen: bool, shown: str) -> None:
+    (tmp_path / "tuning.json").write_text("{}")
+    if chosen:
+        (tmp_path / "result.json").write_text("{}")
+    run = read(made(tmp_path / "runs" / "tuned" / "a", status=status))
+    assert run.status == shown and grouped([run])[0].state == ("1" if run.complete else f"0 of 1 (1 {shown})")
+
+
 def test_the_same_run_in_two_places_counts_once(tmp_path: Path) -> None:
     made(tmp_path / "here" / "abc", status="interrupted", accuracies=[0.1, 0.2])
     made(tmp_path / "there" / "abc")

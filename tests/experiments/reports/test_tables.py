@@ -32,6 +32,7 @@ from dpfl_plugin.experiments.reports.tables import (
     to_latex,
     to_markdown,
 )
+from dpfl_plugin.runs.csv_cells import csv_text
 from tests.experiments.reports.folders import change, made
 
 NASTY = r"a&b%c$d#e_f{g}h~i^j\k<l>m|n"
@@ -101,6 +102,10 @@ def test_variants_that_a_file_compares(tmp_path: Path) -> None:
         ("a, epsilon=4", "b, epsilon=4", "+0.2 ± 0", "3", "significant"),
         ("a, epsilon=4", "c: no such row here", "-", "-", "-"),
     )
+    first, absent, *_ = csv.DictReader(io.StringIO(csv_text(table.data)))
+    assert (first["compared_with"], float(first["difference"])) == ("b, epsilon=1", pytest.approx(0.05, abs=1e-15))
+    assert (first["difference_pairs"], first["difference_other_test_records"]) == ("3", "0")
+    assert (absent["compared_with"], absent["difference"]) == ("c", "")
     assert comparisons(grouped(runs), METRICS[0]).rows == ()
 
 
@@ -114,11 +119,18 @@ def test_a_pivot_of_two_keys(tmp_path: Path) -> None:
     table = pivot(found, "test_accuracy", keys, {"a": "ours"})
     assert table.columns == ("algorithm", "noise_multiplier=4", "noise_multiplier=8", "noise_multiplier=16")
     assert table.rows == (("ours", "0.2", "0.4", "0.8"), ("b", "0.2", "0.4", "-"))
+    assert pivot(found, "test_accuracy", keys[::-1], {}).columns == ("noise_multiplier", "a", "b")
+    cells = list(csv.DictReader(io.StringIO(csv_text(table.data))))
+    assert [(*(cell[key] for key in keys), cell["mean"], cell["n"]) for cell in cells] == [
+        (name, f"{noise}", f"{noise / 20}", "1") for name in "ab" for noise in (16.0, 4.0, 8.0)[name == "b" :]
+    ]
     with pytest.raises(ConfigError, match=r"pivot algorithm.local_lr: it is the same in all.*algorithm\.name"):
         pivot(found, "test_accuracy", ("algorithm.name", "algorithm.local_lr"), {})
     made(tmp_path / "c", accuracies=[0.1], changes={"algorithm.name": "a", "algorithm.local_lr": 2.0})
     more = grouped([read(folder) for folder in sorted(tmp_path.iterdir())])
-    with pytest.raises(ConfigError, match=r"2 configurations have .*They differ in algorithm\.local_lr"):
+    with pytest.raises(
+        ConfigError, match=r"2 configurations have .*They differ in algorithm\.local_lr: choose by --where"
+    ):
         pivot(more, "test_accuracy", keys, {})
 
 
@@ -218,6 +230,7 @@ def test_summary_csv_has_the_numbers_in_full(tmp_path: Path) -> None:
     assert float(row["test_accuracy_std"]) == pytest.approx(math.sqrt(0.02), abs=1e-15)
     assert float(row["test_accuracy_ci95"]) == pytest.approx(12.7062 * 0.1, rel=1e-5)
     assert float(row["epsilon_server"]) == 2.5
+    assert (row["rounds_min"], row["rounds_max"]) == ("1", "1")
     assert row["algorithm.name"] == "scaffold"
     assert rows[NASTY]["epsilon_server"] == "inf" and rows[NASTY]["test_accuracy_std"] == ""
 
@@ -227,4 +240,5 @@ def test_runs_csv_has_every_run(tmp_path: Path) -> None:
     rows = {row["id"]: row for row in csv.DictReader(io.StringIO(runs_csv(runs, METRICS)))}
     assert {row: rows[row]["status"] for row in rows} == {"a": "done", "b": "done", "c": "failed", "d": "done"}
     assert rows["c"]["reason"] == "the loss is nan" and rows["c"]["seed"] == "2"
+    assert {(row["rounds"], row["planned_rounds"]) for row in rows.values()} == {("1", "10"), ("10", "10")}
     assert rows["b"]["epsilon_third_party"] == "2.5" and rows["d"]["delta"] == "1e-05"
