@@ -44,52 +44,64 @@ def _together(runs: Sequence[Run]) -> str:
     unknown = sum(run.guarantee is None for run in runs)
     also = f" {counted(unknown, 'unfinished run')} not counted." if unknown else ""
     costs = "would cost" if all(guarantee.simulated for guarantee in private) else "costs"
-    price = _of_ledger(runs, also) or _sum(private, also)
-    return f"What all {len(private)} private runs released {costs} {price} {CHOICE}"
+    return (
+        f"What all {len(private)} private runs released {costs} {_price(runs, unfinished=unknown > 0)}{also} {CHOICE}"
+    )
 
 
-def _sum(private: Sequence[Guarantee], also: str) -> str:
-    """The sum of their epsilons, as runs compose that share no ledger."""
-    advice = "Runs that share a ledger (dpfl sweep --ledger FILE, with fresh noise) have a smaller total."
-    if len({(guarantee.unit, guarantee.neighbouring) for guarantee in private}) > 1:
-        return f"more than the largest epsilon: how much is not known, as they protect different things.{also}"
-    epsilon = epsilon_text(math.fsum(guarantee.server for guarantee in private))
-    delta = f"{math.fsum(guarantee.delta for guarantee in private):.4g}"
-    price = f"at most epsilon {epsilon} at delta {delta}, the sums of theirs, if they read the same records"
-    return f"{price}. {advice}{also}"
+def _price(runs: Sequence[Run], *, unfinished: bool) -> str:
+    """The total of the ledger that they share; else the sum over ledgers, and over runs that share none."""
+    by_ledger: dict[str, list[Guarantee]] = {}
+    for run in runs:
+        for guarantee in _private([run]):
+            by_ledger.setdefault(run.ledger, []).append(guarantee)
+    alone = by_ledger.pop("", [])
+    totals = [_of_ledger(guarantees, unfinished=unfinished) for guarantees in by_ledger.values()]
+    if len(totals) == 1 and totals[0] is not None and not alone:
+        epsilon, delta, source = totals[0]
+        return f"epsilon {epsilon_text(epsilon)} at delta {delta:g}, {source}."
+    parts = [(guarantee.server, guarantee.delta) for guarantee in alone]
+    for total, guarantees in zip(totals, by_ledger.values(), strict=True):
+        parts += [(each.server, each.delta) for each in guarantees] if total is None else [total[:2]]
+    if len({(guarantee.unit, guarantee.neighbouring) for guarantee in _private(runs)}) > 1:
+        return "more than the largest epsilon: how much is not known, as they protect different things."
+    epsilon, delta = (math.fsum(numbers) for numbers in zip(*parts, strict=True))
+    advice = " Runs that share a ledger (dpfl sweep --ledger FILE, with fresh noise) have a smaller total."
+    return (
+        f"at most epsilon {epsilon_text(epsilon)} at delta {delta:.4g}, the sums of theirs, if they read the same "
+        f"records.{advice * bool(alone)}"
+    )
 
 
-def _of_ledger(runs: Sequence[Run], also: str) -> str:
-    """The total of the ledger that all private runs share, "" where there is no such ledger or no total of it."""
-    shared = [run for run in runs if run.guarantee is not None and math.isfinite(run.guarantee.server)]
-    if len({run.ledger for run in shared}) > 1 or not shared[0].ledger:
-        return ""
-    latest = max(shared, key=lambda run: run.finished).guarantee
-    assert latest is not None
-    planned, adaptive = latest.planned, latest.adaptive
-    if planned and planned["epsilon"] is not None:
-        epsilon, delta = epsilon_text(planned["epsilon"]), f"{planned['delta']:g}"
-        return f"epsilon {epsilon} at delta {delta}, the total of the plan that was registered before the first run."
-    if adaptive and adaptive["epsilon"] is not None:
-        return f"epsilon {epsilon_text(adaptive['epsilon'])} at delta {adaptive['delta']:g}, by their ledger.{also}"
-    return ""
+def _of_ledger(guarantees: Sequence[Guarantee], *, unfinished: bool) -> tuple[float, float, str] | None:
+    """(epsilon, delta, where it is from) of all runs of one ledger; None where it has no total.
+
+    The plan counts if all of them were registered before the first release; of an unfinished run that is not known.
+    """
+    plans = [guarantee.planned for guarantee in guarantees]
+    if not unfinished and all(plan and plan["epsilon"] is not None for plan in plans):
+        plan = max((plan for plan in plans if plan is not None), key=lambda plan: plan["epsilon"])
+        return plan["epsilon"], plan["delta"], "the total of the plan that was registered before the first run"
+    totals = [guarantee.adaptive for guarantee in guarantees]
+    known = [total for total in totals if total is not None and total["epsilon"] is not None]
+    if len(known) < len(totals):
+        return None
+    latest = max(known, key=lambda total: total["epsilon"])  # it only grows
+    return latest["epsilon"], latest["delta"], "by their ledger"
 
 
 def _unspent(groups: Sequence[Group]) -> list[str]:
     """Of budgets that were not spent, since noise is solved for a silo in every round, what a cap would have given."""
-    capped: dict[tuple[float, float], list[Guarantee]] = {}
+    capped: dict[tuple[float, float, float, float], float] = {}
     for group in groups:
         for guarantee in _private(group.complete):
             if group.asked is not None and guarantee.capped and guarantee.server < UNSPENT * group.asked:
-                cap = guarantee.capped["max_participations"]
-                capped.setdefault((group.asked, cap), []).append(guarantee)
-    sentences = []
-    for (asked, cap), guarantees in sorted(capped.items()):
-        spent = epsilon_text(max(guarantee.server for guarantee in guarantees))
-        noise = max(guarantee.noise_multiplier for guarantee in guarantees)
-        less = max(guarantee.capped["noise_multiplier"] for guarantee in guarantees if guarantee.capped)
-        sentences.append(
-            f"Of epsilon {asked:g} asked, {spent} was spent: noise is solved for a silo in every round. "
-            f"max_participations={cap:g} would take noise_multiplier {less:.4g} instead of {noise:.4g}."
-        )
+                cap, less = guarantee.capped["max_participations"], guarantee.capped["noise_multiplier"]
+                key = group.asked, cap, guarantee.noise_multiplier, less
+                capped[key] = max(guarantee.server, capped.get(key, 0.0))
+    sentences = [
+        f"Of epsilon {asked:g} asked, {epsilon_text(spent)} was spent: noise is solved for a silo in every round. "
+        f"max_participations={cap:g} would take noise_multiplier {less:.4g} instead of {noise:.4g}."
+        for (asked, cap, noise, less), spent in sorted(capped.items())
+    ]
     return sentences

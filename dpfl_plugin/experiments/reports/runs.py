@@ -92,7 +92,7 @@ class Run:
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
         finished: when; code: digests of the files of users' code that its configuration names.
         test_part: runs of one seed that have it in common have the same test records.
-        ledger: the one that it shares, or the tuning that it is a candidate of, if it does.
+        ledger: the one that it shares, or the tuning that it is a candidate of, if it does. model: its digest.
         compared_with: labels of variants that its file compares it with.
         missing: ids of runs that differ from it in their seed only, and that its sweep has no folder of.
     """
@@ -115,6 +115,7 @@ class Run:
     code: Mapping[str, str] = field(default_factory=dict)
     test_part: str = ""
     ledger: str = ""
+    model: str = ""
     compared_with: tuple[str, ...] = ()
     stopped: bool = False
     missing: frozenset[str] = frozenset()
@@ -162,12 +163,21 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
         other = by_id.get(run.id)
         if other is not None:
             counted, left = (other, run) if _further(other) >= _further(run) else (run, other)
-            problems.append(Problem(left.folder, f"the same run as {counted.folder}, which counts"))
+            problems.append(Problem(left.folder, _why_not_counted(left, counted)))
             by_id[run.id] = counted
         else:
             by_id[run.id] = run
     problems += [problem for root in folders for problem in _missing(root, by_id)]
     return _with_other_code(_variants(list(by_id.values()))), problems
+
+
+def _why_not_counted(left: Run, counted: Run) -> str:
+    if left.model and counted.model and left.model != counted.model:
+        return (
+            f"the configuration of {counted.folder}, which counts, with other noise: what it released is in no number "
+            "here"
+        )
+    return f"the same run as {counted.folder}, which counts"
 
 
 def _missing(out: Path, known: dict[str, Run]) -> list[Problem]:
@@ -255,6 +265,7 @@ def _read(path: Path) -> Run:
         code=result.get("code") or {},
         test_part=_test_part(facts, settings),
         ledger=str(folder.tuning() or _shared_ledger(facts)),
+        model=str(result.get("model_sha256") or ""),
         stopped=result.get("cause") in STOPS and rounds < float(settings.get("rounds") or math.inf),
     )
 

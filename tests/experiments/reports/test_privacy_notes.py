@@ -19,6 +19,7 @@ TOTALS = {
     "earlier_runs": 1,
 }
 LATER = {**TOTALS, "earlier_runs": 2}
+LARGER = {**LATER, "adaptive_total": {"epsilon": 3.3, "delta": 1e-5}}
 NO_TOTAL = {"planned_total": None, "adaptive_total": {"epsilon": None, "delta": 1e-5}}
 SUM = "What all 2 private runs released costs at most epsilon 3.500 at delta 2e-05, the sums of"
 OTHER = {"unit": "silo", "neighbouring": "zeroed", "delta": 1e-5, "accountant": "PLD", "epsilon": 1.5}
@@ -28,10 +29,13 @@ OTHER = {"unit": "silo", "neighbouring": "zeroed", "delta": 1e-5, "accountant": 
     ("ledgers", "results", "said"),
     [
         (("", ""), ({}, {}), SUM),
-        (("a", "b"), (TOTALS, TOTALS), SUM),
+        (("a", "b"), (TOTALS, LATER), "costs at most epsilon 5.600 at delta 2e-05, the sums of"),
+        (("a", ""), (LATER, {}), "costs at most epsilon 4.600 at delta 2e-05, the sums of"),
         (("a", "a"), (NO_TOTAL, NO_TOTAL), SUM),
         (("a", "a"), (TOTALS, TOTALS), "costs epsilon 2.500 at delta 1e-05, the total of the plan"),
         (("a", "a"), (LATER, LATER), "costs epsilon 3.100 at delta 1e-05, by their ledger."),
+        (("a", "a"), (LARGER, LATER), "costs epsilon 3.300 at delta 1e-05, by their ledger."),
+        (("a", "a"), (TOTALS, LARGER), "costs epsilon 3.300 at delta 1e-05, by their ledger."),
         (("", ""), ({}, {"epsilon": {"server": OTHER, "third_party": OTHER}}), "they protect different things"),
     ],
 )
@@ -48,7 +52,7 @@ def test_what_all_runs_released_costs(
     unfinished = read(made(tmp_path / "c", seed=2, status=None))
     open_run = read(made(tmp_path / "d", epsilon=None, changes={"privacy.noise_multiplier": 0}))
     (note,) = privacy_notes(grouped([*runs, unfinished, open_run]))
-    assert said in note and note.endswith(f" 1 unfinished run not counted. {CHOICE}") == ("the plan" not in said)
+    assert note.endswith(f" 1 unfinished run not counted. {CHOICE}") and "the plan" not in note
     assert privacy_notes(grouped([runs[0], open_run])) == ()
 
 
@@ -73,14 +77,16 @@ def test_simulations_are_named(tmp_path: Path, simulated: int) -> None:
 
 @pytest.mark.parametrize(("asked", "said"), [(2.0, True), (1.0, False), (None, False)])
 def test_a_budget_that_was_not_spent(tmp_path: Path, asked: float | None, said: bool) -> None:
-    """The largest of all rows that asked for the same."""
+    """A sentence for each noise that was solved for, with the most that was spent by it."""
     for seed, (name, noise, less) in enumerate((("a", 6.0, 4.0), ("b", 6.1, 4.1))):
         changes = {"algorithm.name": name, "privacy.noise_multiplier": None, "privacy.epsilon": asked}
         folder = made(tmp_path / name, epsilon=1.0 + 0.1 * seed, changes=changes)
         capped = {"max_participations": 18, "noise_multiplier": less}
         change(folder / "result.json", noise_multiplier=noise, capped=capped)
-    sentence = (
-        "Of epsilon 2 asked, 1.100 was spent: noise is solved for a silo in every round. max_participations=18 would "
-        "take noise_multiplier 4.1 instead of 6.1."
-    )
-    assert (sentence in privacy_notes(grouped([read(tmp_path / name) for name in "ab"]))) == said
+    notes = privacy_notes(grouped([read(tmp_path / name) for name in "ab"]))
+    for spent, noise, less in (("1.000", "6", "4"), ("1.100", "6.1", "4.1")):
+        sentence = (
+            f"Of epsilon 2 asked, {spent} was spent: noise is solved for a silo in every round. max_participations=18 "
+            f"would take noise_multiplier {less} instead of {noise}."
+        )
+        assert (sentence in notes) == said
