@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -300,7 +300,8 @@ def grouped(
         by_values.setdefault(_canonical(values), []).append(run)
     configs = [members[0].config if by is None else _pick(members[0], by) for members in by_values.values()]
     keys = differing(configs)
-    distinguishing = _distinguishing(configs, keys)
+    compared = any(run.compared_with for members in by_values.values() for run in members)
+    distinguishing = _distinguishing(configs, keys, {VARIANT} if compared else set())
     groups = []
     for config, members in zip(configs, by_values.values(), strict=True):
         alone = [key for key in (VARIANT, "algorithm.name", *config) if key in config][:1]
@@ -347,13 +348,15 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _distinguishing(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """As few keys as tell all apart: one that others already imply is left out, the distinguishing ones last."""
+def _distinguishing(configs: Sequence[Mapping[str, Any]], keys: Sequence[str], kept: Collection[str]) -> list[str]:
+    """As few keys as tell all apart: one that others already imply is left out, but the ``kept``; the distinguishing
+    ones last."""
     first = [key for key in FIRST_IN_NAMES if key in keys]
     keys_left = [*first, *(key for key in keys if key not in first)]
     for key in reversed(list(keys_left)):
         others = [other for other in keys_left if other != key]
-        if len({tuple(_hashable(config, other) for other in others) for config in configs}) == len(configs):
+        apart = len({tuple(_hashable(config, other) for other in others) for config in configs}) == len(configs)
+        if apart and key not in kept:
             keys_left = others
     return keys_left or first[:1] or list(keys[:1])
 

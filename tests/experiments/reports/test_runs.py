@@ -215,6 +215,9 @@ def test_the_same_run_in_two_places_counts_once(tmp_path: Path) -> None:
     runs, (problem,) = scan([tmp_path, tmp_path / "there"])
     assert [run.status for run in runs] == ["done"]
     assert problem.folder == tmp_path / "here" / "abc" and "the same run as" in problem.reason
+    change(tmp_path / "here" / "abc" / "result.json", model_sha256="aa")
+    change(tmp_path / "there" / "abc" / "result.json", model_sha256="bb")
+    assert "with other noise: what it released is in no number here" in scan([tmp_path])[1][0].reason
 
 
 def test_a_shared_ledger_is_no_run(tmp_path: Path) -> None:
