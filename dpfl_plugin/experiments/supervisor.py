@@ -397,9 +397,9 @@ def import_for_runs() -> None:
 def end_idle_threads() -> None:
     """Have OpenMP end the threads that an earlier computation of this program left: a fork lacks them, and would wait
     for them for ever. The next computation starts new ones."""
-    with open("/proc/self/maps") as maps:
-        libraries = {path for line in maps if "gomp" in Path(path := line.split()[-1]).name}
-    for path in libraries:
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []  # elsewhere than on Linux OpenMP is another
+    for path in {path for line in lines if "gomp" in Path(path := line.split()[-1]).name}:
         ctypes.CDLL(path).omp_pause_resource_all(OMP_PAUSE_HARD)
 
 
