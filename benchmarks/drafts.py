@@ -23,13 +23,10 @@ import numpy as np
 import pandas as pd
 
 import dpfl_plugin as dpfl
-from benchmarks.hospitals import _Quiet
+from benchmarks.hospitals import finished
 from benchmarks.pages import ROOT
 from benchmarks.table import table
-from dpfl_plugin.api.training import run_variant
-from dpfl_plugin.config.load import Variant
 from dpfl_plugin.errors import DpflError
-from dpfl_plugin.runtimes.choice import backend_here
 
 RUNS: Final = ROOT / "runs" / "drafts"
 EPSILONS: Final = (1.0, 3.0, 8.0, None)  # None: without noise and clipping, as someone would fit who keeps the records
@@ -204,15 +201,7 @@ def judged(name: str, path: Path, epsilon: float | None, seed: int, settings: Ma
         block[last] = value
     changed = dpfl.load(path).with_(**nested)
     try:
-        result = run_variant(
-            Variant(None, changed.config),
-            changed.base,
-            backend=backend_here(changed.config),
-            reporter=_Quiet(),
-            stop=lambda: False,
-            resume=True,
-            picture=False,
-        ).result
+        result = finished(changed)
     except DpflError as error:
         print(f"{name}: {error}", flush=True)
         return math.nan, math.nan

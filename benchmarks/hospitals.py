@@ -102,6 +102,19 @@ class _Quiet:
         pass
 
 
+def finished(experiment: dpfl.Experiment) -> dict[str, Any]:
+    """What `result.json` of a run holds; one that was cut goes on, and a finished one is not run again."""
+    return run_variant(
+        Variant(None, experiment.config),
+        experiment.base,
+        backend=backend_here(experiment.config),
+        reporter=_Quiet(),
+        stop=lambda: False,
+        resume=True,
+        picture=False,
+    ).result
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Where runs are kept."""
@@ -113,15 +126,7 @@ class Bench:
         privacy = {"epsilon": epsilon} if epsilon is not None else {"epsilon": None, "noise_multiplier": 0}
         table = dpfl.load(ROOT / "configs" / "tables" / f"{name}.yaml")
         changed = table.with_(**method(how, rate), privacy=privacy, seed=seed, out=str(self.out))
-        found = run_variant(
-            Variant(None, changed.config),
-            changed.base,
-            backend=backend_here(changed.config),
-            reporter=_Quiet(),
-            stop=lambda: False,
-            resume=True,
-            picture=False,
-        ).result
+        found = finished(changed)
         spent = found["epsilon"]["server"]["epsilon"]
         assert epsilon is None or spent <= epsilon, (name, how, epsilon, spent)
         return dict(found)

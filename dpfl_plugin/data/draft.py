@@ -274,7 +274,7 @@ def _bins(events: np.ndarray[Any, Any], last: float) -> list[float]:
     count = max(1, min(MOST_BINS, len(events) // EVENTS_OF_BIN))
     ends = [*np.quantile(events, np.arange(1, count) / count, method="inverted_cdf"), last] if len(events) else [last]
     rounded = [_up(end) for end in ends]
-    return sorted({end for end in rounded[:-1] if end < rounded[-1]} | {rounded[-1]})
+    return sorted({end for end in rounded[:-1] if 0 < end < rounded[-1]} | {rounded[-1]})
 
 
 def _up(value: float) -> float:

@@ -187,12 +187,11 @@ class Cumulative(ClosedLoss):
         by_upper, by_lower = above.clone(), at_most.clone()  # logarithms of the derivatives, where z is a level's end
         by_upper[:, 1:] -= above[:, :-1] + between
         by_lower[:, :-1] -= at_most[:, 1:] + between
-        found = torch.zeros_like(outputs)
         level, last = labels.unsqueeze(1), outputs.shape[1]
         is_upper = torch.arange(last, device=outputs.device) == level
         is_lower = torch.arange(1, last + 1, device=outputs.device) == level
-        found = torch.where(is_upper, -by_upper.exp(), found)
-        return torch.where(is_lower, by_lower.exp(), found)
+        derivatives = torch.where(is_upper, -by_upper.exp(), 0.0)
+        return torch.where(is_lower, by_lower.exp(), derivatives)
 
     def examples(self, num_outputs: int) -> Tensor:
         return torch.arange(self.num_classes)

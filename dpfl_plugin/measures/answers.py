@@ -82,8 +82,8 @@ def baseline(outcome: Outcome, labels: NDArray[Any], num_outputs: int, count: in
         counts = np.bincount(labels, minlength=num_outputs)
         shares = counts / len(labels)
         score = np.full(count, shares[1]) if num_outputs == 2 else None
-        said = counts.argmax() if outcome.kind == "classes" else (2 * counts.cumsum() < len(labels)).sum()
-        return Answers(_same(shares, count), np.full(count, said), score)
+        level = counts.argmax() if outcome.kind == "classes" else (2 * counts.cumsum() < len(labels)).sum()
+        return Answers(_same(shares, count), np.full(count, level), score)
     values = labels.astype(np.float64)
     if outcome.kind == "regression":
         return Answers(None, np.full(count, values.mean()))

@@ -440,6 +440,18 @@ def test_drafted_survival_follows_kaplan_meier_up_to_the_last_day(
     assert "nobody is at risk in the bins to 1400, 1600" in told and "End the label's range and bins at 1200" in told
 
 
+def test_bins_are_drafted_though_many_events_are_at_time_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    times = {
+        "x": range(200),
+        "days": [row % 10 * (row % 2) for row in range(200)],
+        "died": [1 - row % 3 // 2 for row in range(200)],
+    }
+    pandas.DataFrame(times).assign(x=lambda frame: frame["x"] % 7 + 0.5).to_csv("all.csv", index=False)
+    assert command("init", "study", "--from", "all.csv", "--time", "days", "--event", "died").code == 0
+    assert command("check", "study/run.yaml").code == 0
+
+
 def test_a_time_beside_a_label_of_two_words_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its name: as a feature it would give the label away."""
     monkeypatch.chdir(tmp_path)
