@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpfl_plugin import registry
 from tests.conformance import test_batches, test_noise, test_sensitivity
-from tests.conformance.cases import SAMPLERS, Case
+from tests.conformance.cases import ENGINES, SAMPLERS, Case
 
 CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"))
 TOGETHER = ("closed_form", "dense")
@@ -75,7 +74,7 @@ def _cases() -> list[Any]:
     on_cpu += [_case("vmap", "fixed", noise="device"), _case("vmap", "fixed", noise="device", unit="silo")]
     on_gpu = [
         _case(engine, sampler, device="cuda", lockstep=engine in TOGETHER, noise=noise)
-        for engine in registry.names("engines")
+        for engine in ENGINES
         for sampler in ("fixed", "poisson", "full")
         for noise in ("host", "device")
     ]

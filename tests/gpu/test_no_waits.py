@@ -51,6 +51,7 @@ def waits() -> Iterator[list[str]]:
     asked += [func.overloadpacket.__name__ for func, *_ in operations.calls if func.overloadpacket.__name__ in WAIT]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("clipping", [name for name, clipping in CLIPPINGS.items() if not clipping.adapts])
