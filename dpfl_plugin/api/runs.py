@@ -383,6 +383,8 @@ def _statistics(result: Mapping[str, Any]) -> list[str]:
         f"{name} " + ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in of_column.items())
         for name, of_column in columns.items()
     ]
+    if shares := result.get("private_statistics", {}).get("class_shares"):
+        texts.insert(0, f"shares of the classes {', '.join(f'{share:.3f}' for share in shares)}")
     more = f"; and {len(texts) - MOST_COLUMNS} more in result.json" if len(texts) > MOST_COLUMNS else ""
     return [f"private statistics, noise included: {'; '.join(texts[:MOST_COLUMNS])}{more}."] if texts else []
 

@@ -134,6 +134,9 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "data.preprocess": "statistics are of columns as the schema makes them. Leave preprocess out",
         "data.memory_map": "scaled records are in memory. Leave memory_map out",
     },
+    "private_statistics.classes": dict.fromkeys(
+        ("algorithm=mr_mtl", "algorithm=local"), "silos' own models would not start with the shares. Leave classes out"
+    ),
     "algorithm=scaffnew": {"silo_rate<1": "every silo needs every mean. Leave silo_rate out, or use scaffold"},
     "runtime.lockstep": {"runtime.stack=1": "there is nothing to stack. Raise stack, or leave it out"},
     "runtime.graphs": {

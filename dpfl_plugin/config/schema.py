@@ -123,6 +123,10 @@ class StatisticsConfig(Strict):
         lt=math.inf,
         description="noise std / sensitivity of a silo's sum, in place of epsilon_share",
     )
+    classes: bool = Field(
+        default=False,
+        description="count the classes, too: the model starts with their shares as what it predicts without features",
+    )
 
 
 class AugmentationConfig(Strict):

@@ -1,7 +1,8 @@
-"""The first round of a run whose records are scaled by private statistics.
+"""The first round of a run whose records are scaled, or whose model starts, by private statistics.
 
 Each silo releases a noisy sum; the server adds them up and sends the sum to all, who scale their records by what
-follows from it. The sum is in a checkpoint before anything else happens: a run that goes on scales by the same.
+follows from it. The sum, and the model that starts by it, are in a checkpoint before anything else happens: a
+run that goes on scales by the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Vectors
@@ -25,12 +27,14 @@ class StatisticsRound:
 
     Attributes:
         num_records: of each silo, that statistics read.
+        begin: (released sums) -> the server's first vectors, where classes were counted; None: they stay.
         done: whether silos' records are as they are to be for the rounds; they are again in every session.
     """
 
     planner: Planner
     account: PrivacyAccount
     num_records: tuple[int, ...]
+    begin: Callable[[Tensor], Vectors] | None = None
     done: bool = False
 
     def run(
@@ -58,6 +62,8 @@ class StatisticsRound:
             sums = send(progress, down, plan, named)["sums"]
             of = sum(self.num_records[silo] for silo in plan.participants), len(plan.participants)
             progress.statistics = torch.cat([torch.tensor(of, dtype=sums.dtype, device=sums.device), sums])
+            if self.begin is not None:
+                progress.server = self.begin(progress.statistics)
             save(progress)
         plan, down = self.planner.of_all("scale", lost=progress.lost), {"sums": progress.statistics}
         send(progress, down, plan, draw(progress, 0, "statistics"))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import torch
 from torch import nn
 
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.models.score_heads import BaselineHazards
 
 
@@ -48,6 +51,27 @@ def grouped_cox(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """
     score = _zero_linear(math.prod(feature_shape), 1, bias=False)
     return nn.Sequential(nn.Flatten(), score, BaselineHazards(num_classes))
+
+
+def predicting(module: nn.Module, shares: Sequence[float]) -> torch.Tensor:
+    """(d,) the trainable parameters of a model whose last layer begins with a bias that says ``shares`` of the classes.
+
+    Raises:
+        UnsupportedError: its last linear layer has no trainable bias, or not an output for each class.
+    """
+    layout, names = Layout.of(module), {layer: name for name, layer in module.named_modules()}
+    last = next((layer for layer in reversed([*module.modules()]) if isinstance(layer, nn.Linear)), None)
+    key = "" if last is None else f"{names[last]}.bias".lstrip(".")
+    outputs = (1,) if len(shares) == 2 else ()
+    if last is None or key not in layout.names or last.out_features not in (*outputs, len(shares)):
+        raise UnsupportedError(
+            "private_statistics.classes: the model does not end with a linear layer that has a bias and an output for "
+            "each class. Leave classes out, or use softmax, logistic or mlp."
+        )
+    logs = torch.tensor(shares, dtype=torch.float64).log()
+    vector = layout.flatten(dict(module.named_parameters()))
+    layout.unflatten(vector)[key].copy_(logs[1:] - logs[:1] if last.out_features == 1 else logs - logs.mean())
+    return vector
 
 
 def _zero_linear(num_inputs: int, num_outputs: int, bias: bool) -> nn.Linear:

@@ -15,7 +15,7 @@ from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.federation.memory import Memory
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import base as engines
@@ -24,6 +24,7 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.choice import PassedTrials
 from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.models.fixed import Before, state_before
+from dpfl_plugin.models.linear import predicting
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.extra_releases import ExtraPlan
@@ -266,6 +267,8 @@ def _draft(
     state = state_before(module)
     check_outcome(config, holding.survey.outcome, holding.survey.num_classes)
     statistics_of(config, holding.survey.inputs)
+    if config.private_statistics is not None and config.private_statistics.classes:
+        _check_classes(holding.survey.outcome, holding.survey.num_classes, module)
     own = own_settings(config, len(num_records), holding.names)
     check_records(config, with_own(rules, config, own, dict.fromkeys(own.of, 1.0)), num_records, holding.names)
     setting = make_setting(config, num_records, holding.names)
@@ -293,6 +296,13 @@ def _draft(
         engine=engine,
         engine_reason=reason,
     )
+
+
+def _check_classes(outcome: Outcome, num_classes: int, module: torch.nn.Module) -> None:
+    """Check that a model can begin with the shares of classes."""
+    if outcome.kind != "classes":
+        raise ConfigError(f"private_statistics.classes: labels are {outcome.kind}, and no classes. Leave classes out.")
+    predicting(module, [1 / num_classes] * num_classes)
 
 
 def _noise(config: Config, draft: _Draft, begun_with: float | None) -> tuple[float, Counter[RoundCost] | None]:

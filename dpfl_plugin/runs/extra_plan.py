@@ -114,10 +114,10 @@ def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]
                 "releases, which are charged. Set private_statistics: {epsilon_share: 0.25}, or take that key out."
             )
         return ()
-    if inputs is not None and not measured:
+    if inputs is not None and not measured and not config.private_statistics.classes:
         raise ConfigError(
             "private_statistics: no column asks for any. Give columns of data.schema scale: mean, scale: quantiles or "
-            "missing: most_frequent, or leave private_statistics out."
+            "missing: most_frequent, set private_statistics.classes, or leave private_statistics out."
         )
     return measured
 
@@ -125,7 +125,9 @@ def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]
 def statistics_planned(config: Config, inputs: Inputs | None, planned: ExtraPlan) -> Statistics | None:
     """How a run releases statistics; None for none. Raises as `statistics_of`."""
     measured = statistics_of(config, inputs)
-    return Statistics(measured, planned.statistics) if measured and planned.statistics is not None else None
+    if config.private_statistics is None or planned.statistics is None or inputs is None:
+        return None
+    return Statistics(measured, planned.statistics, inputs.num_classes if config.private_statistics.classes else 0)
 
 
 def check_extra_releases(config: Config, num_records: Sequence[int], names: Mapping[int, str]) -> None:

@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.scaled_records import scaling_of
+from dpfl_plugin.federation.scaled_records import scaling_of, shares_of
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.summaries import last, of_silos
 from dpfl_plugin.measures.histogram import auc
@@ -375,7 +375,9 @@ def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, A
         return {}
     scaling = scaling_of(statistics, progress.statistics, parts.rules.neighbouring)
     noise = parts.extra_plan.statistics
-    return {"private_statistics": {"noise_multiplier": noise, "columns": scaling.told(), "scaling": scaling.plain()}}
+    told = {"noise_multiplier": noise, "columns": scaling.told(), "scaling": scaling.plain()}
+    shares = shares_of(statistics, progress.statistics, parts.rules.neighbouring)
+    return {"private_statistics": told | ({"class_shares": shares} if shares else {})}
 
 
 def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:

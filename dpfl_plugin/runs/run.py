@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from dpfl_plugin import given
 from dpfl_plugin.algorithms.base import Regrouping
@@ -29,11 +30,12 @@ from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import Runtime
-from dpfl_plugin.federation.scaled_records import SUMS
+from dpfl_plugin.federation.scaled_records import SUMS, shares_of
 from dpfl_plugin.federation.silo_group import SiloMetrics, begun
 from dpfl_plugin.federation.statistics_round import StatisticsRound
 from dpfl_plugin.federation.survivors import TooFewSilosError
 from dpfl_plugin.models.fixed import fixed_digest
+from dpfl_plugin.models.linear import predicting
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
@@ -44,6 +46,7 @@ from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.accounting import in_runs, read_costs
 from dpfl_plugin.runs.backend import Backend
+from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import Checkpoint
 from dpfl_plugin.runs.existing_run import (
     check_beginning,
@@ -52,7 +55,7 @@ from dpfl_plugin.runs.existing_run import (
     refuse_unfinished,
     with_begun_seed,
 )
-from dpfl_plugin.runs.extra_plan import training_records
+from dpfl_plugin.runs.extra_plan import statistics_planned, training_records
 from dpfl_plugin.runs.folder import Result, folder_of, to_json
 from dpfl_plugin.runs.forecast import solving
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
@@ -300,7 +303,9 @@ class ActiveRun:
         planner, first = planner_of(config, parts, run.coins), None
         if parts.extra_plan.statistics is not None:
             num_records = tuple(training_records(config, count) for count in parts.num_records)
-            first = StatisticsRound(planner, self.account, num_records)
+            counts = config.private_statistics is not None and config.private_statistics.classes
+            begin = functools.partial(_begun_by, config, parts) if counts else None
+            first = StatisticsRound(planner, self.account, num_records, begin)
         return RoundLoop(
             planner=planner,
             runtime=self.runtime,
@@ -554,3 +559,11 @@ def _moved(vectors: Vectors, device: torch.device) -> Vectors:
 
 def _by_part(seconds: Mapping[Part, float]) -> dict[str, float]:
     return {part: round(seconds[part], 6) for part in PARTS if part in seconds}
+
+
+def _begun_by(config: Config, parts: Parts, sums: Tensor) -> Vectors:
+    """The server's vectors, of a model that begins with the released shares of classes."""
+    statistics = statistics_planned(config, parts.inputs, parts.extra_plan)
+    assert statistics is not None
+    model = predicting(parts.module, shares_of(statistics, sums, parts.rules.neighbouring))
+    return parts.algorithm.init_server(model.to(parts.model), parts.setting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,7 +47,7 @@ CONFIG: dict[str, Any] = {
     "model": "softmax",
     "algorithm": {"name": "fedavg", "local_steps": 2, "local_lr": 0.5},
     "privacy": {"noise_multiplier": 2.0, "delta": DELTA, "sampler": "full"},
-    "private_statistics": {"noise_multiplier": 5.0},
+    "private_statistics": {"noise_multiplier": 5.0, "classes": True},
 }
 SOLVED = {"privacy": {"noise_multiplier": None, "epsilon": 3.0}, "private_statistics": {"noise_multiplier": None}}
 
@@ -101,6 +102,34 @@ def test_without_noise_columns_are_scaled_by_the_statistics_of_all_training_reco
     assert result["epsilon"]["server"]["epsilon"] is None
 
 
+@pytest.mark.parametrize("model", ["softmax", "logistic", {"name": "mlp", "hidden": [3]}], ids=str)
+def test_the_model_begins_with_the_shares_of_the_classes(tmp_path: Path, model: Any) -> None:
+    """Its last bias predicts them; steps are too small to change it."""
+    changes = {
+        "model": model,
+        "algorithm": {"local_lr": 1e-9},
+        "privacy": {"noise_multiplier": 0, "clip_norm": 1.0},
+        "private_statistics": {"noise_multiplier": 0},
+    }
+    result = run(config(tmp_path, changes))
+    ill = float((pandas.concat([FRAMES["a"], FRAMES["b"]])["ill"] == "yes").mean())
+    assert result["private_statistics"]["class_shares"] == pytest.approx([1 - ill, ill])
+    (bias,) = [v for k, v in load_file(Path(result["folder"]) / "model.safetensors").items() if k.endswith("bias")][-1:]
+    difference = bias[0] if len(bias) == 1 else bias[1] - bias[0]
+    assert float(difference) == pytest.approx(math.log(ill / (1 - ill)), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": {"name": "softmax", "bias": False}}, "does not end with a linear layer that has a bias"),
+        ({"algorithm": {"name": "local"}}, "silos' own models would not start with the shares"),
+    ],
+)
+def test_counts_of_classes_are_refused_where_no_model_begins_with_them(tmp_path: Path, changes: Any, why: str) -> None:
+    one_message(dpfl("run", config(tmp_path, changes)), why)
+
+
 def by_dp_accounting(*noise: float) -> float:
     """Of Gaussian releases of one whole data set, which another package composes. Replacing is a shift by Delta."""
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=1e-4)
@@ -130,7 +159,10 @@ def test_noise_is_solved_so_that_statistics_and_rounds_fit_together(tmp_path: Pa
     assert 0.74 < by_dp_accounting(of_statistics) <= 0.7505, "a quarter of epsilon 3, if nothing else was released"
     assert 2.98 < by_dp_accounting(of_statistics, *[noise] * 6) <= 3.002
     assert str(noise) in done.out
-    assert "private statistics, noise included: age mean " in dpfl("run", path, "--out", tmp_path / "runs").out
+    assert (
+        "private statistics, noise included: shares of the classes "
+        in dpfl("run", path, "--out", tmp_path / "runs").out
+    )
 
 
 class Died(BaseException):
@@ -290,11 +322,12 @@ def test_scores_are_of_other_records_than_statistics(tmp_path: Path) -> None:
         ({"private_statistics": None}, ("data.schema.columns.age.scale: mean", "Set private_statistics")),
         (
             {
+                "private_statistics": {"classes": False},
                 "data": {
                     "schema": {
                         "columns": {"age": {"scale": None}, "lab": {"scale": None}, "sex": {"missing": "category"}}
                     }
-                }
+                },
             },
             ("private_statistics: no column asks for any",),
         ),

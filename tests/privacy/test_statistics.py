@@ -44,6 +44,26 @@ def test_a_sum_is_charged_as_one_release_of_all_records_with_the_sensitivity_of_
     )
 
 
+@pytest.mark.parametrize(("neighbouring", "squares"), [("replace_one", 2 * 4 + 4 * 2), ("add_or_remove", 6)])
+def test_counts_of_classes_are_a_part_of_the_sum_and_of_its_sensitivity(neighbouring, squares):
+    """A record that changes from one class to another moves them by sqrt(2)."""
+    statistics, labels = Statistics(MEASURED, 0.0, num_classes=3), torch.tensor([2, 0, 2, 1])
+    assert statistics.sensitivity(neighbouring) == pytest.approx(math.sqrt(squares))
+    features, one = encoded(stream(0, "trial"), 4), torch.ones(4, OF_RECORDS)
+    sums = statistics.noisy(features, one, neighbouring, stream(0, "statistics"), labels)
+    assert torch.equal(sums[:-3], exact(features))
+    assert sums[-3:].tolist() == [1, 1, 2]
+    assert statistics.class_shares(sums, 1, neighbouring) == [0.25, 0.25, 0.5]
+
+
+def test_no_share_of_a_class_is_below_what_noise_makes_of_nothing() -> None:
+    statistics = Statistics((), 10.0, num_classes=2)
+    floor = 10 * math.sqrt(2) * math.sqrt(4)
+    assert statistics.class_shares(torch.tensor([1000.0, -5.0]), 4, "replace_one") == pytest.approx(
+        [1000 / (1000 + floor), floor / (1000 + floor)]
+    )
+
+
 def anything(rng: np.random.Generator, count: int) -> torch.Tensor:
     """Features as no encoder writes them, and as it does: the bound holds for both."""
     x = rng.normal(0, 2, (count, WIDTH))
