@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.api import tables
-from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.api.training_defaults import TrainingDefaults, squared_norm_of, training_defaults
+from dpfl_plugin.core.outcomes import Outcome, OutcomeKind
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.federation import alone
@@ -31,11 +32,11 @@ DELIMITERS: Final = ",;\t|"
 SUFFIXES: Final = (".csv", ".csv.gz")
 TABLES: Final = (*SUFFIXES, ".tsv", ".txt", ".parquet", ".xlsx")
 FAR_APART: Final = 10.0  # scales of columns
-LOCAL_LR: Final = 0.3  # of classes: of 0.1, 0.3, 1 and 3 the best over tables of hospitals, with averaged models
-STEEP_LR: Final = 0.1  # of regression and counts: of 0.01, 0.03, 0.1 and 0.3 the best on stays in hospitals and scores
 DEALT: Final = 5  # silos that the records of one file are dealt to
 ONE_FILE: Final = f"One file and no silo column: its records are dealt to {DEALT} silos at random, as a simulation."
-FEW: Final = 10  # records of a silo, below which a fixed share of those to train on may be none
+EPSILON: Final = 4.0  # of a drafted run
+TRAINING: Final = 0.8  # of a silo's records, the others being for tests
+UNIT_NORM: Final = 1.0  # the squared norm of a record that `unit_norm` scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,7 @@ class DataBlock:
     Attributes:
         dataset: the block of that name. schema: drafted. classes: that were read from the records.
         dealt: how many silos the records of one file are dealt to; None: the silos that the data have.
-        fewest: how many records the smallest silo has, where a fixed share of these may be none.
-        local_lr: a step small enough that the noise of small silos does not make a model over-confident, and large
-            enough to leave the constant model. Squared errors and counts are steeper than classes.
+        training: how to train; None: for made-up records.
         has_classes: whether a tuning, whose scores count right answers, can compare steps.
         model: the linear model of the outcome.
     """
@@ -81,8 +80,7 @@ class DataBlock:
     schema: Mapping[str, Any] | None = None
     classes: tuple[str, ...] = ()
     dealt: int | None = None
-    fewest: int | None = None
-    local_lr: float = LOCAL_LR
+    training: TrainingDefaults | None = None
     has_classes: bool = True
     model: str = "softmax"
 
@@ -136,8 +134,9 @@ def csv_block(own: OwnData, folder: Path) -> DataBlock:
     silos = [] if read.groups is None else [read.silo_names[silo] for silo in read.groups.tolist()]
     told += alone(silos)
     told += [ONE_FILE] * (dealt is not None)
-    fewest = min(Counter(silos).values(), default=None)
-    return DataBlock(dataset, tuple(told), classes=tuple(read.class_names), dealt=dealt, fewest=_if_few(fewest))
+    sizes = tuple(Counter(silos).values()) or (len(read.labels),)
+    training = training_of("classes", UNIT_NORM, sizes, dealt)
+    return DataBlock(dataset, tuple(told), classes=tuple(read.class_names), dealt=dealt, training=training)
 
 
 def schema_block(own: OwnData, folder: Path) -> DataBlock:
@@ -167,8 +166,7 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
         tuple(told),
         draft.schema,
         dealt=dealt,
-        fewest=_if_few(draft.fewest),
-        local_lr=STEEP_LR if outcome in ("regression", "counts") else LOCAL_LR,
+        training=training_of(outcome, squared_norm_of(draft.schema["columns"]), draft.sizes, dealt, draft.rarest),
         has_classes=Outcome(outcome).has_classes,
         model={"classes": "softmax", "survival": "grouped_cox"}.get(outcome, "linear"),
     )
@@ -178,9 +176,18 @@ def _one(patterns: list[str]) -> str | list[str]:
     return patterns[0] if len(patterns) == 1 else patterns
 
 
-def _if_few(fewest: int | None) -> int | None:
-    """``fewest`` where a batch of a fixed share of so few records may be empty."""
-    return None if fewest is None or fewest >= FEW else fewest
+def training_of(
+    outcome: OutcomeKind, squared_norm: float, sizes: Sequence[int], dealt: int | None, rarest: float | None = None
+) -> TrainingDefaults:
+    """How to train on silos of these ``sizes``."""
+    return training_defaults(
+        outcome,
+        squared_norm,
+        num_records=TRAINING * sum(sizes),
+        num_silos=dealt or len(sizes),
+        epsilon=EPSILON,
+        rarest=rarest,
+    )
 
 
 def _told_of_numbers(unused: Sequence[str], different: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin import registry
-from dpfl_plugin.api.project_data import DataBlock, OwnData, csv_block, schema_block
+from dpfl_plugin.api.project_data import EPSILON, UNIT_NORM, DataBlock, OwnData, csv_block, schema_block, training_of
 from dpfl_plugin.config import yaml_text
 from dpfl_plugin.core.text import Printed, render
 from dpfl_plugin.errors import ConfigError, nearest
@@ -149,7 +149,16 @@ def rendered(name: str, block: DataBlock | None = None) -> dict[str, str]:
     """A project's files, {path: text}."""
     block = block or DataBlock()
     one_line = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
-    values = {**asdict(block), "name": name, "made_up": block.made_up, "flow": yaml_text.flow, "json": one_line}
+    training = block.training or training_of("classes", UNIT_NORM, [RECORDS] * len(SILOS), None)
+    values = {
+        **asdict(block),
+        "training": training,
+        "epsilon": f"{EPSILON:g}",
+        "name": name,
+        "made_up": block.made_up,
+        "flow": yaml_text.flow,
+        "json": one_line,
+    }
     files = {
         CONFIG: render("project/run.yaml.jinja", **values),
         "notebook.ipynb": render("project/notebook.ipynb.jinja", name=name),

@@ -1,0 +1,79 @@
+"""How a drafted configuration trains: rounds, step and clipping norm, from public facts alone.
+
+One rule for all outcomes and tables. It was found on eight tables at epsilon 1, 3 and 8; what it comes to, beside the
+best of 200 drawn settings, is measured by `python -m benchmarks.drafts` (docs/planning.md). All batches are full and a
+round is one step: of linear models nothing else has less noise. Then the noise in a model is in proportion to the sum
+of all steps times the clipping norm, and does not depend on the number of rounds.
+
+Lengths are in units of B, that of a usual record as the schema encodes it, with 1 for the intercept. A gradient is B
+times the derivative of the loss by the model's output, which for classes is at most sqrt(2) and for half of all records
+below 1; and the loss curves in proportion to B^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dpfl_plugin.core.outcomes import OutcomeKind
+from dpfl_plugin.core.rounding import digits
+
+CLIP: Final[Mapping[str, float]] = {"regression": 0.5, "counts": 2.0}
+"""Clipping norm / B; 1 of other outcomes. Squared errors are of labels between -1 and 1, and counts vary more."""
+STEP: Final[Mapping[str, float]] = {"counts": 1.0}
+"""Step size times B^2; 4 of other outcomes. Expected counts are exponentials, and overshoot."""
+RARE: Final = 0.15
+"""The share of the rarest class below which the model begins with charged counts of the classes, and nothing is clipped
+whose derivative is at most sqrt(2): clipping cuts records of a rare class alone, and the risks come out too low."""
+ROUNDS: Final = (20, 50)  # at least, and at most
+PER_ROUND: Final = 50.0  # records times epsilon, over the root of the silos: fewer than this leave no signal in a round
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingDefaults:
+    """What is drafted; count_classes: whether the model begins with charged counts of the classes."""
+
+    rounds: int
+    clip_norm: float
+    local_lr: float
+    count_classes: bool = False
+
+
+def training_defaults(
+    outcome: OutcomeKind,
+    squared_norm: float,
+    *,
+    num_records: float,
+    num_silos: int,
+    epsilon: float,
+    rarest: float | None = None,
+) -> TrainingDefaults:
+    """What to draft.
+
+    Args:
+        squared_norm: of a usual record, without the intercept (`squared_norm_of`).
+        num_records: that all silos train on together. rarest: the share of the rarest class; None: unknown or none.
+    """
+    length, rare = math.sqrt(1 + squared_norm), rarest is not None and rarest < RARE
+    least, most = ROUNDS
+    rounds = round(num_records * epsilon / math.sqrt(num_silos) / PER_ROUND)
+    return TrainingDefaults(
+        rounds=min(max(rounds, least), most),
+        clip_norm=float(digits(length * (math.sqrt(2) if rare else CLIP.get(outcome, 1.0)), 2)),
+        local_lr=float(digits(STEP.get(outcome, 4.0) / length**2, 2)),
+        count_classes=rare,
+    )
+
+
+def squared_norm_of(columns: Mapping[str, Mapping[str, Any]]) -> float:
+    """The squared norm of a usual record of a schema's columns: 1 of a category, of which one feature is 1; a half of
+    one with two values, which is one feature of 0 and 1, and of anything else, which lies within [-1, 1]."""
+    total = 0.0
+    for column in columns.values():
+        if column["type"] in ("ignored", "identifier"):
+            continue
+        values = len(column.get("values", ())) + (column.get("missing") == "category")
+        total += 1.0 if column["type"] == "category" and values > 2 else 0.5
+    return total
