@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -229,8 +230,9 @@ def plain_value(value: str) -> int | str:
 def _date(words: Collection[str], form: str | None) -> dict[str, Any]:
     """From the first of January of the first year to that after the last."""
     column = Column(type="date", range=("1900-01-01", "2100-01-01"), format=form)
-    years = [1970 + math.floor(column.days(word) / 365.2425) for word in words]
-    entry: dict[str, Any] = {"type": "date", "range": [f"{min(years):04d}-01-01", f"{max(years) + 2:04d}-01-01"]}
+    days = [column.days(word) for word in words]
+    first, last = (datetime.date(1970, 1, 1) + datetime.timedelta(math.floor(day)) for day in (min(days), max(days)))
+    entry: dict[str, Any] = {"type": "date", "range": [f"{first.year:04d}-01-01", f"{last.year + 1:04d}-01-01"]}
     return entry | ({} if form is None else {"format": form})
 
 

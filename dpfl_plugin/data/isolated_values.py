@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-FAR: Final = 3  # widths of all other numbers: no measurement of the same thing
+FAR: Final = 4  # widths of all other numbers: no measurement of the same thing
 MOST_FAR: Final = 5  # different numbers on one side, and
 SHARE_FAR: Final = 0.05  # of all cells, at most: more are no slips
 LEAST: Final = 5  # different numbers, from which others can be far
