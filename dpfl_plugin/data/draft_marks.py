@@ -55,7 +55,9 @@ def marks_of(columns: Mapping[str, Seen], labels: Collection[str]) -> Marks:
     """
     thousands = {name: found for name, one in columns.items() if (found := _thousands(one)) is not None}
     grouped_by = {name: found.mark for name, found in thousands.items() if found.sure and name not in labels}
-    columns = {name: _without(one, grouped_by[name]) if name in grouped_by else one for name, one in columns.items()}
+    columns = {
+        name: without_thousands(one, grouped_by[name]) if name in grouped_by else one for name, one in columns.items()
+    }
     certain = {
         name: marks(one)
         for name, one in columns.items()
@@ -96,7 +98,7 @@ def marks_of(columns: Mapping[str, Seen], labels: Collection[str]) -> Marks:
     return Marks(decimal, left_out, tuple(told), grouped_by, {name: columns[name] for name in grouped_by})
 
 
-def _without(column: Seen, mark: Mark) -> Seen:
+def without_thousands(column: Seen, mark: Mark) -> Seen:
     """A column whose cells of text have no marks of thousands, and a point where these say the decimal mark."""
     decimal = decimal_beside(mark)
 

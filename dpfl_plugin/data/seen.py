@@ -102,30 +102,38 @@ class Seen:
             kept = ~np.isnan(values)
         return values[kept], sites.of_record[kept]
 
+    def numbers(self, sites: Sites) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """(number, the place of its site) [n] of each cell that is a value; nan of one that is no number."""
+        cells, where = self.cells.drop_null(), sites.of_record[self.cells.is_valid().to_numpy(zero_copy_only=False)]
+        try:
+            values = pc.cast(cells, pa.float64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            encoded = cells.dictionary_encode()
+            numbers = [_number(word) for word in encoded.dictionary.to_pylist()]
+            values = np.array([np.nan if number is None else number for number in numbers])[encoded.indices.to_numpy()]
+        return values, where
+
     def first(self, words: Collection[str], sites: Sites) -> list[str]:
         """Where the first few cells with one of these ``words`` are, and what they hold."""
-        rows = np.flatnonzero(pc.is_in(self.cells, value_set=pa.array(sorted(words), pa.string())))[:SHOWN]
+        return self.at(np.flatnonzero(pc.is_in(self.cells, value_set=pa.array(sorted(words), pa.string()))), sites)
+
+    def at(self, rows: NDArray[np.int64], sites: Sites) -> list[str]:
+        """Where the first few of these cells are, and what they hold."""
+        return [f"{self.line(row, sites)}: {self.cells[row].as_py()!r}" for row in rows[:SHOWN].tolist()]
+
+    def line(self, row: int, sites: Sites) -> str:
+        """E.g. "north.csv, line 7"."""
         ends = np.cumsum([len(part) for _, part in self.parts])
-        found = []
-        for row in rows.tolist():
-            place = int(np.searchsorted(ends, row, side="right"))
-            table = self.parts[place][0]
-            before = sum(len(part) for other, part in self.parts[:place] if other != table)
-            where = line_of(sites, table, row - before)
-            found.append(f"{where}: {self.cells[row].as_py()!r}")
-        return found
+        table = self.parts[int(np.searchsorted(ends, row, side="right"))][0]
+        record = row - sum(len(part) for other, part in self.parts if other < table)
+        pieces = sites.tables[table]
+        return f"{sites.table_names[table]}, {pieces.unit} {pieces.lines([record])[record]}"
 
     def _texts(self, parts: Iterable[pa.Array]) -> pa.Array:
         texts = [pc.utf8_trim_whitespace(plain(part)) for part in parts]
         text = pa.chunked_array(texts, pa.string()).combine_chunks()
         nothing = pc.is_in(text, value_set=pa.array(sorted(self.nothing), pa.string()))
         return pc.if_else(nothing, pa.scalar(None, pa.string()), text)
-
-
-def line_of(sites: Sites, table: int, record: int) -> str:
-    """E.g. "north.csv, line 7"."""
-    pieces = sites.tables[table]
-    return f"{sites.table_names[table]}, {pieces.unit} {pieces.lines([record])[record]}"
 
 
 def site_list(sites: Sites, places: Iterable[int]) -> str:
