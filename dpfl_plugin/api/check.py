@@ -15,9 +15,13 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.tables import NOTHING_DONE
 from dpfl_plugin.config.load import Variant, in_file
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.tables import NAME as TABLE
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.federation.measuring import labels_of
 from dpfl_plugin.measures.answers import counts_by_bin
@@ -164,8 +168,26 @@ def _checked(variant: Variant, base: Path, warnings: tuple[str, ...]) -> RunChec
             *filter(None, more),
             *unequal(config, parts.num_records),
         ),
-        notes=(*as_read, *parts.notes, *_bins_of_time(parts, persons=config.privacy.unit == "person")),
+        notes=(
+            *as_read,
+            *parts.notes,
+            *_compared(config, base),
+            *_bins_of_time(parts, persons=config.privacy.unit == "person"),
+        ),
     )
+
+
+def _compared(config: Config, base: Path) -> tuple[str, ...]:
+    """How the sites' tables differ, of tables with a schema."""
+    options = config.data.dataset.options
+    if config.data.dataset.name != TABLE:
+        return ()
+    from dpfl_plugin.data.reading import format_of  # pyarrow, which tables need
+    from dpfl_plugin.data.site_comparison import compare_files
+
+    source = DataSource(Path(config.data.folder) if config.data.folder else None, base=base)
+    paths = source.paths(options["files"], "files")
+    return compare_files(paths, TableSchema.parse(options["schema"]), format_of(options))
 
 
 def _bins_of_time(parts: Parts, *, persons: bool) -> list[str]:

@@ -110,7 +110,8 @@ def csv_block(own: OwnData, folder: Path) -> DataBlock:
         if READS_ALL in str(error):
             raise
         raise DataError(f"{error}\n{READS_ALL}") from error
-    numbers = record_columns(read.columns, [read.features])
+    sites = np.zeros(len(read.features), np.int64) if read.groups is None else read.groups
+    numbers = record_columns(read.columns, read.features, sites)
     if len(numbers) == len(read.columns):
         raise DataError(
             f"{paths[0]}: no column is left to learn from: {column_list(words + numbers)} hold words, or numbers that "
@@ -128,9 +129,9 @@ def csv_block(own: OwnData, folder: Path) -> DataBlock:
         told.append(f"not used, as they hold words: {column_list(words)}. Encode them as numbers to use them.")
         told.append("A schema reads words, dates, gaps and marks of thousands: `dpfl init --from` drafts one.")
     told += _scales(features, read.features[:, [read.columns.index(name) for name in features]])
-    told += _told_of_numbers(numbers, identifier_columns(read.columns, [read.features]))
+    told += _told_of_numbers(numbers, identifier_columns(read.columns, read.features, sites))
     mend = f"If so, name it as person_column, {KEEPS}; or leave it out: ignore_columns."
-    told += [whose(name, mend) for name in person_columns(read.columns, [read.features])]
+    told += [whose(name, mend) for name in person_columns(read.columns, read.features, sites)]
     silos = [] if read.groups is None else [read.silo_names[silo] for silo in read.groups.tolist()]
     told += alone(silos)
     told += [ONE_FILE] * (dealt is not None)

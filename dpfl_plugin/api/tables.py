@@ -95,9 +95,11 @@ def check_tables(
     options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
     known, found = _read(files, schema, options)
     from dpfl_plugin.data import reading
+    from dpfl_plugin.data.site_comparison import compare_files
 
+    notes = reading.notes(found, known), compare_files([one.path for one in found], known, reading.format_of(options))
     return CheckedTables(
-        {str(one.path): len(one.table.labels) for one in found}, known.features, reading.notes(found, known)
+        {str(one.path): len(one.table.labels) for one in found}, known.features, (*notes[0], *notes[1])
     )
 
 

@@ -28,6 +28,7 @@ NOT_KNOWN: Final = "The model knows nothing else: correct this file, or leave th
 NO_NEED: Final = "Correct it, or leave the cell empty: a label is not needed."
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
+_LIMIT: Final = re.compile(r"^[<>≤≥]=? *(?=[-+.\d])")
 
 
 @dataclass(slots=True)
@@ -201,7 +202,9 @@ class Cells:
         """Of cells some of which are no numbers, each different one once."""
         encoded = text.dictionary_encode()
         words = encoded.dictionary.to_pylist()
-        table = np.array([float(word) if _NUMBER.fullmatch(word) else np.nan for word in words] + [np.nan])
+        limits = {word: limit for word in words if (limit := censored_number(word)) is not None}
+        numbers = [limits.get(word, float(word) if _NUMBER.fullmatch(word) else np.nan) for word in words]
+        table = np.array([*numbers, np.nan])
         at = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
         kinds = self._kinds(words)
         for kind, (what, many, mend) in self._mends(words, kinds).items():
@@ -213,7 +216,7 @@ class Cells:
         found = []
         for word in words:
             marks = grouped(word)
-            if _NUMBER.fullmatch(word):
+            if _NUMBER.fullmatch(word) or censored_number(word) is not None:
                 found.append("number")
             elif marks is not None and marks.sure:
                 found.append("thousands")
@@ -299,6 +302,12 @@ def plain(array: pa.Array) -> pa.Array:
     if pa.types.is_floating(array.type):  # pandas has whole numbers so, where one of them is missing
         array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
     return array if array.type == pa.string() else pc.cast(array, pa.string())
+
+
+def censored_number(text: str) -> float | None:
+    """The limit of a number that is below or above one, as <5 and >90; None of other text."""
+    number = _LIMIT.sub("", text)
+    return float(number) if number != text and _NUMBER.fullmatch(number) else None
 
 
 def empty_records(columns: Iterable[pa.Array], size: int) -> Mask:

@@ -6,8 +6,8 @@ one, until whoever knows categories and ranges without looking has put them in t
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,26 +18,30 @@ import numpy as np
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import empty_records
-from dpfl_plugin.data.draft_dates import DAY_FIRST, MONTH_FIRST, in_doubt
-from dpfl_plugin.data.draft_marks import NOT_USED, Marks, marks_of
-from dpfl_plugin.data.draft_notes import MOST_VALUES, Places, kinds_of, notes
+from dpfl_plugin.data.draft_columns import (
+    Drafted,
+    alike,
+    draft_column,
+    kinds_of,
+    plain_value,
+    spelt,
+    times,
+    told_of_slips,
+)
+from dpfl_plugin.data.draft_marks import NOT_USED, marks_of
 from dpfl_plugin.data.federation import alone
-from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, SHOWN, Flaws, no_header
-from dpfl_plugin.data.identifiers import are_identifiers
+from dpfl_plugin.data.flaws import NAMELESS, SHOWN, Flaws, no_header
+from dpfl_plugin.data.isolated_values import isolated
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import NotUtf8Error, Pieces, TextFormat, frame_pieces, open_table, sentence
-from dpfl_plugin.data.schema import Column
-from dpfl_plugin.data.seen import Seen, Sorted, best, is_date, is_number, nearly_all, numbers_of, outwards
+from dpfl_plugin.data.seen import Seen, Sites, is_number, nearly_all, numbers_of, outwards
+from dpfl_plugin.data.site_dates import doubts
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
-MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
 MOST_CLASSES: Final = 20
-DATES: Final = (None, "%d.%m.%Y", DAY_FIRST, MONTH_FIRST)
-KINDS: Final = (is_number, *map(is_date, DATES))
 MOST_BINS: Final = 8  # of time; each has a baseline hazard of its own, for which noise is paid
 EVENTS_OF_BIN: Final = 20  # in the mean, or bins are fewer
-LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a category with more than MOST_LEVELS
 EMPTY: Final = "is empty: its first line must name the columns, and records follow it."
 
 
@@ -164,31 +168,39 @@ def _other_columns(name: str, header: Sequence[str], first: str, of_first: Seque
 def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
     _check_header(tables[0], names[0], roles)
     seen = _read(tables, names)
-    measured = {name: one for name, one in seen.items() if name not in (roles.silo, roles.person)}
+    sites, dealt = _sites(seen, roles, tables, names), len(names) == 1 and roles.silo is None
+    unread = {
+        name: f"{name} {NOT_USED}: its cells are of type {kind}." for name, one in seen.items() if (kind := one.unread)
+    }
+    measured = {name: one for name, one in seen.items() if name not in (roles.silo, roles.person, *unread)}
     written = marks_of(measured, [name for name in (roles.label, roles.time, roles.event) if name is not None])
     seen |= written.plain
-    written = replace(written, left_out={**written.left_out, **in_doubt(measured, written.left_out)})
-    for name in (roles.label, roles.time, roles.event):
-        if name is not None and name in written.left_out:
-            raise DataError(written.left_out[name].replace(NOT_USED, "cannot be predicted"))
+    left_out, dates = doubts(measured, written.left_out, sites)
+    left_out = {**unread, **written.left_out, **left_out}
+    for name in roles.columns.values():
+        if name in left_out:
+            raise DataError(left_out[name].replace(NOT_USED, "cannot be predicted"))
     form = replace(form, decimal=written.decimal)
     columns = {
-        name: {"type": "ignored"} if name in written.left_out else _column(one, written)
+        name: Drafted({"type": "ignored"}) if name in left_out else draft_column(one, sites, written, roles.person)
         for name, one in seen.items()
         if name not in roles.columns.values()
     }
-    if all(entry["type"] in ("identifier", "ignored") for entry in columns.values()):
+    entries = {name: one.entry for name, one in columns.items()}
+    of_columns = [line for one in columns.values() for line in one.told]
+    if all(entry["type"] in ("identifier", "ignored") for entry in entries.values()):
         used = ", ".join(roles.columns.values())
-        why = "".join(f" It has columns {told}" for told in kinds_of(columns, seen, written))
-        why += "".join(f" {told}" for told in written.left_out.values())
-        raise DataError(f"{names[0]}: no column is left to learn from besides {used}.{why}")
-    label, told = _outcome(seen, roles, written)
+        why = [*kinds_of(columns), *left_out.values(), *of_columns]
+        raise DataError(" ".join([f"{names[0]}: no column is left to learn from besides {used}.", *why]))
+    label, told = _outcome(seen, roles, sites)
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
-    schema = {"drafted": True, "label": label, **named, "columns": columns}
-    silos = _silos(seen, roles, names)
-    fewest = min(Counter(silos).values(), default=None)
-    told += notes(label, columns, seen, written, Places(tables, names), person=roles.person)
-    return Draft(schema, form, (*told, *alone(silos), *_sheets(tables, names)), fewest)
+    schema = {"drafted": True, "label": label, **named, "columns": entries}
+    classes = label.get("classes", ())
+    told += [*alike(label.get("column"), classes), *(times(label["column"], columns) if len(classes) == 2 else ())]
+    told += [*kinds_of(columns), *written.told, *dates, *left_out.values(), *of_columns]
+    silos = [] if dealt else np.bincount(sites.of_record).tolist()
+    told += [*(() if dealt else alone(sites.names[place] for place in sites.of_record)), *_sheets(tables, names)]
+    return Draft(schema, form, tuple(told), min(silos, default=None))
 
 
 def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
@@ -200,22 +212,20 @@ def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
     return [f"{', '.join(where)}: {note}." for note, where in by_note.items()]
 
 
-def _silos(seen: Mapping[str, Seen], roles: Roles, names: Sequence[str]) -> list[str]:
-    """Whose each record is: by their column, or else the files; [] of one file, whose records are dealt out."""
-    if roles.silo is not None:
-        words: list[str] = seen[roles.silo].words.to_pylist()
-        return words
-    if len(names) == 1:
-        return []
-    silos, any_column = silo_names([Path(name) for name in names]), next(iter(seen.values()))
-    return [silos[place] for place, part in any_column.parts for _ in range(len(part))]
+def _sites(seen: Mapping[str, Seen], roles: Roles, tables: Sequence[Pieces], names: Sequence[str]) -> Sites:
+    """Whose each record is: by their column, or else the files."""
+    any_column = next(iter(seen.values()))  # all are of one length
+    if roles.silo is None:
+        sizes = np.bincount([place for place, part in any_column.parts for _ in range(len(part))], minlength=len(names))
+        return Sites(tables, names, silo_names([Path(name) for name in names]), np.repeat(np.arange(len(names)), sizes))
+    encoded = seen[roles.silo].cells.fill_null("").dictionary_encode()
+    return Sites(tables, names, encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64))
 
 
-def _outcome(seen: Mapping[str, Seen], roles: Roles, written: Marks) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _outcome(seen: Mapping[str, Seen], roles: Roles, sites: Sites) -> tuple[dict[str, Any], list[str]]:
     """(the schema's label, what to say of it)"""
-    decimal = written.decimal
     if roles.label is not None:
-        found = _label(seen[roles.label], decimal)
+        found, far = _label(seen[roles.label], sites)
         listed = found["classes"] if "classes" in found else found["range"]
         told = [f"label: {roles.label}, {found['outcome']} [{', '.join(map(str, listed))}]."]
         if found["outcome"] == "classes" and len(listed) > 2 and all(isinstance(name, int) for name in listed):
@@ -229,41 +239,41 @@ def _outcome(seen: Mapping[str, Seen], roles: Roles, written: Marks) -> tuple[di
                 f"{positive} is the positive class of auc, f1 and the like, as the second of two; "
                 f"classes: [{positive}, {other}] would make it {other}."
             )
-        low = found.get("range", [-1])[0]
-        if low >= 0 and _column(seen[roles.label], written)["type"] == "integer":
+        numbers = numbers_of(list(seen[roles.label].counts))
+        if found["outcome"] == "regression" and numbers is not None and (numbers == np.floor(np.abs(numbers))).all():
             told.append(f"If {roles.label} counts something: outcome: counts, with a range that begins at 0.")
-        return found, tuple(told)
+        return found, told + far
     assert roles.time is not None and roles.event is not None
-    times = pc.unique(seen[roles.time].words).to_pylist()
-    numbers = numbers_of(times, decimal)
+    words = list(seen[roles.time].counts)
+    numbers = numbers_of(words)
     if numbers is None or not len(numbers) or numbers.min() < 0 or numbers.max() == 0:
-        odd = [word for word in times if (one := numbers_of([word], decimal)) is None or one.min() < 0]
+        odd = [word for word in words if (one := numbers_of([word])) is None or one.min() < 0]
         holds = (
             f"holds {', '.join(map(repr, odd[:5]))}{', ...' * (len(odd) > 5)}, which are"
-            if odd and len(odd) < len(times)
+            if odd and len(odd) < len(words)
             else "holds"
         )
         raise DataError(
             f"column {roles.time!r} {holds} no times: numbers from 0 on, in days, months or years. Mend these "
             "records, leave them out, or name another column."
         )
-    words = sorted(pc.unique(seen[roles.event].words).to_pylist())
+    words = sorted(seen[roles.event].counts)
     if len(words) != 2:
         shown = ", ".join(map(repr, words[:10])) or "no value"
         raise DataError(f"column {roles.event!r} holds {shown}: it must have two words, for no event and for one.")
     no, yes = words
-    every, happened = numbers_of(seen[roles.time].words.to_pylist(), decimal), seen[roles.event].words.to_pylist()
-    assert every is not None
-    aligned = len(every) == len(happened) == seen[roles.time].count  # no cell is empty
-    events = every[np.array(happened) == yes] if aligned else every
+    every, happened = seen[roles.time].cells, seen[roles.event].cells
+    with_event = every.filter(pc.fill_null(pc.equal(happened, yes), fill_value=False)).drop_null().to_pylist()
+    events = numbers_of(with_event)
+    assert events is not None
     bins = _bins(events, float(numbers.max()))
     found = {"outcome": "survival", "time": roles.time, "event": roles.event, "range": [0, bins[-1]], "bins": bins}
-    found |= {} if words == ["0", "1"] else {"event_values": [_plain(word) for word in words]}
-    return found, (
+    found |= {} if words == ["0", "1"] else {"event_values": [plain_value(word) for word in words]}
+    return found, [
         f"label: survival, {roles.time} from 0 to {bins[-1]}; {roles.event}: {yes!r} is an event, {no!r} is none.",
         f"Survival is predicted at the ends of bins, {roles.time} {', '.join(map(str, bins))}: each has about as many "
         "events. Choose times that matter to you; nothing is predicted beyond the last one.",
-    )
+    ]
 
 
 def _bins(events: np.ndarray[Any, Any], last: float) -> list[float]:
@@ -292,91 +302,27 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _column(column: Seen, written: Marks) -> dict[str, Any]:
-    words, decimal = column.words, written.decimal
-    different = sorted(pc.unique(words).to_pylist())
-    lacking = len(words) < column.count
+def _label(column: Seen, sites: Sites) -> tuple[dict[str, Any], list[str]]:
+    """(the schema's label, what to say of numbers that are far from the others)"""
+    different, name = sorted(column.counts), column.name
     if len(different) < 2:
-        return {"type": "ignored"}
-    if column.is_time:
-        return _date(different, None, lacking=lacking)
-    found = best(words, KINDS)
-    mark = written.thousands.get(column.name)
-    entry = None if found is None else _of_kind(column.name, *found, decimal, lacking=lacking, listed=mark is None)
-    if entry is not None:
-        return entry | ({} if mark is None or entry["type"] == "identifier" else {"thousands": mark})
-    if len(different) == len(words) >= LEAST_RECORDS:
-        return {"type": "identifier"}
-    if len(different) > MOST_VALUES or _names_somebody(len(different), len(words)):
-        return {"type": "ignored"}
-    return _category(different, lacking=lacking)
-
-
-def _of_kind(
-    name: str, place: int, found: Sorted, decimal: str, *, lacking: bool, listed: bool
-) -> dict[str, Any] | None:
-    """Of a column nearly all of whose words are numbers or dates; None where all of its words are better listed, which
-    ``listed`` says that they may be."""
-    lacking = lacking or bool(found.nothing)
-    named: dict[str, Any] = {"missing_values": found.nothing} if found.nothing else {}
-    if place:
-        return _date(found.fit, DATES[place - 1], lacking=lacking) | named if len(found.fit) > 1 else None
-    numbers = numbers_of(found.fit, decimal)
-    assert numbers is not None
-    different = np.unique(numbers)
-    whole = bool((different == np.floor(different)).all())
-    if whole and len(found.fit) == found.count and are_identifiers(name, different):
-        return {"type": "identifier"}
-    few = listed and whole and len(different) <= MOST_LEVELS
-    if len(different) < 2 or (few and (found.strays or found.recurring)):
-        return None
-    if few:
-        return _category([f"{number:g}" for number in different], lacking=lacking) | named
-    entry = {"type": "integer" if whole else "number", "range": list(outwards(numbers))}
-    return entry | ({"missing": "indicator"} if lacking else {}) | named
-
-
-def _names_somebody(different: int, cells: int) -> bool:
-    """Whether so few cells share a word that the words are probably names or numbers of persons, not categories."""
-    return different > MOST_LEVELS and cells < different * LEAST_SHARED
-
-
-def _category(values: list[str], *, lacking: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"type": "category", "values": [_plain(value) for value in values]}
-    return entry | ({"missing": "category"} if lacking else {})
-
-
-def _plain(value: str) -> int | str:
-    """A whole number as YAML has it; other words as they are, which YAML quotes where it would read something else."""
-    return int(value) if value.isdigit() and str(int(value)) == value else value
-
-
-def _date(words: Sequence[str], form: str | None, *, lacking: bool) -> dict[str, Any]:
-    """From the first of January of the first year to that after the last."""
-    column = Column(type="date", range=("1900-01-01", "2100-01-01"), format=form)
-    years = [1970 + math.floor(column.days(word) / 365.2425) for word in words]
-    entry: dict[str, Any] = {"type": "date", "range": [f"{min(years):04d}-01-01", f"{max(years) + 2:04d}-01-01"]}
-    entry |= {} if form is None else {"format": form}
-    return entry | ({"missing": "indicator"} if lacking else {})
-
-
-def _label(column: Seen, decimal: str) -> dict[str, Any]:
-    different = sorted(pc.unique(column.words).to_pylist())
-    if len(different) < 2:
-        raise DataError(f"column {column.name!r} holds {different or 'no value'}: nothing is to be predicted there.")
-    numbers = numbers_of(different, decimal)
+        raise DataError(f"column {name!r} holds {different or 'no value'}: nothing is to be predicted there.")
+    numbers = numbers_of(different)
     whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
     if numbers is None or (whole and len(np.unique(numbers)) <= MOST_CLASSES):
         if len(different) > MOST_CLASSES:
-            if (found := nearly_all(column.words, is_number)) is not None:
+            if (found := nearly_all(column.counts, is_number)) is not None:
                 shown = ", ".join(map(repr, (found.nothing + found.strays)[:SHOWN]))
                 raise DataError(
-                    f"column {column.name!r} is to be predicted and holds numbers, but also {shown}. Correct these "
+                    f"column {name!r} is to be predicted and holds numbers, but also {shown}. Correct these "
                     "cells, or leave the records out."
                 )
-            raise DataError(
-                f"column {column.name!r} holds {len(different)} different words: is this what is to be predicted?"
-            )
-        classes = different if numbers is None else [f"{number:g}" for number in np.unique(numbers)]
-        return {"column": column.name, "outcome": "classes", "classes": [_plain(name) for name in classes]}
-    return {"column": column.name, "outcome": "regression", "range": list(outwards(numbers))}
+            raise DataError(f"column {name!r} holds {len(different)} different words: is this what is to be predicted?")
+        classes = different if numbers is None else spelt(dict(zip(different, numbers.tolist(), strict=True)))
+        return {"column": name, "outcome": "classes", "classes": [plain_value(name) for name in classes]}, []
+    each, place = np.unique(numbers, return_inverse=True)
+    far = {*itertools.chain(*isolated(each, np.bincount(place, [column.counts[word] for word in different])))}
+    words = [word for word, number in zip(different, numbers.tolist(), strict=True) if number in far]
+    rest = each[~np.isin(each, list(far))]
+    told = told_of_slips(column, words, rest, sites, "Correct these cells, leave the records out, or widen the range.")
+    return {"column": name, "outcome": "regression", "range": list(outwards(rest))}, told

@@ -16,7 +16,7 @@ from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.seen import Seen, is_number, is_text, marks, nearly_all, outwards
 from dpfl_plugin.data.thousands import Mark, Points, decimal_beside, grouped, ungrouped, without_marks
 
-_LIKE: Final = r"^[-+]?[1-9][0-9]{0,2}[,.'’ \x{a0}\x{2009}\x{202f}][0-9]{3}"  # how words with marks begin
+_LIKE: Final = re.compile(r"[-+]?[1-9][0-9]{0,2}[,.'’ \u00a0\u2009\u202f][0-9]{3}")  # how words with marks begin
 _WHOLE: Final = re.compile(r"[-+]?\d+")
 NOT_USED: Final = "is not used (type: ignored)"
 
@@ -55,7 +55,9 @@ def marks_of(columns: Mapping[str, Seen], labels: Collection[str]) -> Marks:
     """
     thousands = {name: found for name, one in columns.items() if (found := _thousands(one)) is not None}
     grouped_by = {name: found.mark for name, found in thousands.items() if found.sure and name not in labels}
-    columns = {name: _without(one, grouped_by[name]) if name in grouped_by else one for name, one in columns.items()}
+    columns = {
+        name: without_thousands(one, grouped_by[name]) if name in grouped_by else one for name, one in columns.items()
+    }
     certain = {
         name: marks(one)
         for name, one in columns.items()
@@ -96,7 +98,7 @@ def marks_of(columns: Mapping[str, Seen], labels: Collection[str]) -> Marks:
     return Marks(decimal, left_out, tuple(told), grouped_by, {name: columns[name] for name in grouped_by})
 
 
-def _without(column: Seen, mark: Mark) -> Seen:
+def without_thousands(column: Seen, mark: Mark) -> Seen:
     """A column whose cells of text have no marks of thousands, and a point where these say the decimal mark."""
     decimal = decimal_beside(mark)
 
@@ -118,20 +120,13 @@ def _without(column: Seen, mark: Mark) -> Seen:
 
 def _points(column: Seen) -> list[str]:
     """Cells of text with a decimal point, of a column of numbers."""
-    words = column.texts
-    words = words.filter(pc.match_substring(words, "."))
+    words = {word: count for word, count in column.texts.items() if "." in word}
     found = nearly_all(words, is_number)
-    return (
-        [] if found is None else words.filter(pc.is_in(words, value_set=pa.array(found.fit, pa.string()))).to_pylist()
-    )
+    return [] if found is None else [word for word, count in words.items() if word in found.fit for _ in range(count)]
 
 
 def _thousands(column: Seen) -> _Thousands | None:
-    words = column.texts
-    if not pc.any(pc.match_substring_regex(words, _LIKE)).as_py():
-        return None
-    different = pc.unique(words).to_pylist()
-    by_word = {word: found for word in different if (found := grouped(word)) is not None}
+    by_word = {word: found for word in column.texts if _LIKE.match(word) and (found := grouped(word)) is not None}
     if not by_word:
         return None
     mark = Counter(found.mark for found in by_word.values()).most_common(1)[0][0]
@@ -142,7 +137,7 @@ def _thousands(column: Seen) -> _Thousands | None:
         found = by_word.get(word)
         return plain.fullmatch(word) is not None if found is None or found.mark != mark else True
 
-    if nearly_all(words, fits) is None:
+    if nearly_all(column.texts, fits) is None:
         return None
     return _Thousands(mark, sure, next(word for word, found in by_word.items() if found.mark == mark))
 
@@ -156,7 +151,7 @@ def _told_of_thousands(column: Seen, found: _Thousands, is_label: bool) -> str:
         )
     decimal = found.shown.replace(",", ".")
     mend = f"Write {whole}, without marks"
-    wholes = [without_marks(word) for word in pc.unique(column.texts).to_pylist()]
+    wholes = [without_marks(word) for word in column.texts]
     numbers = np.unique([float(word) for word in wholes if _WHOLE.fullmatch(word)])
     if not is_label and len(numbers) > 1:
         low, high = outwards(numbers)
@@ -172,6 +167,6 @@ def _told_of_thousands(column: Seen, found: _Thousands, is_label: bool) -> str:
 
 def _told_of_points(column: Seen) -> list[str]:
     points = Points()
-    if pc.any(pc.match_substring(column.texts, ".")).as_py():
-        points.add(pc.unique(column.texts).to_pylist())
+    if any("." in word for word in column.texts):
+        points.add(column.texts)
     return [] if points.told is None else [f"{column.name}: {points.told}."]

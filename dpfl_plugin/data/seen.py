@@ -1,19 +1,21 @@
-"""A column as who drafts a schema sees it: what its words are, and the few that are something else, by their lines."""
+"""A column as who drafts a schema, or compares sites, sees it: its words, and where they are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from dpfl_plugin.data.cells import Cells, Found
-from dpfl_plugin.data.flaws import SHOWN, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.cells import censored_number, plain
+from dpfl_plugin.data.flaws import SHOWN, is_decimal_comma, with_point
+from dpfl_plugin.data.names import tidy
 from dpfl_plugin.data.pieces import Pieces
 from dpfl_plugin.data.schema import MISSING, Column
 
@@ -23,24 +25,49 @@ SPELLED: Final = frozenset(
 )
 """Words for no value, in any capitals, besides those that every schema takes for it (`MISSING`), among numbers."""
 RECURS: Final = 3  # cells with one word, which then is no slip: in any language "unknown", if no other word recurs
+Counts = Mapping[str, int]
+_READ: Final = (
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary, pa.types.is_boolean, pa.types.is_null),
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp),
+)
 
 
-@dataclass(slots=True)
+class Sites(NamedTuple):
+    """Tables, what they are called, and whose each record is: names of sites, and the place [n] among them."""
+
+    tables: Sequence[Pieces]
+    table_names: Sequence[str]
+    names: Sequence[str]
+    of_record: NDArray[np.int64]
+
+
+@dataclass
 class Seen:
-    """One column: its cells, as words or typed, in pieces, each with the place of its table among all."""
+    """One column: its cells, as words or typed, in pieces, each with the place of its table among all.
+
+    Attributes:
+        nothing: words that hold no value.
+    """
 
     name: str
     parts: list[tuple[int, pa.Array]] = field(default_factory=list)
+    nothing: Collection[str] = MISSING
 
-    @property
-    def words(self) -> pa.Array:
-        """Words that are values, as often as they occur."""
-        return _values(self.name, [part for _, part in self.parts])
+    @cached_property
+    def cells(self) -> pa.Array:
+        """[n] words, null where there is no value."""
+        return self._texts(part for _, part in self.parts)
 
-    @property
-    def texts(self) -> pa.Array:
-        """Those of ``words`` that were written as text; numbers of Parquet files or frames have no marks."""
-        return _values(self.name, [part for _, part in self.parts if is_text(part.type)])
+    @cached_property
+    def counts(self) -> Counts:
+        """How often each word that is a value occurs."""
+        return counts_of(self.cells)
+
+    @cached_property
+    def texts(self) -> Counts:
+        """Those of ``counts`` that were written as text; numbers of Parquet files or frames have no marks."""
+        written = [part for _, part in self.parts if is_text(part.type)]
+        return self.counts if len(written) == len(self.parts) else counts_of(self._texts(written))
 
     @property
     def count(self) -> int:
@@ -50,37 +77,79 @@ class Seen:
     def is_time(self) -> bool:
         return any(pa.types.is_temporal(part.type) for _, part in self.parts)
 
-    def first(self, words: Collection[str], tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
+    @property
+    def unread(self) -> str:
+        """The type of cells of a Parquet file or frame that no column of a schema reads, or ""."""
+        return next((str(part.type) for _, part in self.parts if not any(one(part.type) for one in _READ)), "")
+
+    def by_site(self, sites: Sites) -> Iterator[Counts]:
+        """The ``counts`` of each site."""
+        order = np.argsort(sites.of_record, kind="stable")
+        cells, first = self.cells.take(pa.array(order)), 0
+        for size in np.bincount(sites.of_record, minlength=len(sites.names)).tolist():
+            yield counts_of(cells[first : first + size])
+            first += size
+
+    def values(self, sites: Sites, numbers: Mapping[str, float] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(the value, the place of its site) [n] of each cell that is a word, or of those that are ``numbers``."""
+        encoded = self.cells.dictionary_encode()
+        index = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        words = encoded.dictionary.to_pylist()
+        if numbers is None:
+            values, kept = index, index >= 0
+        else:
+            values = np.array([*(numbers.get(word, np.nan) for word in words), np.nan])[index]
+            kept = ~np.isnan(values)
+        return values[kept], sites.of_record[kept]
+
+    def numbers(self, sites: Sites) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """(number, the place of its site) [n] of each cell that is a value; nan of one that is no number."""
+        cells, where = self.cells.drop_null(), sites.of_record[self.cells.is_valid().to_numpy(zero_copy_only=False)]
+        try:
+            values = pc.cast(cells, pa.float64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            encoded = cells.dictionary_encode()
+            numbers = [_number(word) for word in encoded.dictionary.to_pylist()]
+            values = np.array([np.nan if number is None else number for number in numbers])[encoded.indices.to_numpy()]
+        return values, where
+
+    def first(self, words: Collection[str], sites: Sites) -> list[str]:
         """Where the first few cells with one of these ``words`` are, and what they hold."""
-        found: list[str] = []
-        before = [0] * len(tables)
-        for table, part in self.parts:
-            if len(found) == SHOWN:
-                break
-            text = _words(self.name, part)
-            rows = pc.indices_nonzero(pc.is_in(text, value_set=pa.array(sorted(words), pa.string()))).to_pylist()
-            rows = rows[: SHOWN - len(found)]
-            at = tables[table].lines([row + before[table] for row in rows]) if rows else {}
-            where = f"{names[table]}, {tables[table].unit}"
-            found += [f"{where} {at[row + before[table]]}: {text[row].as_py()!r}" for row in rows]
-            before[table] += len(part)
-        return found
+        return self.at(np.flatnonzero(pc.is_in(self.cells, value_set=pa.array(sorted(words), pa.string()))), sites)
+
+    def at(self, rows: NDArray[np.int64], sites: Sites) -> list[str]:
+        """Where the first few of these cells are, and what they hold."""
+        return [f"{self.line(row, sites)}: {self.cells[row].as_py()!r}" for row in rows[:SHOWN].tolist()]
+
+    def line(self, row: int, sites: Sites) -> str:
+        """E.g. "north.csv, line 7"."""
+        ends = np.cumsum([len(part) for _, part in self.parts])
+        table = self.parts[int(np.searchsorted(ends, row, side="right"))][0]
+        record = row - sum(len(part) for other, part in self.parts if other < table)
+        pieces = sites.tables[table]
+        return f"{sites.table_names[table]}, {pieces.unit} {pieces.lines([record])[record]}"
+
+    def _texts(self, parts: Iterable[pa.Array]) -> pa.Array:
+        texts = [pc.utf8_trim_whitespace(plain(part)) for part in parts]
+        text = pa.chunked_array(texts, pa.string()).combine_chunks()
+        nothing = pc.is_in(text, value_set=pa.array(sorted(self.nothing), pa.string()))
+        return pc.if_else(nothing, pa.scalar(None, pa.string()), text)
+
+
+def site_list(sites: Sites, places: Iterable[int]) -> str:
+    """E.g. "north, south and 5 more"."""
+    names = [tidy(sites.names[place]) for place in places]
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def is_text(kind: pa.DataType) -> bool:
     return any(one(kind) for one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary))
 
 
-def _values(name: str, parts: Sequence[pa.Array]) -> pa.Array:
-    texts = [_words(name, part) for part in parts]
-    kept = [text.filter(pc.is_valid(text)) for text in texts]
-    return pa.chunked_array(kept, pa.string()).combine_chunks()
-
-
-def _words(name: str, part: pa.Array) -> pa.Array:
-    """[n], null where there is no value."""
-    text, nothing = Cells(name, "", part, 0, Found(Flaws(Path())), frozenset(MISSING)).words()
-    return pc.if_else(pa.array(nothing), pa.scalar(None, pa.string()), text)
+def counts_of(cells: pa.Array) -> Counts:
+    """How often each word occurs; null is none."""
+    found = pc.value_counts(cells.drop_null())
+    return dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +169,13 @@ class Sorted:
     recurring: str | None = None
 
 
-def nearly_all(words: pa.Array, fits: Callable[[str], bool]) -> Sorted | None:
+def nearly_all(counts: Counts, fits: Callable[[str], bool]) -> Sorted | None:
     """The words, if nearly all of those that are values fit (`STRAYS`)."""
-    return _nearly_all(_counted(words), fits)
-
-
-def _counted(words: pa.Array) -> list[tuple[str, int]]:
-    found = pc.value_counts(words)
-    return list(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
-
-
-def _nearly_all(counted: Sequence[tuple[str, int]], fits: Callable[[str], bool]) -> Sorted | None:
-    most = sum(often for _, often in counted)
+    most = sum(counts.values())
     fit, nothing, count = [], [], 0
     strays: dict[str, int] = {}
     astray = often_most = 0  # in cells
-    for word, often in counted:
+    for word, often in counts.items():
         if fits(word):
             fit.append(word)
             count += often
@@ -134,18 +194,17 @@ def _nearly_all(counted: Sequence[tuple[str, int]], fits: Callable[[str], bool])
     return Sorted(sorted(fit), count, sorted(nothing), sorted(strays), astray, recurring)
 
 
-def _recurring(strays: Mapping[str, int]) -> str | None:
-    """The only word that recurs, if there is one; with a digit, as "<5", it is a value."""
+def _recurring(strays: Counts) -> str | None:
+    """The only word that recurs, if there is one; with a digit it is a value."""
     often = [word for word, count in strays.items() if count >= RECURS]
     return often[0] if len(often) == 1 and not any(map(str.isdigit, often[0])) else None
 
 
-def best(words: pa.Array, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, Sorted] | None:
+def best(counts: Counts, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, Sorted] | None:
     """(the place of the kind, the words by it): that of which the fewest words are strays; the first of several."""
-    counted = _counted(words)
     found: list[tuple[int, Sorted]] = []
     for place, fits in enumerate(kinds):
-        if (one := _nearly_all(counted, fits)) is not None:
+        if (one := nearly_all(counts, fits)) is not None:
             found.append((place, one))
             if not one.strays:
                 break
@@ -153,30 +212,32 @@ def best(words: pa.Array, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, 
 
 
 def is_number(word: str) -> bool:
-    """Whether it is a finite number, with whichever mark."""
+    """Whether it is a finite number, with whichever mark, or below or above one, as <5."""
+    number = _number(word)
+    return number is not None and math.isfinite(number)
+
+
+def _number(word: str) -> float | None:
     if "_" in word:  # which Python takes for a mark of thousands
-        return False
-    try:
-        return math.isfinite(float(word))
-    except ValueError:
-        return is_decimal_comma(word) and math.isfinite(float(with_point(word)))
-
-
-def numbers_of(words: Sequence[str], decimal: str) -> np.ndarray[Any, Any] | None:
-    """``words`` as numbers, if all are; a mark that the file has elsewhere is for the check to refuse, by its line."""
-    try:
-        found = np.array([float(with_point(word) if is_decimal_comma(word) else word) for word in words])
-    except ValueError:
         return None
-    return found if np.isfinite(found).all() else None
+    try:
+        return float(with_point(word) if is_decimal_comma(word) else word)
+    except ValueError:
+        return censored_number(word)
+
+
+def numbers_of(words: Sequence[str]) -> NDArray[Any] | None:
+    """``words`` as numbers, if all are; a mark that the file has elsewhere is for the check to refuse, by its line."""
+    found = [_number(word) for word in words]
+    return None if not all(map(is_number, words)) else np.array(found, dtype=np.float64)
 
 
 def marks(column: Seen) -> tuple[list[str], list[str]]:
     """(cells with a decimal comma, cells with a point); none of a column of words."""
-    words = column.words
-    if not pc.any(pc.match_substring(words, ",")).as_py() or (found := nearly_all(words, is_number)) is None:
+    if not any("," in word for word in column.counts) or (found := nearly_all(column.counts, is_number)) is None:
         return [], []
-    numbers = words.filter(pc.is_in(words, value_set=pa.array(found.fit, pa.string()))).to_pylist()
+    fit = set(found.fit)
+    numbers = [word for word, count in column.counts.items() if word in fit for _ in range(count)]
     commas = list(filter(is_decimal_comma, numbers))
     return commas, [word for word in numbers if commas and "." in word and not is_decimal_comma(word)]
 
@@ -195,31 +256,14 @@ def is_date(form: str | None) -> Callable[[str], bool]:
     return fits
 
 
-def outwards(numbers: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """A range of round numbers that holds all."""
+def outwards(numbers: NDArray[Any]) -> tuple[float, float]:
+    """A range of round numbers that holds all; of numbers that are too close together for that, their own."""
     low, high = float(numbers.min()), float(numbers.max())
     step = 10.0 ** math.floor(math.log10(high - low))
-    return tuple(_round(end(bound / step) * step) for end, bound in ((math.floor, low), (math.ceil, high)))  # type: ignore[return-value]
+    found = tuple(_round(end(bound / step) * step) for end, bound in ((math.floor, low), (math.ceil, high)))
+    return found if found[0] < found[1] else (low, high)  # type: ignore[return-value]
 
 
 def _round(value: float) -> float:
     short = float(f"{value:.12g}")
     return int(short) if short.is_integer() else short
-
-
-def told_of(name: str, found: Sorted, what: str, where: Sequence[str]) -> tuple[str, ...]:
-    """What to say of the words of ``found`` that are none of the kind; ``where``: of the first strays."""
-    told = []
-    if found.nothing:
-        shown = ", ".join(map(repr, found.nothing))
-        verb = "stands" if len(found.nothing) == 1 else "stand"
-        told.append(f"{name}: {shown} {verb} for no value in this draft: if not so, correct its missing_values.")
-    if found.strays:
-        listed = ", ".join(map(repr, found.strays[:SHOWN])) + ", ..." * (len(found.strays) > SHOWN)
-        cells = "1 cell is" if found.num_strays == 1 else f"{found.num_strays} cells are"
-        more = ", ..." if found.num_strays > len(where) else ""
-        told.append(
-            f"{name}: {cells} not {what} ({'; '.join(where)}{more}); dpfl check refuses that. Correct the file, or, "
-            f"where it is no value, list it in missing_values: [{listed}] of the column, with missing: indicator."
-        )
-    return tuple(told)

@@ -174,7 +174,7 @@ def assembled(
         test_part = Dataset(test_x, test_y, num_classes, test_groups, persons=_persons(schema, test), outcome=outcome)
     notes: tuple[str, ...] = ()
     if part_of is None:
-        notes = (*reading.notes([*train, *test], schema), *_whose(schema, features))
+        notes = (*reading.notes([*train, *test], schema), *_whose(schema, train))
         if outcome.has_classes:
             every = labels if test_part is None else np.concatenate([labels, test_part.labels])
             notes += data_files._rare(every, len(labels), groups, classes, silo_names)
@@ -196,15 +196,17 @@ def assembled(
     )
 
 
-def _whose(schema: TableSchema, features: Features) -> list[str]:
+def _whose(schema: TableSchema, tables: Sequence[Read]) -> list[str]:
     """Notes on columns of whole numbers that seem to say whose record it is."""
     told = []
+    sites = np.repeat(np.arange(len(tables)), [len(one.table.features) for one in tables])
     for name, column in schema.columns.items():
         if column.type != "integer":
             continue
         low, high = column.bounds
-        values = features[:, schema.features.index(name)].astype(np.float64)
-        if are_persons(name, np.rint(low + (values + 1) / 2 * (high - low))):
+        place = schema.features.index(name)
+        values = np.concatenate([one.table.features[:, place].astype(np.float64) for one in tables])
+        if are_persons(name, np.rint(low + (values + 1) / 2 * (high - low)), sites):
             named = "" if schema.person is not None else f"name it as {WHERE}.person, {KEEPS}; or "
             told.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}"))
     return told

@@ -1,0 +1,263 @@
+"""What sites' tables hold, compared with each other and with the schema, by whoever has the files; at a site, its own.
+
+Nothing here is private: it is for the eyes of those who hold the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from dpfl_plugin.data.draft_marks import without_thousands
+from dpfl_plugin.data.flaws import SHOWN, Flaws
+from dpfl_plugin.data.isolated_values import isolated
+from dpfl_plugin.data.names import of_files as file_names
+from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table
+from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
+from dpfl_plugin.data.seen import Seen, Sites, site_list
+from dpfl_plugin.data.site_dates import are_dates, forms_of, written
+
+LEAST: Final = 10  # cells of a site that are compared
+TIMES: Final = 1.8  # as much in the median, where the middles are apart: kg and lb are 2.2
+BY_CHANCE: Final = 0.05  # pairs of equal rows that would be expected of independent columns
+NUMBERS: Final = frozenset(("number", "integer"))
+LISTED: Final = frozenset(("category", "ordinal"))
+
+
+class Comparison(NamedTuple):
+    """One thing that sites may state of a column.
+
+    Attributes:
+        types: of columns that are compared. facts: of each site, None of one that has too little. stated: by the
+            schema. differ: whether two facts do; shown: facts of sites that do not differ. mend: what to do.
+    """
+
+    types: frozenset[str]
+    facts: Callable[[Seen, Column, Sites], list[Any]]
+    stated: Callable[[Column], Any]
+    differ: Callable[[Any, Any], bool]
+    shown: Callable[[Sequence[Any]], str]
+    mend: str
+
+
+def _filled(column: Seen, _: Column, sites: Sites) -> list[Any]:
+    values = np.bincount(column.values(sites)[1], minlength=len(sites.names))
+    counts = np.bincount(sites.of_record, minlength=len(sites.names))
+    return [bool(value) if count >= LEAST else None for value, count in zip(values, counts, strict=True)]
+
+
+def _middles(column: Seen, _: Column, sites: Sites) -> list[Any]:
+    """(10 %, 50 %, 90 %) of its numbers"""
+    values, where = column.numbers(sites)
+    order = np.argsort(where, kind="stable")
+    parts = np.split(values[order], np.cumsum(np.bincount(where, minlength=len(sites.names)))[:-1])
+    return [tuple(np.quantile(part, (0.1, 0.5, 0.9)).tolist()) if len(part) >= LEAST else None for part in parts]
+
+
+def _are_apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    (low, middle, _), (_, other_middle, other_high) = sorted((one, other), key=lambda fact: fact[1], reverse=True)
+    return low > other_high and abs(middle) > TIMES * abs(other_middle)
+
+
+def _words(column: Seen, stated: Column, sites: Sites) -> list[Any]:
+    """Those that are listed, as they are listed there."""
+    listed = {number: word for word in stated.listed if (number := _number(word)) is not None}
+    known = {word: word for word in stated.listed}
+    return [
+        frozenset(known.get(word) or listed.get(_number(word) if listed else None, word) for word in counts)  # type: ignore[arg-type]
+        if sum(counts.values()) >= LEAST
+        else None
+        for counts in column.by_site(sites)
+    ]
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _are_other_words(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether they share none, or are two each and not the same, as 0, 1 and 1, 2."""
+    return (not one & other and max(len(one), len(other)) > 1) or (len(one) == len(other) == 2 and one != other)
+
+
+def _forms(column: Seen, _: Column, sites: Sites) -> list[Any]:
+    return [forms_of(counts) or None for counts in column.by_site(sites)] if are_dates(column) else []
+
+
+COMPARISONS: Final = {
+    "values at all": Comparison(
+        NUMBERS | LISTED | {"date"},
+        _filled,
+        lambda _: None,
+        lambda one, other: one != other,
+        lambda facts: "filled" if facts[0] else "empty",
+        "add the values, or leave the column out: that it is empty tells the site",
+    ),
+    "unit": Comparison(
+        NUMBERS,
+        _middles,
+        lambda column: (column.bounds[0], sum(column.bounds) / 2, column.bounds[1]),
+        _are_apart,
+        lambda facts: f"mostly {min(fact[0] for fact in facts):.4g} to {max(fact[2] for fact in facts):.4g}",
+        "are these different units? Convert the numbers in the files of one",
+    ),
+    "categories": Comparison(
+        LISTED,
+        _words,
+        lambda column: frozenset(column.listed),
+        _are_other_words,
+        lambda facts: ", ".join(map(repr, sorted(frozenset().union(*facts))[: 2 * SHOWN])),
+        "if they mean the same, write them alike in the files",
+    ),
+    "dates": Comparison(
+        LISTED | {"date", "ignored"},
+        _forms,
+        lambda column: frozenset([column.format]) if column.type == "date" else None,
+        lambda one, other: one != other,
+        lambda facts: f"dates as {written(facts[0])}",
+        "write all dates alike, as 2020-01-31; where either number may be the day, check which it is",
+    ),
+}
+"""What is compared of each column."""
+
+
+def compare_files(paths: Sequence[Path], schema: TableSchema, form: TextFormat) -> tuple[str, ...]:
+    """Notes on tables that are right by their schema, which end without a full stop; one file is held to the schema."""
+    tables = [open_table(path, form, list(schema.used)) for path in paths]
+    return compare(tables, [str(path) for path in paths], schema)
+
+
+def compare(tables: Sequence[Pieces], names: Sequence[str], schema: TableSchema) -> tuple[str, ...]:
+    """As `compare_files`, of open tables."""
+    stated = schema.columns | _labels(schema.label)
+    stated = {name: column for name, column in stated.items() if all(name in table.header for table in tables)}
+    roles = [name for name in (schema.silo, schema.person) if name is not None]
+    kept = [name for name, column in stated.items() if column.type != "identifier" and name not in roles]
+    seen = {
+        name: Seen(name, nothing=[*schema.missing_values, *(stated[name].missing_values if name in kept else ())])
+        for name in (*kept, *roles)
+    }
+    num_records = []
+    for place, table in enumerate(tables):
+        with closing(table):
+            count = 0
+            for part in table.rows(list(seen), Flaws(Path(names[place]), table.unit)):
+                count += len(next(iter(part.values())))
+                for name, cells in part.items():
+                    seen[name].parts.append((place, cells))
+            num_records.append(count)
+    sites = _sites(seen, tables, names, schema, num_records)
+    told = []
+    for name in kept:
+        if seen[name].unread:
+            continue
+        column = seen[name] if (mark := stated[name].thousands) is None else without_thousands(seen[name], mark)
+        key = f"columns.{name}" if name in schema.columns else "label"
+        told += _compared(column, stated[name], sites) + _isolated(column, stated[name], sites, key)
+    return (*told, *_copies([one for one in seen.values() if one.name != schema.silo and not one.unread], sites))
+
+
+def _labels(label: Label) -> dict[str, Column]:
+    """What is predicted, as columns."""
+    if label.outcome in ("classes", "ordinal"):
+        return {str(label.column): Column(type="category", values=[cell for cells in label.cells for cell in cells])}
+    name = label.time or label.column
+    return {} if name is None or label.range is None else {name: Column(type="number", range=label.range)}
+
+
+def _sites(
+    seen: Mapping[str, Seen], tables: Sequence[Pieces], names: Sequence[str], schema: TableSchema, counts: Sequence[int]
+) -> Sites:
+    if schema.silo is None:
+        of_record = np.repeat(np.arange(len(tables)), counts)
+        return Sites(tables, names, file_names([Path(name) for name in names]), of_record)
+    encoded = seen[schema.silo].cells.fill_null("").dictionary_encode()
+    return Sites(tables, names, encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64))
+
+
+def _compared(column: Seen, stated: Column, sites: Sites) -> list[str]:
+    """Sites whose facts differ, those that do not together; or those that differ from what the schema states."""
+    told = []
+    for comparison in COMPARISONS.values():
+        if stated.type not in comparison.types:
+            continue
+        facts = {site: fact for site, fact in enumerate(comparison.facts(column, stated, sites)) if fact is not None}
+        groups = _groups(facts, comparison.differ)
+        shown = [(site_list(sites, group), [facts[site] for site in group]) for group in groups]
+        by_schema = comparison.stated(stated)
+        if (
+            len(groups) == 1
+            and by_schema is not None
+            and all(comparison.differ(by_schema, fact) for _, known in shown for fact in known)
+        ):
+            shown.append(("the schema", [by_schema]))
+        if len(shown) > 1:
+            each = "; ".join(f"{who}: {comparison.shown(known)}" for who, known in shown)
+            told.append(f"column {column.name!r} differs: {each}. {comparison.mend[0].upper()}{comparison.mend[1:]}")
+    return told
+
+
+def _groups(facts: Mapping[int, Any], differ: Callable[[Any, Any], bool]) -> list[list[int]]:
+    """Sites, together with all whose facts do not differ from those of one of them."""
+    left, groups = list(facts), []
+    while left:
+        group = [left.pop(0)]
+        for site in group:  # which grows meanwhile
+            near = [other for other in left if not differ(facts[site], facts[other])]
+            group += near
+            left = [other for other in left if other not in near]
+        groups.append(sorted(group))
+    return groups
+
+
+def _isolated(column: Seen, stated: Column, sites: Sites, key: str) -> list[str]:
+    """Numbers that are far from all others."""
+    if stated.type not in NUMBERS:
+        return []
+    values, _ = column.numbers(sites)
+    different, counts = np.unique(values, return_counts=True)
+    far = [number for numbers in isolated(different, counts) for number in numbers]
+    if not far:
+        return []
+    rest = different[~np.isin(different, far)]
+    every = np.full(len(column.cells), np.nan)
+    every[column.cells.is_valid().to_numpy(zero_copy_only=False)] = values
+    where = "; ".join(column.at(np.flatnonzero(np.isin(every, far)), sites))
+    shown, verb = ", ".join(f"{number:g}" for number in far), "is" if len(far) == 1 else "are"
+    mend = "leave the record out" if key == "label" else f"list it in {WHERE}.{key}.missing_values"
+    return [
+        f"column {column.name!r}: {shown} {verb} far from all other numbers, {rest[0]:g} to {rest[-1]:g} ({where}). "
+        f"Correct it, or, if it stands for no value, {mend}"
+    ]
+
+
+def _copies(columns: Sequence[Seen], sites: Sites) -> list[str]:
+    """Rows that are the same in all columns, where so many columns would not be so by chance."""
+    if not columns or not (size := len(columns[0].cells)):
+        return []
+    rows, chance = np.zeros(size, np.uint64), size * (size - 1) / 2
+    for column in columns:
+        places = column.cells.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1
+        often = np.bincount(places).astype(float)
+        chance *= float((often * (often - 1)).sum() / (size * (size - 1)))
+        rows = (rows ^ places.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        rows ^= rows >> np.uint64(32)
+    _, first, which = np.unique(rows, return_index=True, return_inverse=True)
+    copies = np.flatnonzero(first[which] != np.arange(size))
+    if chance > BY_CHANCE or not len(copies):
+        return []
+    at = columns[0].line
+    pairs = "; ".join(f"{at(row, sites)} is {at(int(first[which[row]]), sites)}" for row in copies[:SHOWN].tolist())
+    several = "1 row is a copy" if len(copies) == 1 else f"{len(copies)} rows are copies"
+    more = "; ..." if len(copies) > SHOWN else ""
+    return [
+        f"{several} of another in all columns ({pairs}{more}). Remove what is there twice, or name the column that "
+        "says whose record it is: epsilon protects a record, not a person who has two"
+    ]
