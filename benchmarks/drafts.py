@@ -192,6 +192,8 @@ def judged(name: str, path: Path, epsilon: float | None, seed: int, settings: Ma
     """(the model's measure, the baseline's) of a run; NaN of one that fails, as with a loss that is not finite."""
     changes: dict[str, Any] = dict(settings) | {"seed": seed, "out": str(RUNS / name / "runs")}
     changes |= {"privacy.epsilon": epsilon} if epsilon else {"privacy.epsilon": None, "privacy.noise_multiplier": 0}
+    if epsilon is None and dpfl.load(path).config.private_statistics is not None:
+        changes |= {"private_statistics.noise_multiplier": 0}
     nested: dict[str, Any] = {}
     for key, value in changes.items():
         *groups, last = key.split(".")
@@ -235,6 +237,7 @@ def best_of(name: str, path: Path, epsilon: float | None) -> tuple[list[float], 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drafts", description=__doc__)
     parser.add_argument("tables", nargs="*", default=list(STUDIES), help=f"of {', '.join(STUDIES)}; all by default")
+    parser.add_argument("--epsilon", type=float, action="append", help="of 1, 3 and 8; all, and no noise, by default")
     parser.add_argument("--search", action="store_true", help="also the best of drawn settings: hours")
     given = parser.parse_args()
     if "DPFL_DATA" not in os.environ:
@@ -242,7 +245,7 @@ def main() -> None:
     rows = []
     for name in given.tables:
         path = project(name, Path(os.environ["DPFL_DATA"]))
-        for epsilon in EPSILONS:
+        for epsilon in given.epsilon or EPSILONS:
             began = time.perf_counter()
             pairs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
             own, baseline = (statistics.fmean(values) for values in zip(*pairs, strict=True))

@@ -25,7 +25,7 @@ CLIP: Final[Mapping[str, float]] = {"regression": 0.5, "counts": 2.0}
 STEP: Final[Mapping[str, float]] = {"counts": 1.0}
 """Step size times B^2; 4 of other outcomes. Expected counts are exponentials, and overshoot."""
 RARE: Final = 0.15
-"""The share of the rarest class below which the model begins with charged counts of the classes, and nothing is clipped
+"""The share of the rarer of two classes below which the model begins with charged counts of the classes, and nothing is clipped
 whose derivative is at most sqrt(2): clipping cuts records of a rare class alone, and the risks come out too low."""
 ROUNDS: Final = (20, 50)  # at least, and at most
 PER_ROUND: Final = 50.0  # records times epsilon, over the root of the silos: fewer than this leave no signal in a round
@@ -54,7 +54,7 @@ def training_defaults(
 
     Args:
         squared_norm: of a usual record, without the intercept (`squared_norm_of`).
-        num_records: that all silos train on together. rarest: the share of the rarest class; None: unknown or none.
+        num_records: that all silos train on together. rarest: the share of the rarer of two classes, if it is known.
     """
     length, rare = math.sqrt(1 + squared_norm), rarest is not None and rarest < RARE
     least, most = ROUNDS

@@ -47,13 +47,14 @@ EMPTY: Final = "is empty: its first line must name the columns, and records foll
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A schema as plain values, and how the files are written; told: what to look at; fewest: how many
-    records the smallest silo has, None where there are no silos."""
+    """A schema as plain values, and how the files are written; told: what to look at; sizes: records
+    of each silo, of all together where there are no silos; rarest: the share of the rarer of two classes."""
 
     schema: dict[str, Any]
     form: TextFormat
     told: tuple[str, ...]
-    fewest: int | None = None
+    sizes: tuple[int, ...] = ()
+    rarest: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +199,11 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     classes = label.get("classes", ())
     told += [*alike(label.get("column"), classes), *(times(label["column"], columns) if len(classes) == 2 else ())]
     told += [*kinds_of(columns), *written.told, *dates, *left_out.values(), *of_columns]
-    silos = [] if dealt else np.bincount(sites.of_record).tolist()
+    count = len(sites.of_record)
+    sizes = [count] if dealt else np.bincount(sites.of_record).tolist()
+    rarest = min(seen[label["column"]].counts.values()) / count if len(classes) == 2 else None
     told += [*(() if dealt else alone(sites.names[place] for place in sites.of_record)), *_sheets(tables, names)]
-    return Draft(schema, form, tuple(told), min(silos, default=None))
+    return Draft(schema, form, tuple(told), tuple(sizes), rarest)
 
 
 def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
