@@ -70,7 +70,7 @@ class DataBlock:
     Attributes:
         dataset: the block of that name. schema: drafted. classes: that were read from the records.
         dealt: how many silos the records of one file are dealt to; None: the silos that the data have.
-        training: how to train; None: for made-up records.
+        unequal: whether silos differ in their numbers of records. training: how to train; None: for made-up records.
         has_classes: whether a tuning, whose scores count right answers, can compare steps.
         model: the linear model of the outcome.
     """
@@ -80,6 +80,7 @@ class DataBlock:
     schema: Mapping[str, Any] | None = None
     classes: tuple[str, ...] = ()
     dealt: int | None = None
+    unequal: bool = False
     training: TrainingDefaults | None = None
     has_classes: bool = True
     model: str = "softmax"
@@ -137,7 +138,9 @@ def csv_block(own: OwnData, folder: Path) -> DataBlock:
     told += [ONE_FILE] * (dealt is not None)
     sizes = tuple(Counter(silos).values()) or (len(read.labels),)
     training = training_of("classes", UNIT_NORM, sizes, dealt)
-    return DataBlock(dataset, tuple(told), classes=tuple(read.class_names), dealt=dealt, training=training)
+    return DataBlock(
+        dataset, tuple(told), classes=tuple(read.class_names), dealt=dealt, unequal=len({*sizes}) > 1, training=training
+    )
 
 
 def schema_block(own: OwnData, folder: Path) -> DataBlock:
@@ -167,6 +170,7 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
         tuple(told),
         draft.schema,
         dealt=dealt,
+        unequal=len({*draft.sizes}) > 1,
         training=training_of(outcome, squared_norm_of(draft.schema["columns"]), draft.sizes, dealt, draft.rarest),
         has_classes=Outcome(outcome).has_classes,
         model={"classes": "softmax", "survival": "grouped_cox"}.get(outcome, "linear"),

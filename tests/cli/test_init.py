@@ -77,7 +77,7 @@ def test_a_project_around_files_that_are_there(tmp_path, given, options, silos):
     assert dataset["label_column"] == "ill" and dataset["ignore_columns"] == [*words, "id"]
     assert ("guessed" in done.out) == ("--guess-label" in options) and ("simulation" in done.out) == (silos == 5)
     assert "made up" not in done.out and not (tmp_path / "project" / "data").exists()
-    changes = [f"--set={key}" for key in ("rounds=2", "algorithm.local_steps=1", "privacy.record_rate=0.5")]
+    changes = [f"--set={key}" for key in ("rounds=2", "algorithm.local_steps=1", "privacy.clip_norm=0.5")]
     assert run(tmp_path / "project" / "run.yaml", *changes)["num_silos"] == silos
 
 
@@ -202,8 +202,6 @@ def test_a_step_that_is_too_small_is_told_of(tmp_path, measured):
     """By what the run evaluated: a model that says one class of all, where classes are unequal."""
     assert dpfl("init", tmp_path / "project").code == 0
     path = tmp_path / "project" / "run.yaml"
-    text = path.read_text()
-    assert "step is too small" in text and "too large" in text
     words = ("run", path, "--out", tmp_path / "runs")
     assert "too small" not in dpfl(*words).out
     for file in (tmp_path / "project" / "data").glob("*.csv"):
