@@ -2,18 +2,19 @@
 
 Each table goes through `dpfl init`, and what that writes is trained at each epsilon, unchanged. `--search` draws
 settings from `SPACE`, trains each on one seed, and the best of them on five others: what a draft leaves on the table.
+`--write` puts what is known into docs/planning.md.
 What has run is kept in runs/drafts, so that a search that is cut goes on where it was. Files are in $DPFL_DATA.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ import pandas as pd
 
 import dpfl_plugin as dpfl
 from benchmarks.hospitals import finished
-from benchmarks.pages import ROOT
+from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from dpfl_plugin.errors import DpflError
 
@@ -223,17 +224,39 @@ def drawn(rng: random.Random) -> dict[str, Any]:
     return settings | ({"privacy.sampler": "full"} if rate is None else {"privacy.record_rate": rate})
 
 
-def best_of(name: str, path: Path, epsilon: float | None) -> tuple[list[float], dict[str, Any]]:
-    """(measures on `SEEDS`, the settings) of the best of `DRAWN`, screened on one seed, the first `KEPT` on all."""
+def best_of(name: str, path: Path, epsilon: float | None, *, search: bool) -> dict[str, Any] | None:
+    """{"measures": on `SEEDS`, "settings"} of the best of `DRAWN`, screened on one seed, the first `KEPT` on all; None
+    where there was no search."""
+    file = RUNS / name / f"best-{epsilon or 'no-noise'}.json"
+    if file.exists():
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+    if not search:
+        return None
     rng = random.Random(0)
     tried = [drawn(rng) for _ in range(DRAWN)]
-    scores = {}
-    for number, settings in enumerate(tried):
-        scores[number] = judged(name, path, epsilon, SCREENING, settings)[0]
-    ranked = sorted(scores, key=lambda number: -math.inf if math.isnan(scores[number]) else scores[number])[-KEPT:]
-    kept = {n: [judged(name, path, epsilon, seed, tried[n])[0] for seed in SEEDS] for n in ranked}
+    scores = [judged(name, path, epsilon, SCREENING, settings)[0] for settings in tried]
+    ranked = sorted(range(DRAWN), key=lambda number: -math.inf if math.isnan(scores[number]) else scores[number])
+    kept = {n: [judged(name, path, epsilon, seed, tried[n])[0] for seed in SEEDS] for n in ranked[-KEPT:]}
     winner = max(kept, key=lambda number: statistics.fmean(kept[number]))
-    return kept[winner], tried[winner]
+    best = {"measures": kept[winner], "settings": tried[winner]}
+    file.write_text(json.dumps(best))
+    return best
+
+
+def rows_of(name: str, epsilons: Sequence[float | None], *, search: bool) -> list[list[str]]:
+    """A row for each epsilon: the draft, who knows no features, and the best found."""
+    path, rows = project(name, Path(os.environ["DPFL_DATA"])), []
+    for epsilon in epsilons:
+        pairs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
+        own, baseline = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+        best, shown = best_of(name, path, epsilon, search=search), f"{epsilon:g}" if epsilon else "no noise"
+        row = [name, STUDIES[name].called, shown, f"{own:.3f}", f"{baseline:.3f}"]
+        row.append("" if best is None else f"{statistics.fmean(best['measures']):.3f}")
+        row.append("" if best is None else ", ".join(f"{key}={value}" for key, value in best["settings"].items()))
+        rows.append(row)
+        print(row, flush=True)
+    return rows
 
 
 def main() -> None:
@@ -241,40 +264,16 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", default=list(STUDIES), help=f"of {', '.join(STUDIES)}; all by default")
     parser.add_argument("--epsilon", type=float, action="append", help="of 1, 3 and 8; all, and no noise, by default")
     parser.add_argument("--search", action="store_true", help="also the best of drawn settings: hours")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/planning.md")
     given = parser.parse_args()
     if "DPFL_DATA" not in os.environ:
         sys.exit("The tables are read from $DPFL_DATA, which is not set: the folder of heart_disease and the others.")
-    rows = []
-    for name in given.tables:
-        path = project(name, Path(os.environ["DPFL_DATA"]))
-        for epsilon in given.epsilon or EPSILONS:
-            began = time.perf_counter()
-            pairs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
-            own, baseline = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-            row = [
-                name,
-                STUDIES[name].called,
-                f"{epsilon:g}" if epsilon else "no noise",
-                f"{own:.3f}",
-                f"{baseline:.3f}",
-            ]
-            if given.search:
-                scores, settings = best_of(name, path, epsilon)
-                row += [
-                    f"{statistics.fmean(scores):.3f}",
-                    ", ".join(f"{key}={value}" for key, value in settings.items()),
-                ]
-            rows.append(row)
-            print(row, f"({time.perf_counter() - began:.0f} s)", flush=True)
-    header = [
-        "table",
-        "measure",
-        "epsilon",
-        "drafted",
-        "no features",
-        *(("best found", "its settings") if given.search else ()),
-    ]
-    print(table(header, rows, ["measure", "its settings"]))
+    rows = [row for name in given.tables for row in rows_of(name, given.epsilon or EPSILONS, search=given.search)]
+    header = ["table", "measure", "epsilon", "drafted", "no features", "best of 200", "its settings"]
+    text = table(header, rows, ["measure", "its settings"])
+    print(text)
+    if given.write:
+        put("docs/planning.md", "drafts", text)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ CLIP: Final[Mapping[str, float]] = {"regression": 0.5, "counts": 2.0}
 STEP: Final[Mapping[str, float]] = {"counts": 1.0}
 """Step size times B^2; 4 of other outcomes. Expected counts are exponentials, and overshoot."""
 RARE: Final = 0.15
-"""The share of the rarer of two classes below which the model begins with charged counts of the classes, and nothing is clipped
-whose derivative is at most sqrt(2): clipping cuts records of a rare class alone, and the risks come out too low."""
+"""The share of the rarer of two classes below which the model begins with charged counts of both, and nothing is cut
+whose derivative is at most sqrt(2): clipping would cut records of the rare class alone, and risks come out too low."""
 ROUNDS: Final = (20, 50)  # at least, and at most
 PER_ROUND: Final = 50.0  # records times epsilon, over the root of the silos: fewer than this leave no signal in a round
 
