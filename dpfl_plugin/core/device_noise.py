@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 MOST: Final = 2 * MOST_PAIRS  # normals of a stream
 PAIRS: Final = {"cpu": 2**16}  # that are worked on at a time, in the processor's cache; changes no bit
-MOST_PAIRS_AT_ONCE: Final = 2**20  # elsewhere; bounds memory
+MOST_PAIRS_AT_ONCE: Final = 2**21  # elsewhere; bounds memory
 AHEAD_BYTES: Final = 2**25  # of noise that is drawn at a time: as many operations for fifty steps as for one
-FIRST: Final = 2**17  # numbers that the first step waits for: a device draws as many as soon as it draws one
 
 
 def normals(words: CounterWords, places: Sequence[Place], count: int, device: torch.device) -> Tensor:
@@ -55,21 +54,21 @@ def normals(words: CounterWords, places: Sequence[Place], count: int, device: to
         last = min(first + size, drawn.shape[1] // 2)
         w0, w1, w2, w3 = words.words(places, first, last, device)
         r = _radius(w0, w1)
-        angle = _uniform(w2, w3, 0.0).mul_(2 * math.pi)
+        angle = _scaled(w2, w3, 0.0).mul_(2 * math.pi * 2.0**-64)
         torch.mul(r, angle.cos(), out=drawn[:, 2 * first : 2 * last : 2])
         torch.mul(r, angle.sin_(), out=drawn[:, 2 * first + 1 : 2 * last : 2])
     return drawn[:, :count]
 
 
-def _uniform(high: Tensor, low: Tensor, offset: float) -> Tensor:
-    """(2^32 high + low + offset) 2^-64, in [0, 1], rounded to float64's 53 bits."""
-    return (low.double() + offset).mul_(2.0**-64).add_(high.double(), alpha=2.0**-32)
+def _scaled(high: Tensor, low: Tensor, offset: float) -> Tensor:
+    """2^32 high + low + offset, rounded to float64's 53 bits."""
+    return torch.add(low, torch.tensor(offset, dtype=torch.float64)).add_(high, alpha=2**32)
 
 
 def _radius(high: Tensor, low: Tensor) -> Tensor:
     """sqrt(-2 ln u); NaN for u below 2^-19 or within 2^-32 of 1, where 64 bits leave more than `NEAR` open."""
-    below = _uniform(high, low, 0.5).log_()
-    above = _uniform(LOW - high, LOW - low, 0.5).neg_().log1p_()  # 1 - u with all its digits
+    below = _scaled(high, low, 0.5).mul_(2.0**-64).log_()
+    above = _scaled(LOW - high, LOW - low, 0.5).mul_(-(2.0**-64)).log1p_()  # 1 - u with all its digits
     found = torch.where(high < 2**31, below, above).mul_(-2.0).sqrt_()
     return found.masked_fill_((high < _FEW) | (high == LOW), math.nan)
 
@@ -166,16 +165,15 @@ class DeviceNoise:
     ) -> None:
         self._words, self._rows, self._count, self._steps, self._device = words, rows, count, steps, device
         self._stds, self._drawn_stds = stds, list[tuple[float, ...]]()
-        self._most = max(1, AHEAD_BYTES // max(1, 8 * rows * count))  # steps at a time
-        first = min(self._most, max(1, FIRST // max(1, rows * count)))
+        self._steps_at_once = max(1, AHEAD_BYTES // max(1, 8 * rows * count))
         self._next_place = 0, 0
         self._first, self._values = 0, torch.empty(0, rows, count, dtype=torch.float64)
         self._cuda_stream = _cuda_stream(device) if device.type == "cuda" else None
         self._grids: dict[tuple[float, ...], tuple[Tensor, ...]] = {}
-        self._ahead = self._begin(0, first, None)
+        self._ahead = self._begin(0, None)
 
-    def _begin(self, first: int, size: int, after: torch.cuda.Event | None) -> Future[Drawn] | None:
-        last = min(first + size, self._steps)
+    def _begin(self, first: int, after: torch.cuda.Event | None) -> Future[Drawn] | None:
+        last = min(first + self._steps_at_once, self._steps)
         return _thread.submit(self._draw, first, last, after) if first < last else None
 
     def _draw(self, first: int, last: int, after: torch.cuda.Event | None) -> Drawn:
@@ -214,7 +212,7 @@ class DeviceNoise:
         return values
 
     def _renew(self) -> None:
-        """Take what was drawn ahead, and begin to draw what follows: twice as many steps.
+        """Take what was drawn ahead, and begin to draw what follows.
 
         Nothing has moved where this raises: it raises again, and no noise is handed out twice.
         """
@@ -229,7 +227,7 @@ class DeviceNoise:
             here.wait_event(done)
             values.record_stream(here)
             after = here.record_event()
-        self._ahead = self._begin(self._first + len(values), min(2 * len(values), self._most), after)
+        self._ahead = self._begin(self._first + len(values), after)
 
     def add_rounded(
         self, totals: Tensor, step: int, rows: slice, grids: Sequence[float], stds: Sequence[float], out: Tensor
