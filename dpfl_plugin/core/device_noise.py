@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from decimal import Context, Decimal, localcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.core.counter_words import LOW, MOST_PAIRS, CounterWords, Place
@@ -79,16 +79,16 @@ at most, those of v, and the rounding of 2 pi v, the normal by 2^-47; ln, cos an
 place off by 2^-48. What remains, a factor of four and more, is for devices whose functions are less exact."""
 MOST_STD: Final = 2.0**40
 _FEW: Final = 2**13
-_DIGITS: Final = Context(prec=80)
 
 
 def exact(words: CounterWords, place: Place, index: int, std: float) -> int:
     """round(std * x) of the normal at ``index`` of a stream, with 256 bits of each uniform number and 80 digits."""
-    with localcontext(_DIGITS):
-        u, v = ((Decimal(bits) + Decimal("0.5")) / Decimal(2) ** 256 for bits in words.uniforms(place, index // 2))
-        cosine, sine = _cos_and_sin(v)
-        x = (-2 * u.ln()).sqrt() * (sine if index % 2 else cosine)
-        return int((x * Decimal(std)).to_integral_value(ROUND_HALF_EVEN))
+    u, v = (2 * bits + 1 for bits in words.uniforms(place, index // 2))  # times 2^-257
+    cosine, sine = _cos_and_sin(v)
+    radius = math.isqrt(2 * _minus_ln(u) << _BITS)
+    above, below = std.as_integer_ratio()
+    scaled = radius * (sine if index % 2 else cosine) * above // below
+    return (scaled >> 2 * _BITS - 1) + 1 >> 1
 
 
 def rounded(words: CounterWords, places: Sequence[Place], values: Tensor, stds: Sequence[float]) -> Tensor:
@@ -112,22 +112,55 @@ def rounded(words: CounterWords, places: Sequence[Place], values: Tensor, stds: 
     return integers
 
 
-def _cos_and_sin(turns: Decimal) -> tuple[Decimal, Decimal]:
-    """Of 2 pi times so many turns, in [0, 1]: Taylor's series of a 64th of the angle, doubled six times."""
-    angle = 2 * _PI * turns / 64
-    cosine, sine, term = Decimal(0), Decimal(0), Decimal(1)
-    for n in range(50):  # 0.1^50 / 50! is below the last digit
+# Numbers of 80 digits: integers, times 2^-272. Rounding costs less than 2^-256.
+_BITS: Final = 272
+_ONE: Final = 1 << _BITS
+with localcontext(Context(prec=100)):
+    _LN_2: Final = int(Decimal(2).ln() * _ONE)
+    _PI: Final = int(
+        Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803") * _ONE
+    )
+
+
+def _cos_and_sin(v: int) -> tuple[int, int]:
+    """Of 2 pi v 2^-257: Taylor's series of a 64th of the angle, doubled six times."""
+    angle = _PI * v >> 256 + 6
+    cosine, sine, term, n = 0, 0, _ONE, 0
+    while term:
         if n % 2:
             sine += term if n % 4 == 1 else -term
         else:
             cosine += term if n % 4 == 0 else -term
-        term *= angle / (n + 1)
+        n += 1
+        term = (term * angle >> _BITS) // n
     for _ in range(6):
-        cosine, sine = cosine * cosine - sine * sine, 2 * cosine * sine
+        cosine, sine = cosine * cosine - sine * sine >> _BITS, 2 * cosine * sine >> _BITS
     return cosine, sine
 
 
-_PI: Final = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")
+def _minus_ln(u: int) -> int:
+    """-ln(u 2^-257): what floats give, and the logarithm of u 2^-257 times its exponential, which is almost 1."""
+    near = int(math.ldexp(257 * math.log(2) - math.log(u), 64)) << _BITS - 64
+    doublings, rest = divmod(near, _LN_2)
+    off = (u * _exp(rest) >> 257 - doublings) - _ONE
+    power, found = _ONE, near
+    for n in range(1, 8):  # 1e-12^8 is below the last digit
+        power = power * off >> _BITS
+        found += (power if n % 2 == 0 else -power) // n
+    return found
+
+
+def _exp(x: int) -> int:
+    """Of a number in [0, 1): Taylor's series of its 256th, squared eight times."""
+    part = x >> 8
+    found, term, n = 0, _ONE, 0
+    while term:
+        found += term
+        n += 1
+        term = (term * part >> _BITS) // n
+    for _ in range(8):
+        found = found * found >> _BITS
+    return found
 
 
 Drawn = tuple["Tensor", list[tuple[float, ...]], Any]

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -296,12 +295,15 @@ def test_the_exact_way_goes_on_with_bits_of_its_own() -> None:
         )  # of the first 64 bits they leave 2^-64, times 2 pi r or 1 / (u r)
 
 
-def test_sines_and_cosines_have_their_digits() -> None:
-    for turns in ("0", "1e-30", "0.125", "0.3333333333333333333333", "0.75", "0.999999999999999999999999"):
-        with mpmath.workdps(70), localcontext(device_noise._DIGITS):
-            angle = 2 * mpmath.pi * mpmath.mpf(turns)
-            found = [mpmath.mpf(str(value)) for value in device_noise._cos_and_sin(Decimal(turns))]
-            assert max(abs(found[0] - mpmath.cos(angle)), abs(found[1] - mpmath.sin(angle))) < mpmath.mpf("1e-65")
+def test_logarithms_sines_and_cosines_have_their_digits() -> None:
+    most = 2**257
+    for u in (1, 3, 2**93 + 1, 2**193 - 1, most // 8, most // 3, most * 3 // 4, most - 2**190 - 1, most - 1):
+        with mpmath.workdps(120):
+            angle = 2 * mpmath.pi * u / most
+            expected = [mpmath.cos(angle), mpmath.sin(angle), -mpmath.log(mpmath.mpf(u) / most)]
+            found = [*device_noise._cos_and_sin(u), device_noise._minus_ln(u)]
+            off = [abs(mpmath.mpf(value) / 2**272 - x) for value, x in zip(found, expected, strict=True)]
+            assert max(off) < mpmath.mpf(2) ** -256
 
 
 @pytest.mark.parametrize("device", DEVICES)
