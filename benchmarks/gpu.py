@@ -237,7 +237,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loads = {name: replace(LOADS[name], device=options.device, **small) for name in options.workload or LOADS}
     turns, sizes = (1, [1, 2]) if options.quick else (options.turns, options.packed)
     began = time.perf_counter()
-    found = {name: measure(load, turns, load.local_steps, sizes) for name, load in loads.items()}
+    found: dict[str, OnDevice] = {}
+    for name, load in loads.items():
+        found[name] = measure(load, turns, load.local_steps, sizes)
+        if options.write:  # each as soon as it is measured
+            put("docs/engines.md", "gpu tables", page(options.device, loads, found))
     if options.json:
         medians = {
             name: {who: statistics.median(seconds) * 1e6 for who, seconds in one.seconds.items()}
@@ -256,10 +260,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def page(device: str, loads: Mapping[str, Workload], found: Mapping[str, OnDevice]) -> str:
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-    parts = ["; ".join(f"{key}: {value}" for key, value in {**machine.facts(), "device": name}.items())]
-    for each, load in loads.items():
-        parts += [f"{each}: {describe(load)}", steps_table(load, found[each]), packed_table(load, found[each])]
+    device_name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    parts = ["; ".join(f"{key}: {value}" for key, value in {**machine.facts(), "device": device_name}.items())]
+    for name, measured in found.items():
+        load = loads[name]
+        parts += [f"{name}: {describe(load)}", steps_table(load, measured), packed_table(load, measured)]
     return "\n\n".join(parts)
 
 

@@ -1,28 +1,33 @@
-"""Random words by their place, in integer tensors on any torch device: any of them is computed by itself, in any order
-and all at once.
+"""Random words by their place, on any torch device: any of them is computed by itself, in any order and all at once.
 
 A place is a stream (row, step), and a pair within it. A pair has four words of 32 bits, which make two 64-bit uniform
 numbers; and, for the few that these do not decide, 384 bits more (`device_noise`).
 
 `SeededWords` are those of Philox4x32-10, the same for the same seed. `FreshWords` are the key stream of ChaCha20 under
 a key from the operating system: the same for nobody.
+
+The host computes them by numpy and by OpenSSL. A GPU computes them by a kernel each, which torch compiles from C++ when
+it is first used, and which is compared with the host then: in torch's own operations words would take hundreds of them,
+and a step longer to start these than to compute its gradients. Where it cannot be compiled, the host's are copied.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import numpy as np
 
-from dpfl_plugin.core.devices import to_device
+from dpfl_plugin.core.devices import to_device, to_host
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.late import torch
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Place = tuple[int, int]
@@ -38,11 +43,49 @@ class CounterWords(Protocol):
     def words(self, places: Sequence[Place], first: int, last: int, device: torch.device) -> Sequence[Tensor]:
         """Four tensors (m, last - first) int64 of numbers in [0, 2^32): the words of pairs ``first`` to ``last`` of m
         streams. ``first`` is a multiple of 4."""
-        ...
+        if device.type == "cuda" and agree(self.example, device):
+            return self.by_kernel(places, first, last, device)
+        return [to_device(word, device) for word in self.by_host(places, first, last)]
+
+    def by_kernel(self, places: Sequence[Place], first: int, last: int, device: torch.device) -> Sequence[Tensor]: ...
+
+    def by_host(self, places: Sequence[Place], first: int, last: int) -> Sequence[Tensor]: ...
 
     def uniforms(self, place: Place, pair: int) -> tuple[int, int]:
         """256 bits of each of a pair's uniform numbers, the first 64 of which `words` has."""
         ...
+
+    @classmethod
+    def example(cls) -> CounterWords:
+        """Words of this kind that nobody uses."""
+        ...
+
+
+@functools.cache
+def _kernel(code: str, *scalars: str) -> Callable[..., Sequence[Tensor]]:
+    """The function of ``code`` on CUDA tensors that broadcast, element by element: int64 of its four outputs.
+
+    Args:
+        scalars: its parameters that are numbers, given by name; the tensors come before them, the outputs behind.
+    """
+    make: Any = torch.cuda.jiterator._create_multi_output_jit_fn
+    made: Callable[..., Sequence[Tensor]] = make(code, num_outputs=4, **dict.fromkeys(scalars, 0))
+    return made
+
+
+@functools.cache
+def agree(example: Callable[[], CounterWords], device: torch.device) -> bool:
+    """Whether a device's kernel computes the host's words: of an example, once a process."""
+    words, places, first = example(), [(0, 2**31 - 1), (3, 70)], 2**31 - 4
+    for some, last in ((places, first + 1003), (places[:1], first + 1)):
+        expected = torch.stack([*words.by_host(some, first, last)])
+        try:
+            found = to_host(torch.stack([*words.by_kernel(some, first, last, device)]))
+        except Exception:  # whatever is wrong with the compiler: the host draws the same
+            return False
+        if not torch.equal(found, expected):
+            return False
+    return True
 
 
 # Seeded
@@ -53,35 +96,40 @@ WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # PHILOX_W32_0 and _1
 _MORE_WORDS: Final = 3  # of 64 bits
 
 
-def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
+def philox(counter: Sequence[NDArray[Any]], key: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Philox4x32-10: four words of output for each counter and key.
 
     Args:
-        counter: four words, key: two, int64 tensors of numbers in [0, 2^32) that broadcast against each other.
+        counter: four words, key: two, uint64 arrays of numbers in [0, 2^32) that broadcast against each other.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(PHILOX_ROUNDS):
-        high0, low0 = _product(c0, MULTIPLIERS[0])
-        high1, low1 = _product(c2, MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
+        p, q = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = q >> 32 ^ c1 ^ k0, q & LOW, p >> 32 ^ c3 ^ k1, p & LOW
+        k0, k1 = k0 + WEYL[0] & LOW, k1 + WEYL[1] & LOW
     return [c0, c1, c2, c3]
 
 
-def _product(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """High and low word of a * multiplier, for a < 2^32 <= 2 * multiplier.
+PHILOX: Final = f"""
+template <typename T>
+void philox(T c0, T c1, T c2, T c3, T k0, T k1, T& w0, T& w1, T& w2, T& w3) {{
+    unsigned int a = c0, b = c1, c = c2, d = c3, x = k0, y = k1;
+    for (int round = 0; round < {PHILOX_ROUNDS}; ++round) {{
+        unsigned long long p = {MULTIPLIERS[0]}ull * a, q = {MULTIPLIERS[1]}ull * c;
+        a = (unsigned int)(q >> 32) ^ b ^ x;
+        b = (unsigned int)q;
+        c = (unsigned int)(p >> 32) ^ d ^ y;
+        d = (unsigned int)p;
+        x += {WEYL[0]}u;
+        y += {WEYL[1]}u;
+    }}
+    w0 = a; w1 = b; w2 = c; w3 = d;
+}}
+"""
 
-    Nothing exceeds 63 bits on the way: with multiplier = 2^31 + rest and a * rest = p, the product is
-    (p // 2^31 + a) * 2^31 + p % 2^31.
-    """
-    p = a * (multiplier - 2**31)
-    upper = (p >> 31).add_(a)
-    low = p.bitwise_and_(2**31 - 1).bitwise_or_((upper & 1).bitwise_left_shift_(31))
-    return upper.bitwise_right_shift_(1), low
 
-
-class SeededWords:
+class SeededWords(CounterWords):
     """Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3).
 
     It maps a key of 64 bits and a counter of 128 to a block of 128: a pair. Of the 256-bit key that names a stream
@@ -96,16 +144,27 @@ class SeededWords:
     def __init__(self, key: Callable[[int, int], bytes]) -> None:
         self.key = key
 
-    def words(self, places: Sequence[Place], first: int, last: int, device: torch.device) -> Sequence[Tensor]:
+    def by_kernel(self, places: Sequence[Place], first: int, last: int, device: torch.device) -> Sequence[Tensor]:
+        k0, k1, *upper = to_device(torch.from_numpy(self._names(places)), device)
+        return _kernel(PHILOX)(torch.arange(first, last, device=device), *upper, k0, k1)
+
+    def by_host(self, places: Sequence[Place], first: int, last: int) -> Sequence[Tensor]:
+        k0, k1, *upper = self._names(places).view(np.uint64)
+        drawn = philox((np.arange(first, last, dtype=np.uint64), *upper), (k0, k1))
+        return [torch.from_numpy(word.view(np.int64)) for word in drawn]
+
+    def _names(self, places: Sequence[Place]) -> NDArray[np.int64]:
+        """(5, m, 1): of 32 bytes, words 0 and 1 are Philox' key, 2 to 4 the upper words of its counter."""
         keys = b"".join(self.key(*place) for place in places)
-        # Of 32 bytes: words 0 and 1 are Philox' key, 2 to 4 the upper words of its counter.
-        names = np.frombuffer(keys, dtype="<u4").reshape(len(places), 8)[:, :5].astype(np.int64)
-        named = to_device(torch.from_numpy(names.T.copy()), device).unsqueeze(2)  # (5, m, 1)
-        pair = torch.arange(first, last, device=device).expand(len(places), -1)
-        return philox((pair, *named[2:]), (named[0], named[1]))
+        words = np.frombuffer(keys, dtype="<u4").reshape(len(places), 8)[:, :5]
+        return words.T.astype(np.int64)[:, :, None]
+
+    @classmethod
+    def example(cls) -> SeededWords:
+        return cls(lambda row, step: hashlib.sha256(struct.pack("<2q", row, step)).digest())
 
     def uniforms(self, place: Place, pair: int) -> tuple[int, int]:
-        w0, w1, w2, w3 = (int(word) for word in self.words([place], pair, pair + 1, torch.device("cpu")))
+        w0, w1, w2, w3 = (int(word) for word in self.by_host([place], pair, pair + 1))
         name = self.key(*place) + pair.to_bytes(8, "little")
         name = hashlib.blake2b(name, digest_size=32, person=b"dpfl.device.more").digest()
         more = Stream().seek(name).bit_generator.random_raw
@@ -123,47 +182,52 @@ def _joined(words: Sequence[int], bits: int) -> int:
 
 # Fresh
 
-_CONSTANT: Final = np.frombuffer(b"expand 32-byte k", "<i4")
-_ROTATIONS: Final = (16, 12, 8, 7)
 _FIRST, _MORE = 0, 1  # what a nonce begins with
+_KEY: Final = tuple(f"k{n}" for n in range(8))
+
+CHACHA20: Final = """
+template <typename T>
+void chacha20(T pair, T row, T step, T what, T k0, T k1, T k2, T k3, T k4, T k5, T k6, T k7,
+              T& w0, T& w1, T& w2, T& w3) {
+    typedef unsigned int word;
+    const word start[16] = {
+        0x61707865u, 0x3320646eu, 0x79622d32u, 0x6b206574u,
+        (word)k0, (word)k1, (word)k2, (word)k3, (word)k4, (word)k5, (word)k6, (word)k7,
+        (word)(pair / 4), (word)what, (word)row, (word)step,
+    };
+    word x[16];
+    for (int n = 0; n < 16; ++n) x[n] = start[n];
+    auto rotated = [](word v, int bits) { return v << bits | v >> (32 - bits); };
+    auto quarter = [&](word& a, word& b, word& c, word& d) {
+        a += b; d = rotated(d ^ a, 16);
+        c += d; b = rotated(b ^ c, 12);
+        a += b; d = rotated(d ^ a, 8);
+        c += d; b = rotated(b ^ c, 7);
+    };
+    #pragma unroll 1
+    for (int round = 0; round < 10; ++round) {
+        quarter(x[0], x[4], x[8], x[12]);
+        quarter(x[1], x[5], x[9], x[13]);
+        quarter(x[2], x[6], x[10], x[14]);
+        quarter(x[3], x[7], x[11], x[15]);
+        quarter(x[0], x[5], x[10], x[15]);
+        quarter(x[1], x[6], x[11], x[12]);
+        quarter(x[2], x[7], x[8], x[13]);
+        quarter(x[3], x[4], x[9], x[14]);
+    }
+    for (int n = 0; n < 4; ++n)
+        if (n == pair % 4) {
+            w0 = x[n] + start[n];
+            w1 = x[n + 4] + start[n + 4];
+            w2 = x[n + 8] + start[n + 8];
+            w3 = x[n + 12] + start[n + 12];
+        }
+}
+"""
+"""A pair's words of the key stream of ChaCha20 (RFC 8439, section 2.3): of a block's 4 rows and 4 columns, a column."""
 
 
-def chacha20(key: bytes, counter: Tensor, nonce: Sequence[Tensor]) -> Tensor:
-    """The key stream of ChaCha20 (RFC 8439, section 2.3): (16, m, n) int32 words of blocks.
-
-    Words are added modulo 2^32: torch's integers wrap around, on every device.
-
-    Args:
-        key: 32 bytes. counter: (n,), nonce: three of (m,); int32.
-    """
-    shape = len(nonce[0]), len(counter)
-    start = to_device(torch.from_numpy(np.concatenate([_CONSTANT, np.frombuffer(key, "<i4")])), counter.device)
-    d0 = torch.stack([counter.expand(shape), *(word.unsqueeze(1).expand(shape) for word in nonce)])
-    rows = [*start.view(3, 4, 1, 1), d0]
-    a, b, c, d = (row.expand(4, *shape).clone() for row in rows)
-    for _ in range(10):
-        a, b, c, d = _quarters(a, b, c, d)
-        a, b, c, d = _quarters(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
-        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
-    return torch.cat([mixed.add_(row) for mixed, row in zip((a, b, c, d), rows, strict=True)])
-
-
-def _quarters(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four quarter rounds at once, of the columns of (4, 4)."""
-    for first, second in (_ROTATIONS[:2], _ROTATIONS[2:]):
-        a += b
-        d = _rotated(d.bitwise_xor_(a), first)
-        c += d
-        b = _rotated(b.bitwise_xor_(c), second)
-    return a, b, c, d
-
-
-def _rotated(x: Tensor, bits: int) -> Tensor:
-    """To the left; the shift to the right keeps the sign, which is cut off."""
-    return x.bitwise_right_shift(32 - bits).bitwise_and_(2**bits - 1).add_(x, alpha=2**bits)
-
-
-class FreshWords:
+class FreshWords(CounterWords):
     """The key stream of ChaCha20 (RFC 8439), under a key of 256 bits from the operating system.
 
     A block's nonce is its stream and what it is for, its counter its place in the stream: no block is used for two
@@ -174,22 +238,21 @@ class FreshWords:
     def __init__(self) -> None:
         self._key = os.urandom(32)
 
-    def words(self, places: Sequence[Place], first: int, last: int, device: torch.device) -> Sequence[Tensor]:
-        blocks = self._by_openssl if device.type == "cpu" else self._by_tensors  # the former a tenth of the time
-        return blocks(places, first // 4, (last + 3) // 4, device).flatten(2)[:, :, : last - first].unbind(0)
+    def by_kernel(self, places: Sequence[Place], first: int, last: int, device: torch.device) -> Sequence[Tensor]:
+        rows, steps = to_device(torch.tensor(places), device).unsqueeze(2).unbind(1)
+        key = dict(zip(_KEY, struct.unpack("<8I", self._key), strict=True))
+        pair = torch.arange(first, last, device=device)
+        return _kernel(CHACHA20, "what", *_KEY)(pair, rows, steps, what=_FIRST, **key)
 
-    def _by_tensors(self, places: Sequence[Place], first: int, last: int, device: torch.device) -> Tensor:
-        """(4, m, last - first, 4): of a block's 4 rows and 4 columns of words, a column is a pair."""
-        nonce = torch.tensor([(_FIRST, *place) for place in places], dtype=torch.int32)
-        counter = torch.arange(first, last, dtype=torch.int32, device=device)
-        drawn = chacha20(self._key, counter, to_device(nonce, device).unbind(1))
-        return drawn.view(4, 4, *drawn.shape[1:]).permute(0, 2, 3, 1).long().bitwise_and_(LOW)
+    def by_host(self, places: Sequence[Place], first: int, last: int) -> Sequence[Tensor]:
+        start, count = first // 4, (last + 3) // 4 - first // 4
+        streams = b"".join(self._blocks(_FIRST, place, start, count) for place in places)
+        drawn = np.frombuffer(streams, "<u4").reshape(len(places), count, 4, 4).transpose(2, 0, 1, 3).astype(np.int64)
+        return torch.from_numpy(drawn).flatten(2)[:, :, : last - first].unbind(0)
 
-    def _by_openssl(self, places: Sequence[Place], first: int, last: int, _: torch.device) -> Tensor:
-        """As `_by_tensors`, on the host."""
-        streams = b"".join(self._blocks(_FIRST, place, first, last - first) for place in places)
-        drawn = np.frombuffer(streams, "<u4").reshape(len(places), last - first, 4, 4)
-        return torch.from_numpy(drawn.transpose(2, 0, 1, 3).astype(np.int64))
+    @classmethod
+    def example(cls) -> FreshWords:
+        return cls()
 
     def uniforms(self, place: Place, pair: int) -> tuple[int, int]:
         first = self._block(_FIRST, place, pair // 4)[pair % 4 :: 4]

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from decimal import Context, Decimal, localcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.core.counter_words import LOW, MOST_PAIRS, CounterWords, Place
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 MOST: Final = 2 * MOST_PAIRS  # normals of a stream
 PAIRS: Final = {"cpu": 2**16}  # that are worked on at a time, in the processor's cache; changes no bit
-MOST_PAIRS_AT_ONCE: Final = 2**20  # elsewhere; bounds memory
+MOST_PAIRS_AT_ONCE: Final = 2**21  # elsewhere; bounds memory
 AHEAD_BYTES: Final = 2**25  # of noise that is drawn at a time: as many operations for fifty steps as for one
-FIRST: Final = 2**17  # numbers that the first step waits for: a device draws as many as soon as it draws one
 
 
 def normals(words: CounterWords, places: Sequence[Place], count: int, device: torch.device) -> Tensor:
@@ -55,21 +54,21 @@ def normals(words: CounterWords, places: Sequence[Place], count: int, device: to
         last = min(first + size, drawn.shape[1] // 2)
         w0, w1, w2, w3 = words.words(places, first, last, device)
         r = _radius(w0, w1)
-        angle = _uniform(w2, w3, 0.0).mul_(2 * math.pi)
+        angle = _scaled(w2, w3, 0.0).mul_(2 * math.pi * 2.0**-64)
         torch.mul(r, angle.cos(), out=drawn[:, 2 * first : 2 * last : 2])
         torch.mul(r, angle.sin_(), out=drawn[:, 2 * first + 1 : 2 * last : 2])
     return drawn[:, :count]
 
 
-def _uniform(high: Tensor, low: Tensor, offset: float) -> Tensor:
-    """(2^32 high + low + offset) 2^-64, in [0, 1], rounded to float64's 53 bits."""
-    return (low.double() + offset).mul_(2.0**-64).add_(high.double(), alpha=2.0**-32)
+def _scaled(high: Tensor, low: Tensor, offset: float) -> Tensor:
+    """2^32 high + low + offset, rounded to float64's 53 bits."""
+    return torch.add(low, torch.tensor(offset, dtype=torch.float64)).add_(high, alpha=2**32)
 
 
 def _radius(high: Tensor, low: Tensor) -> Tensor:
     """sqrt(-2 ln u); NaN for u below 2^-19 or within 2^-32 of 1, where 64 bits leave more than `NEAR` open."""
-    below = _uniform(high, low, 0.5).log_()
-    above = _uniform(LOW - high, LOW - low, 0.5).neg_().log1p_()  # 1 - u with all its digits
+    below = _scaled(high, low, 0.5).mul_(2.0**-64).log_()
+    above = _scaled(LOW - high, LOW - low, 0.5).mul_(-(2.0**-64)).log1p_()  # 1 - u with all its digits
     found = torch.where(high < 2**31, below, above).mul_(-2.0).sqrt_()
     return found.masked_fill_((high < _FEW) | (high == LOW), math.nan)
 
@@ -80,16 +79,16 @@ at most, those of v, and the rounding of 2 pi v, the normal by 2^-47; ln, cos an
 place off by 2^-48. What remains, a factor of four and more, is for devices whose functions are less exact."""
 MOST_STD: Final = 2.0**40
 _FEW: Final = 2**13
-_DIGITS: Final = Context(prec=80)
 
 
 def exact(words: CounterWords, place: Place, index: int, std: float) -> int:
     """round(std * x) of the normal at ``index`` of a stream, with 256 bits of each uniform number and 80 digits."""
-    with localcontext(_DIGITS):
-        u, v = ((Decimal(bits) + Decimal("0.5")) / Decimal(2) ** 256 for bits in words.uniforms(place, index // 2))
-        cosine, sine = _cos_and_sin(v)
-        x = (-2 * u.ln()).sqrt() * (sine if index % 2 else cosine)
-        return int((x * Decimal(std)).to_integral_value(ROUND_HALF_EVEN))
+    u, v = (2 * bits + 1 for bits in words.uniforms(place, index // 2))  # times 2^-257
+    cosine, sine = _cos_and_sin(v)
+    radius = math.isqrt(2 * _minus_ln(u) << _BITS)
+    above, below = std.as_integer_ratio()
+    scaled = radius * (sine if index % 2 else cosine) * above // below
+    return (scaled >> 2 * _BITS - 1) + 1 >> 1
 
 
 def rounded(words: CounterWords, places: Sequence[Place], values: Tensor, stds: Sequence[float]) -> Tensor:
@@ -113,22 +112,55 @@ def rounded(words: CounterWords, places: Sequence[Place], values: Tensor, stds: 
     return integers
 
 
-def _cos_and_sin(turns: Decimal) -> tuple[Decimal, Decimal]:
-    """Of 2 pi times so many turns, in [0, 1]: Taylor's series of a 64th of the angle, doubled six times."""
-    angle = 2 * _PI * turns / 64
-    cosine, sine, term = Decimal(0), Decimal(0), Decimal(1)
-    for n in range(50):  # 0.1^50 / 50! is below the last digit
+# Numbers of 80 digits: integers, times 2^-272. Rounding costs less than 2^-256.
+_BITS: Final = 272
+_ONE: Final = 1 << _BITS
+with localcontext(Context(prec=100)):
+    _LN_2: Final = int(Decimal(2).ln() * _ONE)
+    _PI: Final = int(
+        Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803") * _ONE
+    )
+
+
+def _cos_and_sin(v: int) -> tuple[int, int]:
+    """Of 2 pi v 2^-257: Taylor's series of a 64th of the angle, doubled six times."""
+    angle = _PI * v >> 256 + 6
+    cosine, sine, term, n = 0, 0, _ONE, 0
+    while term:
         if n % 2:
             sine += term if n % 4 == 1 else -term
         else:
             cosine += term if n % 4 == 0 else -term
-        term *= angle / (n + 1)
+        n += 1
+        term = (term * angle >> _BITS) // n
     for _ in range(6):
-        cosine, sine = cosine * cosine - sine * sine, 2 * cosine * sine
+        cosine, sine = cosine * cosine - sine * sine >> _BITS, 2 * cosine * sine >> _BITS
     return cosine, sine
 
 
-_PI: Final = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")
+def _minus_ln(u: int) -> int:
+    """-ln(u 2^-257): what floats give, and the logarithm of u 2^-257 times its exponential, which is almost 1."""
+    near = int(math.ldexp(257 * math.log(2) - math.log(u), 64)) << _BITS - 64
+    doublings, rest = divmod(near, _LN_2)
+    off = (u * _exp(rest) >> 257 - doublings) - _ONE
+    power, found = _ONE, near
+    for n in range(1, 8):  # 1e-12^8 is below the last digit
+        power = power * off >> _BITS
+        found += (power if n % 2 == 0 else -power) // n
+    return found
+
+
+def _exp(x: int) -> int:
+    """Of a number in [0, 1): Taylor's series of its 256th, squared eight times."""
+    part = x >> 8
+    found, term, n = 0, _ONE, 0
+    while term:
+        found += term
+        n += 1
+        term = (term * part >> _BITS) // n
+    for _ in range(8):
+        found = found * found >> _BITS
+    return found
 
 
 Drawn = tuple["Tensor", list[tuple[float, ...]], Any]
@@ -166,16 +198,15 @@ class DeviceNoise:
     ) -> None:
         self._words, self._rows, self._count, self._steps, self._device = words, rows, count, steps, device
         self._stds, self._drawn_stds = stds, list[tuple[float, ...]]()
-        self._most = max(1, AHEAD_BYTES // max(1, 8 * rows * count))  # steps at a time
-        first = min(self._most, max(1, FIRST // max(1, rows * count)))
+        self._steps_at_once = max(1, AHEAD_BYTES // max(1, 8 * rows * count))
         self._next_place = 0, 0
         self._first, self._values = 0, torch.empty(0, rows, count, dtype=torch.float64)
         self._cuda_stream = _cuda_stream(device) if device.type == "cuda" else None
         self._grids: dict[tuple[float, ...], tuple[Tensor, ...]] = {}
-        self._ahead = self._begin(0, first, None)
+        self._ahead = self._begin(0, None)
 
-    def _begin(self, first: int, size: int, after: torch.cuda.Event | None) -> Future[Drawn] | None:
-        last = min(first + size, self._steps)
+    def _begin(self, first: int, after: torch.cuda.Event | None) -> Future[Drawn] | None:
+        last = min(first + self._steps_at_once, self._steps)
         return _thread.submit(self._draw, first, last, after) if first < last else None
 
     def _draw(self, first: int, last: int, after: torch.cuda.Event | None) -> Drawn:
@@ -214,7 +245,7 @@ class DeviceNoise:
         return values
 
     def _renew(self) -> None:
-        """Take what was drawn ahead, and begin to draw what follows: twice as many steps.
+        """Take what was drawn ahead, and begin to draw what follows.
 
         Nothing has moved where this raises: it raises again, and no noise is handed out twice.
         """
@@ -229,7 +260,7 @@ class DeviceNoise:
             here.wait_event(done)
             values.record_stream(here)
             after = here.record_event()
-        self._ahead = self._begin(self._first + len(values), min(2 * len(values), self._most), after)
+        self._ahead = self._begin(self._first + len(values), after)
 
     def add_rounded(
         self, totals: Tensor, step: int, rows: slice, grids: Sequence[float], stds: Sequence[float], out: Tensor

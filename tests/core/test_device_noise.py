@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 import math
 import pickle
+import shutil
 import struct
-from decimal import Decimal, localcontext
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -20,12 +26,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from dpfl_plugin.core import device_noise
-from dpfl_plugin.core.counter_words import CounterWords, FreshWords, SeededWords, chacha20, philox
+from dpfl_plugin.core import counter_words, device_noise
+from dpfl_plugin.core.counter_words import CounterWords, FreshWords, SeededWords, philox
 from dpfl_plugin.core.device_noise import DeviceNoise
 from dpfl_plugin.core.streams import stream_key
-
-Philox = pytest.importorskip("randomgen", reason="a reference, which FedML's environment has not").Philox
 
 ALPHA = 1e-7  # false alarm of each statistical assertion; streams are fixed, so it can only fail once
 CUDA = torch.cuda.is_available()
@@ -85,11 +89,44 @@ CHACHA20 = [
         "8a970e0e955c14f3a88e741b97c286f7 5f8fc299e8148362fa198a39531bed6d",
     ),
 ]
+Kernel = Callable[..., Callable[..., Sequence[Tensor]]]
 word = st.one_of(st.integers(0, LOW), st.sampled_from([0, 1, 2**16 - 1, 2**16, 2**31 - 1, 2**31, LOW]))
 
 
-def words(text: str, device: str = "cpu") -> list[Tensor]:
-    return [torch.tensor([int(part, 16)], device=device) for part in text.split()]
+def words(text: str) -> list[NDArray[np.uint64]]:
+    return [np.array([int(part, 16)], dtype=np.uint64) for part in text.split()]
+
+
+@pytest.fixture(scope="module")
+def by_host() -> Iterator[Kernel]:
+    """`counter_words._kernel`, compiled for the host: what a GPU computes, where there is none."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler, c++")
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "words.cpp"), Path(folder, "words.so")
+        calls = []
+        for code, name, inputs in ((counter_words.PHILOX, "philox", 6), (counter_words.CHACHA20, "chacha20", 12)):
+            values = ", ".join([*(f"in[{n}]" for n in range(inputs)), *(f"out[{n}]" for n in range(4))])
+            calls.append(f'{code}extern "C" void {name}_(long long* in, long long* out) {{ {name}({values}); }}')
+        source.write_text("\n".join(calls))
+        subprocess.run([compiler, "-std=c++14", "-O1", "-shared", "-fPIC", "-w", source, "-o", library], check=True)
+        loaded = ctypes.CDLL(str(library))
+
+        def kernel(code: str, *names: str) -> Callable[..., list[Tensor]]:
+            function = loaded.philox_ if code is counter_words.PHILOX else loaded.chacha20_
+
+            def call(*tensors: Tensor, **numbers: int) -> list[Tensor]:
+                inputs = torch.broadcast_tensors(*tensors, *(torch.tensor(numbers[name]) for name in names))
+                rows = torch.stack(inputs, -1).flatten(0, -2).contiguous()
+                found = torch.empty(len(rows), 4, dtype=torch.int64)
+                for row, out in zip(rows, found, strict=True):
+                    function(ctypes.c_void_p(row.data_ptr()), ctypes.c_void_p(out.data_ptr()))
+                return list(found.view(*inputs[0].shape, 4).unbind(-1))
+
+            return call
+
+        yield kernel
 
 
 def seeded(keys: list[bytes]) -> SeededWords:
@@ -116,26 +153,31 @@ def draws(keys: list[bytes], count: int) -> NDArray[np.float64]:
     return np.nan_to_num(normals(keys, count).numpy())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("counter", "key", "output"), KNOWN)
-def test_known_answers(device: str, counter: str, key: str, output: str) -> None:
-    found = philox(words(counter, device), words(key, device))
-    assert " ".join(f"{int(value):08x}" for value in found) == output
+def test_known_answers(by_host: Kernel, counter: str, key: str, output: str) -> None:
+    inputs = [torch.from_numpy(word.view(np.int64)) for word in words(counter) + words(key)]
+    for found in (philox(words(counter), words(key)), by_host(counter_words.PHILOX)(*inputs)):
+        assert " ".join(f"{int(value[0]):08x}" for value in found) == output
+
+
+@pytest.fixture(scope="module")
+def Philox() -> Any:
+    return pytest.importorskip("randomgen", reason="a reference, which not every environment has").Philox
 
 
 @settings(max_examples=60, deadline=None)
 @given(counter=st.tuples(word, word, word, word), key=st.tuples(word, word))
-def test_the_integers_of_another_implementation(counter: tuple[int, ...], key: tuple[int, ...]) -> None:
+def test_the_integers_of_another_implementation(Philox: Any, counter: tuple[int, ...], key: tuple[int, ...]) -> None:
     """randomgen counts once before its first block."""
     whole = sum(value << 32 * place for place, value in enumerate(counter))
     before = (whole - 1) % 2**128
     other = Philox(counter=before, key=key[0] + (key[1] << 32), number=4, width=32)
-    found = philox([torch.tensor([value]) for value in counter], [torch.tensor([value]) for value in key])
-    assert [int(value) for value in found] == other.random_raw(4).tolist()
+    found = philox(*([np.array([value], dtype=np.uint64) for value in part] for part in (counter, key)))
+    assert [int(value[0]) for value in found] == other.random_raw(4).tolist()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_normals_are_those_of_the_definition(device: str) -> None:
+def test_normals_are_those_of_the_definition(Philox: Any, device: str) -> None:
     """In numpy, from randomgen's integers; the device's ln, cos and sin may differ by a few units in the last place."""
     key = stream_key(7, "noise", 1, 2, 3)
     name = [int(value) for value in np.frombuffer(key, "<u4")]
@@ -202,8 +244,8 @@ def test_radii_that_64_bits_do_not_tell_are_left_to_the_exact_way(device: str) -
 
 def exactly(key: bytes, index: int, u_bits: int, v_bits: int) -> mpmath.mpf:
     """The normal of a block whose uniforms go on with these 64 bits."""
-    name = [torch.tensor([int(word)]) for word in np.frombuffer(key, "<u4")[:5]]
-    w = [int(word) for word in philox([torch.tensor([index // 2]), *name[2:]], name[:2])]
+    name = [np.array([word], dtype=np.uint64) for word in np.frombuffer(key, "<u4")[:5]]
+    w = [int(word[0]) for word in philox([np.array([index // 2], dtype=np.uint64), *name[2:]], name[:2])]
     u = (mpmath.mpf(w[0] << 96 | w[1] << 64 | u_bits) + 0.5) / 2**128
     v = (mpmath.mpf(w[2] << 96 | w[3] << 64 | v_bits) + 0.5) / 2**128
     turn = mpmath.sin if index % 2 else mpmath.cos
@@ -253,12 +295,15 @@ def test_the_exact_way_goes_on_with_bits_of_its_own() -> None:
         )  # of the first 64 bits they leave 2^-64, times 2 pi r or 1 / (u r)
 
 
-def test_sines_and_cosines_have_their_digits() -> None:
-    for turns in ("0", "1e-30", "0.125", "0.3333333333333333333333", "0.75", "0.999999999999999999999999"):
-        with mpmath.workdps(70), localcontext(device_noise._DIGITS):
-            angle = 2 * mpmath.pi * mpmath.mpf(turns)
-            found = [mpmath.mpf(str(value)) for value in device_noise._cos_and_sin(Decimal(turns))]
-            assert max(abs(found[0] - mpmath.cos(angle)), abs(found[1] - mpmath.sin(angle))) < mpmath.mpf("1e-65")
+def test_logarithms_sines_and_cosines_have_their_digits() -> None:
+    most = 2**257
+    for u in (1, 3, 2**93 + 1, 2**193 - 1, most // 8, most // 3, most * 3 // 4, most - 2**190 - 1, most - 1):
+        with mpmath.workdps(120):
+            angle = 2 * mpmath.pi * u / most
+            expected = [mpmath.cos(angle), mpmath.sin(angle), -mpmath.log(mpmath.mpf(u) / most)]
+            found = [*device_noise._cos_and_sin(u), device_noise._minus_ln(u)]
+            off = [abs(mpmath.mpf(value) / 2**272 - x) for value, x in zip(found, expected, strict=True)]
+            assert max(off) < mpmath.mpf(2) ** -256
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -325,13 +370,11 @@ def noise(
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("steps", [1, 4, 7])
 @pytest.mark.parametrize("ahead_bytes", [1, 3 * 5 * 8 * 2, 2**20])
-@pytest.mark.parametrize("first", [1, 2**17])
 def test_what_is_drawn_ahead_is_what_each_step_would_draw(
-    known: bool, steps: int, ahead_bytes: int, first: int, monkeypatch: pytest.MonkeyPatch
+    known: bool, steps: int, ahead_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is drawn at a time, and whether a step asks for all rows or one after another."""
     monkeypatch.setattr(device_noise, "AHEAD_BYTES", ahead_bytes)
-    monkeypatch.setattr(device_noise, "FIRST", first)
     stds, words = [1e3, 2e9, 0.3], SeededWords(lambda row, step: stream_key(1, "noise", silo=row, step=step))
     made = noise(words, stds, count=5, steps=steps, known=known)
     for step in range(steps):
@@ -364,7 +407,7 @@ def test_after_an_error_while_noise_is_drawn_none_is_handed_out(monkeypatch: pyt
         return real(words, places, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(device_noise, "normals", short)
-    monkeypatch.setattr(device_noise, "FIRST", 1)
+    monkeypatch.setattr(device_noise, "AHEAD_BYTES", 3 * 6 * 8)
     made = noise(FreshWords(), [4.0], count=6, steps=9)
     for step in range(3):
         made.integers(step, slice(0, 1), [4.0])
@@ -376,23 +419,32 @@ def test_after_an_error_while_noise_is_drawn_none_is_handed_out(monkeypatch: pyt
 # Fresh
 
 
+def chacha20(kernel: Kernel, key: bytes, counters: Tensor, nonce: bytes) -> bytes:
+    """The key stream of blocks, of each of which four pairs have the columns."""
+    names = [f"k{n}" for n in range(8)]
+    numbers = dict(zip(["what", *names], struct.unpack("<I", nonce[:4]) + struct.unpack("<8I", key), strict=True))
+    places = [torch.tensor([[word]], device=counters.device) for word in struct.unpack("<2I", nonce[4:])]
+    pairs = (4 * counters.unsqueeze(1) + torch.arange(4, device=counters.device)).flatten()
+    found = kernel(counter_words.CHACHA20, *numbers)(pairs, *places, **numbers)
+    blocks = torch.stack([*found]).view(4, len(counters), 4).transpose(0, 1)
+    return blocks.cpu().numpy().astype("<u4").tobytes()
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_chacha20_has_the_published_key_streams(device: str) -> None:
+def test_chacha20_has_the_published_key_streams(device: str, request: pytest.FixtureRequest) -> None:
     """RFC 8439: section 2.3.2, and appendix A.1."""
+    kernel = counter_words._kernel if device == "cuda" else request.getfixturevalue("by_host")
     for key, counter, nonce, expected in CHACHA20:
-        place = [torch.tensor([word], dtype=torch.int32, device=device) for word in struct.unpack("<3i", nonce)]
-        counters = torch.tensor([counter], dtype=torch.int32, device=device)
-        assert chacha20(key, counters, place).cpu().numpy().astype("<i4").tobytes().hex() == expected.replace(" ", "")
+        found = chacha20(kernel, key, torch.tensor([counter], device=device), nonce)
+        assert found.hex() == expected.replace(" ", "")
 
 
 @settings(max_examples=30, deadline=None)
 @given(key=st.binary(min_size=32, max_size=32), counter=st.integers(0, 2**31 - 8), place=st.tuples(word, word, word))
-def test_chacha20_is_that_of_openssl(key: bytes, counter: int, place: tuple[int, int, int]) -> None:
+def test_chacha20_is_that_of_openssl(by_host: Kernel, key: bytes, counter: int, place: tuple[int, int, int]) -> None:
     nonce = struct.pack("<3I", *place)
-    words = [torch.tensor([word, 0], dtype=torch.int64).to(torch.int32) for word in place]  # of two streams
-    found = chacha20(key, torch.arange(counter, counter + 5, dtype=torch.int32), words)
     openssl = Cipher(algorithms.ChaCha20(key, struct.pack("<I", counter) + nonce), mode=None).encryptor()
-    assert found[:, 0].numpy().T.astype("<i4").tobytes() == openssl.update(bytes(5 * 64))
+    assert chacha20(by_host, key, torch.arange(counter, counter + 5), nonce) == openssl.update(bytes(5 * 64))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -432,14 +484,27 @@ def test_no_block_of_a_key_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(set(more)) == len(more) == 6 * 51 and not {block[1] for block in blocks} - {0, 1}
 
 
-@given(first=st.integers(0, 2**30), count=st.integers(1, 9), place=st.tuples(*2 * [st.integers(0, 2**31 - 1)]))
-@settings(max_examples=30, deadline=None)
-def test_a_device_and_openssl_draw_the_same_words(first: int, count: int, place: tuple[int, int]) -> None:
-    words, places = FreshWords(), [place, (3, 70)]
-    by_tensors, by_openssl = (
-        draw(places, first, first + count, torch.device("cpu")) for draw in (words._by_tensors, words._by_openssl)
-    )
-    assert torch.equal(by_tensors, by_openssl)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [FreshWords, SeededWords])
+def test_a_kernel_and_the_host_draw_the_same_words(
+    kind: Any, device: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they do not, or there is no kernel, it is not used."""
+    if device == "cpu":
+        monkeypatch.setattr(counter_words, "_kernel", request.getfixturevalue("by_host"))
+    agree, kernel = counter_words.agree.__wrapped__, counter_words._kernel
+    assert agree(kind.example, torch.device(device))
+    words, places = kind.example(), [(0, 2**31 - 1), (3, 70), (2**31 - 1, 0)]
+    for first, last in ((0, 1), (0, 4099), (2**32 - 12, 2**32)):
+        found = torch.stack([*words.by_kernel(places, first, last, torch.device(device))]).cpu()
+        assert torch.equal(found, torch.stack([*words.by_host(places, first, last)]))
+
+    def wrong(*args: str) -> Callable[..., list[Tensor]]:
+        return lambda *inputs, **numbers: [word.roll(1, -1) for word in kernel(*args)(*inputs, **numbers)]
+
+    for other in (wrong, None):
+        monkeypatch.setattr(counter_words, "_kernel", other)
+        assert not agree(kind.example, torch.device(device))
 
 
 def test_fresh_words_are_nobodys_else() -> None:

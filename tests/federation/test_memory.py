@@ -125,7 +125,7 @@ def test_device_noise_needs_what_is_drawn_ahead() -> None:
     setting = Setting(num_silos=50, num_participants=5, silo_rate=0.1, record_rate=0.1)
     small, large = torch.zeros(10), torch.zeros(1).expand(10**8)
     assert memory.of_device_noise(setting, small, 50, stack=3) == 4 * 2**25 + 128 * 30
-    assert memory.of_device_noise(setting, large, 50, stack=3) == 4 * 3 * 8 * 10**8 + 128 * 2**20
+    assert memory.of_device_noise(setting, large, 50, stack=3) == 4 * 3 * 8 * 10**8 + 128 * 2**21
     assert memory.of_device_noise(setting, large, 0, stack=3) == 0
 
 
