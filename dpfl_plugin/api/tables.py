@@ -16,7 +16,7 @@ from dpfl_plugin.api.progress import say
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
-from dpfl_plugin.data.tables import check_installed
+from dpfl_plugin.data.tables import check_installed, compared
 from dpfl_plugin.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -95,12 +95,9 @@ def check_tables(
     options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
     known, found = _read(files, schema, options)
     from dpfl_plugin.data import reading
-    from dpfl_plugin.data.site_comparison import compare_files
 
-    notes = reading.notes(found, known), compare_files([one.path for one in found], known, reading.format_of(options))
-    return CheckedTables(
-        {str(one.path): len(one.table.labels) for one in found}, known.features, (*notes[0], *notes[1])
-    )
+    notes = (*reading.notes(found, known), *compared([one.path for one in found], {**options, "schema": known}))
+    return CheckedTables({str(one.path): len(one.table.labels) for one in found}, known.features, notes)
 
 
 def read_tables(

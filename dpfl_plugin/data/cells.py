@@ -135,7 +135,8 @@ class Cells:
             return np.zeros(len(self.array)), np.zeros(len(self.array), bool)
         else:
             values = _doubles(pc.cast(self.array, pa.float64(), safe=False))
-            nothing = np.isnan(values)
+            codes = [number for word in self.missing if (number := _as_number(word)) is not None]
+            nothing = np.isnan(values) | np.isin(values, codes)
         infinite = ~np.isfinite(values) & ~nothing
         self.flag(infinite, ": {} is not a finite number.", "are not finite numbers", "Correct it, or leave it empty.")
         return np.where(infinite | nothing, 0.0, values), nothing

@@ -55,7 +55,6 @@ REASONS: Final = {
     "shared": f"few records share a word, as with numbers of patients.{_PERSON}",
     "many": f"more than {MOST_VALUES} different words.",
 }
-"""Codes that are numbers by their digits alone, as 007, are "many" words, too."""
 
 
 class Drafted(NamedTuple):
@@ -172,7 +171,7 @@ def _words(column: Seen, sites: Sites, person: str | None, *, lacking: bool, is_
     if why != UNIQUE and are_persons(name, values, where, numeric=False):
         return _person(name, person)
     if why:
-        return Drafted({"type": "identifier" if why == UNIQUE else "ignored"}, why)
+        return Drafted({"type": "identifier" if why == UNIQUE else "ignored"}, why, is_code=is_code)
     entry = _category(sorted(counts)) | _missing(lacking, (), "category")
     return Drafted(entry, told=alike(name, entry["values"]), is_code=is_code)
 
@@ -316,8 +315,8 @@ def kinds_of(drafted: Mapping[str, Drafted]) -> list[str]:
         )
     if codes := [name for name, one in drafted.items() if one.is_code]:
         told.append(
-            f"codes, each spelling a category of its own: {column_list(codes)}. Of a column that counts or measures "
-            "something, write type: number and its range."
+            f"codes, by leading zeros or several spellings of a number: {column_list(codes)}. Each spelling is a value "
+            "of its own. Of a column that counts or measures something, write type: number and its range."
         )
     return told
 

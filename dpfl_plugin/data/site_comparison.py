@@ -240,7 +240,7 @@ def _isolated(column: Seen, stated: Column, sites: Sites, key: str) -> list[str]
 
 def _copies(columns: Sequence[Seen], sites: Sites) -> list[str]:
     """Rows that are the same in all columns, where so many columns would not be so by chance."""
-    if not columns or not (size := len(columns[0].cells)):
+    if not columns or (size := len(columns[0].cells)) < 2:
         return []
     rows, chance = np.zeros(size, np.uint64), size * (size - 1) / 2
     for column in columns:

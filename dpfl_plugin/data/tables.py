@@ -138,6 +138,14 @@ def _asked(found: Read, schema: TableSchema) -> Asked:
     )
 
 
+def compared(paths: Sequence[Path], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """How these tables differ, or one of them from its schema; ``options``: of `table`."""
+    from dpfl_plugin.data import reading
+    from dpfl_plugin.data.site_comparison import compare_files
+
+    return compare_files(paths, TableSchema.parse(options["schema"]), reading.format_of(options))
+
+
 def check_installed() -> None:
     """Raise ConfigError unless what reads tables is installed."""
     if importlib.util.find_spec("pyarrow") is None:
