@@ -16,7 +16,6 @@ from dpfl_plugin.api.progress import say
 from dpfl_plugin.core.text import Printed
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
-from dpfl_plugin.data.tables import check_installed
 from dpfl_plugin.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -127,7 +126,6 @@ def read_tables(
 def _read(
     files: str | Path | Sequence[str | Path], schema: TableSchema | Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[TableSchema, list[Read]]:
-    check_installed()
     from dpfl_plugin.data import reading
 
     known = TableSchema.parse(schema)
@@ -183,7 +181,6 @@ def draft_schema(
         DataError: a file cannot be read, or silos have different columns. ConfigError: there is no such column, or
             ``data`` is something else.
     """
-    check_installed()
     from dpfl_plugin.data import draft
     from dpfl_plugin.data.pieces import TextFormat
 
@@ -220,7 +217,6 @@ def drafted(
     Args:
         form: their encoding and sheet, see `TextFormat`.
     """
-    check_installed()
     from dpfl_plugin.data import draft
     from dpfl_plugin.data.pieces import TextFormat
 

@@ -382,10 +382,8 @@ def _parquet(path: Path) -> Pieces:
 
 
 def _workbook(path: Path, form: TextFormat) -> Pieces:
-    try:
-        import openpyxl
-    except ImportError as error:
-        raise ConfigError(f"{path} is a workbook: reading it needs pip install 'dpfl-plugin[tables]'.") from error
+    import openpyxl  # takes a tenth of a second
+
     try:
         # By its contents, whatever its name; what it is read from is closed with it.
         book = openpyxl.load_workbook(io.BytesIO(path.read_bytes()), read_only=True, data_only=True)

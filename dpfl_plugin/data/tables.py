@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,13 +21,12 @@ from dpfl_plugin.data.labels import KnownLabels, no_labels
 from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.data.table import Table
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import DataError
 
 if TYPE_CHECKING:
     from dpfl_plugin.data.reading import Read
 
 NAME: Final = "table"
-EXTRA: Final = "pip install 'dpfl-plugin[tables]'"
 
 
 def table(
@@ -52,9 +50,8 @@ def table(
     Raises:
         DataError: a file is missing or not such a table; the message names all that is wrong with all files, by line,
             column and value, and the line of the schema that mends it.
-        ConfigError: an option or the schema is wrong, or pyarrow is not installed.
+        ConfigError: an option or the schema is wrong.
     """
-    check_installed()
     from dpfl_plugin.data import reading
 
     known = TableSchema.parse(schema)
@@ -92,7 +89,6 @@ def asked(path: Path, options: Mapping[str, Any]) -> Asked:
     Raises:
         DataError, ConfigError: as `table`.
     """
-    check_installed()
     from dpfl_plugin.data import reading
 
     schema = TableSchema.parse(options.get("schema"))
@@ -101,7 +97,6 @@ def asked(path: Path, options: Mapping[str, Any]) -> Asked:
 
 def asked_frame(frame: Any, options: Mapping[str, Any]) -> Asked:
     """As `asked`, of a data frame; ``lines`` are rows from 0."""
-    check_installed()
     from dpfl_plugin.data import pieces, reading
 
     schema = TableSchema.parse(options.get("schema"))
@@ -136,12 +131,6 @@ def _asked(found: Read, schema: TableSchema) -> Asked:
         schema.features,
         tuple(found.unused),
     )
-
-
-def check_installed() -> None:
-    """Raise ConfigError unless what reads tables is installed."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(f"data.dataset: a table with a schema is read by pyarrow, which is not installed: {EXTRA}.")
 
 
 def assembled(
