@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.api.progress import say
-from dpfl_plugin.core.text import Printed
+from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
     import pandas
@@ -119,6 +119,9 @@ def read_tables(
     """
     options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
     known, found = _read(files, schema, options)
+    for one in found:
+        if unlabelled := int((~one.table.known).sum()):
+            raise DataError(f"{one.path}: {counted(unlabelled, 'record')} without a label. Leave such records out.")
     features = np.concatenate([one.table.features for one in found])
     return TableRecords(features, np.concatenate([one.table.labels for one in found]), known.features)
 

@@ -48,7 +48,7 @@ class Seen:
 
     @property
     def is_time(self) -> bool:
-        return any(pa.types.is_temporal(part.type) for _, part in self.parts)
+        return any(pa.types.is_date(part.type) or pa.types.is_timestamp(part.type) for _, part in self.parts)
 
     def first(self, words: Collection[str], tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
         """Where the first few cells with one of these ``words`` are, and what they hold."""

@@ -24,6 +24,7 @@ from dpfl_plugin.data.table import Table
 from dpfl_plugin.errors import DataError
 
 if TYPE_CHECKING:
+    from dpfl_plugin.data.cells import Mask
     from dpfl_plugin.data.reading import Read
 
 NAME: Final = "table"
@@ -160,7 +161,15 @@ def assembled(
     test_part = None
     if test:
         test_x, test_y = _parts(schema, test)
-        test_part = Dataset(test_x, test_y, num_classes, test_groups, persons=_persons(schema, test), outcome=outcome)
+        test_part = Dataset(
+            test_x,
+            test_y,
+            num_classes,
+            test_groups,
+            persons=_persons(schema, test),
+            outcome=outcome,
+            usable=_usable(test),
+        )
     notes: tuple[str, ...] = ()
     if part_of is None:
         notes = (*reading.notes([*train, *test], schema), *_whose(schema, features))
@@ -182,6 +191,7 @@ def assembled(
         persons=_persons(schema, train),
         outcome=outcome,
         measured=schema.measured,
+        usable=_usable(train),
     )
 
 
@@ -209,6 +219,12 @@ def _parts(schema: TableSchema, tables: Sequence[Read]) -> tuple[Any, Any]:
         np.concatenate([one.table.features for one in tables]),
         np.concatenate([one.table.labels for one in tables]),
     )
+
+
+def _usable(tables: Sequence[Read]) -> Mask | None:
+    """Which records have a label; None if all do."""
+    known = [one.table.known for one in tables]
+    return None if all(part.all() for part in known) else np.concatenate(known)
 
 
 def _persons(schema: TableSchema, tables: Sequence[Read]) -> Integers | None:
