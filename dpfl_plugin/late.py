@@ -1,4 +1,4 @@
-"""torch, what writes its tensors, dp_accounting and pandas, imported when something of them is first used.
+"""torch, what writes its tensors and dp_accounting, imported when something of them is first used.
 
 Torch takes a second of the processor and 180 MiB, and much of this package only hands its tensors on. So modules that
 commands without any tensor need, such as `dpfl account` of a ledger, import it from here.
@@ -11,9 +11,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from dpfl_plugin.errors import ConfigError
-
-__all__ = ["dp_accounting", "pandas_for", "tensor_files", "torch"]
+__all__ = ["dp_accounting", "tensor_files", "torch"]
 
 
 class _Late(types.ModuleType):
@@ -60,17 +58,3 @@ else:
     dp_accounting = _Accounting("dp_accounting")
     torch = _Late("torch")
     tensor_files = _Late("safetensors.torch")
-
-
-def pandas_for(name: str, plain: str) -> types.ModuleType:
-    """pandas, for the attribute ``name``; ``plain`` has the same without it.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError(f"{name} needs pandas: pip install pandas. The same as plain values: {plain}.") from error
-    found: types.ModuleType = pandas
-    return found

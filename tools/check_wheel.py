@@ -83,7 +83,7 @@ def checked(wheel: Path, asked: str) -> str:
         work.mkdir()
         done(base, "-m", "venv", home, folder=work)
         pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        done(*pip, f"{wheel}[tables,notebook]", *([f"torch=={torch}"] if torch else []), folder=work)
+        done(*pip, f"{wheel}[notebook]", *([f"torch=={torch}"] if torch else []), folder=work)
         used(home, work)
         return f"| {done(home / 'bin' / 'python', '-c', VERSIONS, folder=work).strip()} |"
 

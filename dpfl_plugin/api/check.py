@@ -20,8 +20,8 @@ from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import NAME as TABLE
+from dpfl_plugin.data.tables import compared
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.federation.measuring import labels_of
 from dpfl_plugin.measures.answers import counts_by_bin
@@ -182,12 +182,8 @@ def _compared(config: Config, base: Path) -> tuple[str, ...]:
     options = config.data.dataset.options
     if config.data.dataset.name != TABLE:
         return ()
-    from dpfl_plugin.data.reading import format_of  # pyarrow, which tables need
-    from dpfl_plugin.data.site_comparison import compare_files
-
     source = DataSource(Path(config.data.folder) if config.data.folder else None, base=base)
-    paths = source.paths(options["files"], "files")
-    return compare_files(paths, TableSchema.parse(options["schema"]), format_of(options))
+    return compared(source.paths(options["files"], "files"), options)
 
 
 def _bins_of_time(parts: Parts, *, persons: bool) -> list[str]:

@@ -24,7 +24,6 @@ from dpfl_plugin.core.outcomes import higher_is_better, score_key
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, require
-from dpfl_plugin.late import pandas_for
 
 if TYPE_CHECKING:
     import pandas
@@ -89,12 +88,10 @@ class Comparison(Mapping[str, Run]):
 
     @property
     def table(self) -> pandas.DataFrame:
-        """One row for each run.
+        """One row for each run."""
+        import pandas
 
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return pandas_for("table", "rows").DataFrame(self.rows).set_index("run")
+        return pandas.DataFrame(self.rows).set_index("run")
 
     def ranked(self, by: str | None = None) -> Comparison:
         """The same runs, the best first; those without a finite number last.

@@ -32,7 +32,6 @@ from dpfl_plugin.data.labels import BYTES, LabelType, holds_bytes, is_mixed, typ
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
-from dpfl_plugin.data.tables import check_installed
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.models.fields import Fields
 from dpfl_plugin.runs.backbone import backbone
@@ -347,7 +346,6 @@ class Federation(FederationVerbs):
         Raises:
             DataError: all that is wrong, by row (from 0), column and value. ConfigError: the schema or a key is wrong.
         """
-        check_installed()
         from dpfl_plugin.api import frames
 
         known = TableSchema.parse(schema)

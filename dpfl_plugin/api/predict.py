@@ -16,7 +16,6 @@ from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.experiments.tuning.statement import check_run
-from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.finished_run import FinishedRun
 from dpfl_plugin.runs.prediction_input import id_notes, ids_of, read, read_array, read_frame, written_otherwise
@@ -115,12 +114,10 @@ class Predicted(Printed):
 
     @property
     def table(self) -> pandas.DataFrame:
-        """What `to_csv` writes, as a data frame: one row for each record.
+        """What `to_csv` writes, as a data frame: one row for each record."""
+        import pandas
 
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return pandas_for("table", "rows").DataFrame(self._flat())
+        return pandas.DataFrame(self._flat())
 
     def _flat(self, shown: Callable[[float, int], Any] | None = None) -> list[dict[str, Any]]:
         shown, rows = shown or (lambda value, digits: value), []

@@ -21,7 +21,6 @@ from dpfl_plugin.core.text import Printed, aligned, counted
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
-from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.training_diagnostics import too_small_a_step, worse_than_baseline
 
@@ -146,12 +145,10 @@ class Run:
 
     @property
     def history(self) -> pandas.DataFrame:
-        """One row for each evaluated round: its measures, and seconds, bytes and epsilons so far.
+        """One row for each evaluated round: its measures, and seconds, bytes and epsilons so far."""
+        import pandas
 
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return pandas_for("history", "lines").json_normalize(self.lines, sep="_")
+        return pandas.json_normalize(self.lines, sep="_")
 
     @property
     def profile(self) -> Profile | None:

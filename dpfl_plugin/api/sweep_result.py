@@ -19,7 +19,6 @@ from dpfl_plugin.experiments.reports import runs as reports
 from dpfl_plugin.experiments.reports.groups import ASKED, differing, epsilon_text, grouped, value_text
 from dpfl_plugin.experiments.reports.plots import curves
 from dpfl_plugin.experiments.status import SweepStatus, states
-from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.run_status import status_of
 
@@ -105,12 +104,10 @@ class SweepResult(Mapping[str, Run]):
 
     @property
     def table(self) -> pandas.DataFrame:
-        """One row for each run.
+        """One row for each run."""
+        import pandas
 
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return pandas_for("table", "rows").DataFrame(self.rows).set_index("run")
+        return pandas.DataFrame(self.rows).set_index("run")
 
     def plot(self, measure: str | None = None, against: str = "rounds") -> Figure:
         """A measure by rounds: the mean over seeds of each configuration, with its 95 % confidence interval where there

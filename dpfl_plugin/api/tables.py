@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.api.progress import say
-from dpfl_plugin.core.text import Printed
+from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
-from dpfl_plugin.data.tables import check_installed
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.data.tables import compared
+from dpfl_plugin.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
     import pandas
@@ -95,12 +95,9 @@ def check_tables(
     options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
     known, found = _read(files, schema, options)
     from dpfl_plugin.data import reading
-    from dpfl_plugin.data.site_comparison import compare_files
 
-    notes = reading.notes(found, known), compare_files([one.path for one in found], known, reading.format_of(options))
-    return CheckedTables(
-        {str(one.path): len(one.table.labels) for one in found}, known.features, (*notes[0], *notes[1])
-    )
+    notes = (*reading.notes(found, known), *compared([one.path for one in found], {**options, "schema": known}))
+    return CheckedTables({str(one.path): len(one.table.labels) for one in found}, known.features, notes)
 
 
 def read_tables(
@@ -122,6 +119,9 @@ def read_tables(
     """
     options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
     known, found = _read(files, schema, options)
+    for one in found:
+        if unlabelled := int((~one.table.known).sum()):
+            raise DataError(f"{one.path}: {counted(unlabelled, 'record')} without a label. Leave such records out.")
     features = np.concatenate([one.table.features for one in found])
     return TableRecords(features, np.concatenate([one.table.labels for one in found]), known.features)
 
@@ -129,7 +129,6 @@ def read_tables(
 def _read(
     files: str | Path | Sequence[str | Path], schema: TableSchema | Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[TableSchema, list[Read]]:
-    check_installed()
     from dpfl_plugin.data import reading
 
     known = TableSchema.parse(schema)
@@ -185,7 +184,6 @@ def draft_schema(
         DataError: a file cannot be read, or silos have different columns. ConfigError: there is no such column, or
             ``data`` is something else.
     """
-    check_installed()
     from dpfl_plugin.data import draft
     from dpfl_plugin.data.pieces import TextFormat
 
@@ -222,7 +220,6 @@ def drafted(
     Args:
         form: their encoding and sheet, see `TextFormat`.
     """
-    check_installed()
     from dpfl_plugin.data import draft
     from dpfl_plugin.data.pieces import TextFormat
 

@@ -25,7 +25,6 @@ from dpfl_plugin.experiments.tuning import price as prices
 from dpfl_plugin.experiments.tuning import successive_halving
 from dpfl_plugin.experiments.tuning.statement import RESULT, failed_winner, price_lines, statement
 from dpfl_plugin.interrupts import startup_is_over, stopping
-from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
@@ -116,12 +115,10 @@ class Tuning(Mapping[str, Run]):
 
     @property
     def table(self) -> pandas.DataFrame:
-        """One row for each candidate.
+        """One row for each candidate."""
+        import pandas
 
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return pandas_for("table", "rows").DataFrame(self.rows).set_index("candidate")
+        return pandas.DataFrame(self.rows).set_index("candidate")
 
     def __repr__(self) -> str:
         return f"Tuning({self._summary()}, folder={str(self.folder)!r})"

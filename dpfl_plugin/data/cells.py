@@ -1,4 +1,8 @@
-"""Cells of one column as numbers: Arrow arrays to float64, by what the schema says of it; what is wrong is gathered."""
+"""What a cell may be, how it is read, and what is said where it cannot be read.
+
+`KINDS` is the table of Arrow's types; `Cells._word_kinds` that of text among numbers. Text stays text unless the schema
+says that it is a number: codes are compared as they are written, so 10.1 is not 10.10 and 007 is not 7.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +33,79 @@ NOT_KNOWN: Final = "The model knows nothing else: correct this file, or leave th
 NO_NEED: Final = "Correct it, or leave the cell empty: a label is not needed."
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
-_LIMIT: Final = re.compile(r"^[<>≤≥]=? *(?=[-+.\d])")
+_LIMIT: Final = re.compile(r"(?:<=|>=|[<>≤≥])\s*(?=[-+.\d])")
+_WHOLE: Final = re.compile(r"(-?(?:0|[1-9]\d*))(\.0)?")
+ERRORS: Final = frozenset(("#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#NULL!"))
+"""What spreadsheets write where a formula has no result; their #N/A is a cell without value."""
+
+
+class Kind(NamedTuple):
+    """What a column of one of Arrow's types holds.
+
+    Attributes:
+        one, many: in words. holds: whether a type is of this kind. reads: as what such cells can be read, of "number",
+            "text" and "date". fix: what to do where they are to be read as something else; {} is the column's key.
+    """
+
+    one: str
+    many: str
+    holds: Callable[[pa.DataType], bool]
+    reads: frozenset[str]
+    fix: str = "Write numbers or words, or leave the column out: {}: {{type: ignored}}."
+
+
+def _any_of(*tests: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda kind: any(test(kind) for test in tests)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether cells of this type of Arrow's are words."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+_ANY: Final = frozenset(("number", "text", "date"))
+KINDS: Final = (
+    Kind("text", "text", is_text, _ANY),
+    Kind("empty", "empty", pa.types.is_null, _ANY),
+    Kind("a number", "numbers", _any_of(pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal), _ANY),
+    Kind("a truth value", "truth values", pa.types.is_boolean, frozenset(("number", "text"))),
+    Kind(
+        "a date",
+        "dates",
+        _any_of(pa.types.is_date, pa.types.is_timestamp),
+        frozenset(("text", "date")),
+        "{}: {{type: date, range: [2000-01-01, 2030-12-31]}} reads dates.",
+    ),
+    Kind(
+        "a time of day",
+        "times of day",
+        pa.types.is_time,
+        frozenset(("text",)),
+        "Write a number, of hours for instance, or leave the column out: {}: {{type: ignored}}.",
+    ),
+    Kind(
+        "a duration",
+        "durations",
+        pa.types.is_duration,
+        frozenset(),
+        "Write a number, of days for instance, or leave the column out: {}: {{type: ignored}}.",
+    ),
+    Kind(
+        "bytes",
+        "bytes",
+        _any_of(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view),
+        frozenset(),
+        "Decode them to text, or leave the column out: {}: {{type: ignored}}.",
+    ),
+    Kind("of a nested or special type", "of a nested or special type", lambda kind: True, frozenset()),
+)
+
+
+def kind_of(array_type: pa.DataType) -> Kind:
+    """The kind of cells of one of Arrow's types."""
+    return next(kind for kind in KINDS if kind.holds(array_type))
 
 
 @dataclass(slots=True)
@@ -37,14 +114,18 @@ class Found:
 
     Attributes:
         flaws: by the number of the record; `Flaws.move` makes lines of them. clipped, missing, other: how many cells of
-            each column were outside the range, held no value, or count as "other". points: of each column that is text,
-            unless its decimal mark was given. of_frame: it is a data frame, of which no file can be mended.
+            each column were outside the range, held no value, or count as "other". limits: {column: how many cells say
+            that a number is below or above a limit, by cell}. unlabelled: {column of the label: how many cells hold no
+            value}. points: of each column that is text, unless its decimal
+            mark was given. of_frame: it is a data frame, of which no file can be mended.
     """
 
     flaws: Flaws
     clipped: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
     other: Counter[str] = field(default_factory=Counter)
+    limits: dict[str, Counter[str]] = field(default_factory=dict)
+    unlabelled: Counter[str] = field(default_factory=Counter)
     points: dict[str, Points] = field(default_factory=dict)
     of_frame: bool = False
 
@@ -81,6 +162,10 @@ class Cells:
     def flag(self, wrong: Mask, what: str, many: str, mend: str, cells: Callable[[int], str] | None = None) -> None:
         """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell; " ({})" nothing where that shows none."""
         rows = np.flatnonzero(wrong if self.empty is None else wrong & ~self.empty)
+        if known := self.found.flaws.cells:
+            rows = np.array(
+                [row for row in rows.tolist() if (row + self.first, self.name) not in known], dtype=np.int64
+            )
         if len(rows):
             shown = [(int(row) + self.first, (cells or self.cell)(int(row))) for row in rows[:3]]
             told = [
@@ -97,45 +182,57 @@ class Cells:
         value = self.array[row].as_py()
         return "" if value is None or value != value or not str(value).strip() else self.cell(row)
 
+    def reads(self, what: str) -> bool:
+        """Whether the cells can be read as a "number", "text" or "date"; if not, all are flagged."""
+        kind = kind_of(self.array.type)
+        if what not in kind.reads:
+            fix = self.mend(kind.fix.format(f"{WHERE}.{self.key}"))
+            self.flag(_mask(pc.is_valid(self.array)), f": {{}} is {kind.one}.", f"are {kind.many}", fix)
+        return what in kind.reads
+
     def words(self) -> tuple[pa.Array, Mask]:
-        """(text without blanks around it, which of them are no value) [n] each."""
-        array = plain(self.array)
-        text = pc.utf8_trim_whitespace(array)
+        """(text without blanks around it, which of them are no value) [n] each; null where a cell was flagged."""
+        if not self.reads("text"):
+            return pa.nulls(len(self.array), pa.string()), _mask(pc.is_null(self.array))
+        text = pc.utf8_trim_whitespace(plain(self.array))
         nothing = pc.or_(pc.is_null(text), pc.is_in(text, value_set=pa.array(sorted(self.missing), pa.string())))
         return text, np.asarray(nothing.to_numpy(zero_copy_only=False), dtype=bool)
 
     def codes(self, values: Sequence[str]) -> Codes:
-        """The place in ``values`` [n], `UNKNOWN` or `NOTHING`. Numbers are compared as numbers: 1.0 is 1."""
+        """The place in ``values`` [n], `UNKNOWN` or `NOTHING`; 0 where a cell was flagged.
+
+        Cells are compared as they are written. Only a whole number may have one zero behind its point, as pandas writes
+        it where a cell of the column is empty: 1.0 is 1, unless both are listed.
+        """
+        if not self.reads("text"):
+            return np.where(_mask(pc.is_null(self.array)), NOTHING, 0)
         text = pc.utf8_trim_whitespace(plain(self.array)).dictionary_encode()
+        words = text.dictionary.to_pylist()
         place = {value: index for index, value in enumerate(values)}
-        numeric = {number: index for value, index in place.items() if (number := _as_number(value)) is not None}
-        table = np.empty(len(text.dictionary) + 1, dtype=np.int64)
-        for index, word in enumerate(text.dictionary.to_pylist()):
-            code = place.get(word)  # a listed value first: "NA" may be one
-            if code is None:
-                number = None if word in self.missing else _as_number(word)
-                code = numeric.get(number, UNKNOWN) if number is not None else None
-            table[index] = code if code is not None else (NOTHING if word in self.missing else UNKNOWN)
-        table[-1] = NOTHING
-        found: Codes = table[text.indices.fill_null(len(text.dictionary)).to_numpy(zero_copy_only=False)]
+        place = {written_otherwise(value): index for value, index in place.items()} | place
+        nothing = {written_otherwise(word) for word in self.missing} | self.missing
+        table = np.array([place.get(word, NOTHING if word in nothing else UNKNOWN) for word in words] + [NOTHING])
+        at = text.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
+        errors = np.array([word in ERRORS and code == UNKNOWN for word, code in zip([*words, ""], table, strict=True)])
+        if errors.any():
+            self.flag(errors[at], *self._error)
+        found: Codes = np.where(errors, 0, table)[at]
         return found
 
     def numbers(self) -> tuple[Doubles, Mask]:
-        """(values, which are no value) [n] each; 0 where a cell was flagged, or holds no value."""
-        kind = self.array.type
-        if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        """(values, which are no value) [n] each; 0 where a cell was flagged, or holds no value.
+
+        A number below or above a limit, as <0.5 or >90, is read as the limit.
+        """
+        if not self.reads("number"):
+            return np.zeros(len(self.array)), _mask(pc.is_null(self.array))
+        if is_text(self.array.type):
             values, nothing = self._parsed()
-        elif pa.types.is_temporal(kind):
-            self.flag(
-                np.ones(len(self.array), bool),
-                ": {} is a date.",
-                "are dates",
-                self.mend(f"{WHERE}.{self.key}: {{type: date, range: [2000-01-01, 2030-12-31]}} reads dates."),
-            )
-            return np.zeros(len(self.array)), np.zeros(len(self.array), bool)
         else:
             values = _doubles(pc.cast(self.array, pa.float64(), safe=False))
             nothing = np.isnan(values)
+        if codes := _numbers_among(self.missing):
+            nothing |= np.isin(values, np.array(codes, np.float32) if self.array.type == pa.float32() else codes)
         infinite = ~np.isfinite(values) & ~nothing
         self.flag(infinite, ": {} is not a finite number.", "are not finite numbers", "Correct it, or leave it empty.")
         return np.where(infinite | nothing, 0.0, values), nothing
@@ -165,7 +262,7 @@ class Cells:
         marked = [word for word in different if has_mark(word, mark)]
         if not marked:
             return text
-        good = [word for word in marked if (found := grouped(word)) is not None and found.mark == mark]
+        good = [word for word in marked if (found := grouped(without_limit(word))) is not None and found.mark == mark]
         odd = _mask(pc.is_in(text, value_set=pa.array(sorted({*marked} - {*good}), pa.string())))
         self.flag(
             odd,
@@ -184,7 +281,7 @@ class Cells:
         """Cells with a decimal comma as Python has them; 0 where a number has a point, which is flagged here."""
         dotted = _mask(pc.match_substring(text, "."))
         words = pc.unique(text.filter(pa.array(dotted))).to_pylist() if dotted.any() else []
-        numbers = [word for word in words if _NUMBER.fullmatch(word) or is_decimal_comma(word)]
+        numbers = [word for word in words if is_point_number(rest := without_limit(word)) or is_decimal_comma(rest)]
         points = _mask(pc.is_in(text, value_set=pa.array(numbers, pa.string())))
         self.flag(
             points,
@@ -199,28 +296,39 @@ class Cells:
         return pc.if_else(pa.array(points), "0", pc.replace_substring(text, ",", "."))
 
     def _one_by_one(self, text: pa.Array) -> Doubles:
-        """Of cells some of which are no numbers, each different one once."""
+        """Of cells some of which are no plain numbers, each different one once; nan where there is none."""
         encoded = text.dictionary_encode()
         words = encoded.dictionary.to_pylist()
-        limits = {word: limit for word in words if (limit := censored_number(word)) is not None}
-        numbers = [limits.get(word, float(word) if _NUMBER.fullmatch(word) else np.nan) for word in words]
-        table = np.array([*numbers, np.nan])
+        kinds = self._word_kinds(words)
+        values = [
+            float(without_limit(word)) if kind in ("number", "limit") else 0.0
+            for word, kind in zip(words, kinds, strict=True)
+        ]
         at = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
-        kinds = self._kinds(words)
+        if "limit" in kinds:
+            often = np.bincount(at, minlength=len(words) + 1).tolist()
+            limits = self.found.limits.setdefault(self.name, Counter())
+            limits.update({words[i]: often[i] for i, kind in enumerate(kinds) if kind == "limit"})
         for kind, (what, many, mend) in self._mends(words, kinds).items():
-            self.flag(np.array([one == kind for one in kinds] + [False])[at], what, many, mend)
-        return np.where(np.isnan(table[at]), 0.0, table[at])
+            if kind in kinds:
+                self.flag(np.array([one == kind for one in kinds] + [False])[at], what, many, mend)
+        found: Doubles = np.array([*values, np.nan])[at]
+        return found
 
-    def _kinds(self, words: Sequence[str]) -> list[str]:
-        """What each word is: a number, one with a decimal comma, with marks of thousands, either of the two, a word."""
+    def _word_kinds(self, words: Sequence[str]) -> list[str]:
+        """What each word among numbers is: a number, one below or above a limit, a spreadsheet's error, one with a
+        decimal comma, with marks of thousands, with either of the two; or a word."""
         found = []
         for word in words:
-            marks = grouped(word)
-            if _NUMBER.fullmatch(word) or censored_number(word) is not None:
-                found.append("number")
+            rest = without_limit(word)
+            marks = grouped(rest)
+            if _NUMBER.fullmatch(rest):
+                found.append("number" if rest == word else "limit" if self.is_column else "limited label")
+            elif word in ERRORS:
+                found.append("error")
             elif marks is not None and marks.sure:
                 found.append("thousands")
-            elif self.decimal != "," and is_decimal_comma(word):
+            elif self.decimal != "," and is_decimal_comma(rest):
                 found.append("comma" if marks is None else "either")
             elif marks is not None:
                 found.append("thousands")
@@ -229,11 +337,17 @@ class Cells:
         # Of a column with commas that are decimal for certain, others are, too.
         return ["comma" if one == "either" and "comma" in found else one for one in found]
 
+    @property
+    def _error(self) -> tuple[str, str, str]:
+        named = f", or name it as no value: {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
+        fix = self.mend(f"Correct the file{named}")
+        return ": {} is an error of a spreadsheet.", "are errors of a spreadsheet", fix
+
     def _mends(self, words: Sequence[str], kinds: Sequence[str]) -> dict[str, tuple[str, str, str]]:
         """{kind: (what is wrong, the same of several, how to mend it)}"""
         whole, mark = "76600", ","
         for word, kind in zip(words, kinds, strict=True):
-            if kind in ("thousands", "either") and (marks := grouped(word)) is not None:
+            if kind in ("thousands", "either") and (marks := grouped(without_limit(word))) is not None:
                 whole, mark = without_marks(word), marks.mark
                 break
         all_alike = "Write all numbers of the files alike; if all have a comma: data.dataset.decimal: ','."
@@ -258,6 +372,12 @@ class Cells:
                 "have a comma, of thousands or of decimals",
                 self.mend(f"{reads}; {decimals}", f"{plainly}, or with a point if they are decimals."),
             ),
+            "limited label": (
+                ": {} is below or above a limit, and a label has to be a number.",
+                "are below or above a limit, and labels have to be numbers",
+                self.mend("Correct the file, or leave the cell empty."),
+            ),
+            "error": self._error,
             "word": (": {} is not a number.", "are not numbers", self.mend(no_number)),
         }
 
@@ -268,10 +388,12 @@ class Cells:
 
     def days(self, column: Column) -> tuple[Doubles, Mask]:
         """(days since 1970-01-01, which are no date) [n] each; 0 where a cell was flagged, or holds no value."""
+        if not self.reads("date"):
+            return np.zeros(len(self.array)), _mask(pc.is_null(self.array))
         if pa.types.is_temporal(self.array.type):
             stamps = pc.cast(self.array, pa.timestamp("us"), safe=False)
             nothing = _mask(pc.is_null(stamps))
-            return _doubles(pc.cast(pc.cast(stamps, pa.int64()), pa.float64()).fill_null(0.0)) / 86_400e6, nothing
+            return np.asarray(pc.cast(stamps, pa.int64()).fill_null(0), dtype=np.float64) / 86_400e6, nothing
         text, nothing = self.words()
         encoded = text.dictionary_encode()
         found, bad = [], []
@@ -294,20 +416,56 @@ class Cells:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """As text; as a CSV file of it would have it."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_boolean(array.type):
+    """As text; as a CSV file of it would have it, but whole numbers without a point. Null where it is no text."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if pa.types.is_boolean(kind):
         return pc.if_else(array, "True", "False")
-    if pa.types.is_floating(array.type):  # pandas has whole numbers so, where one of them is missing
-        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
-    return array if array.type == pa.string() else pc.cast(array, pa.string())
+    if pa.types.is_floating(kind):  # pandas has whole numbers so, where one of them is missing
+        encoded = array.dictionary_encode()
+        return pa.array(map(_spelt, encoded.dictionary), pa.string()).take(encoded.indices)
+    if "text" in kind_of(kind).reads:
+        return array if kind == pa.string() else pc.cast(array, pa.string())
+    return pa.nulls(len(array), pa.string())
 
 
-def censored_number(text: str) -> float | None:
-    """The limit of a number that is below or above one, as <5 and >90; None of other text."""
-    number = _LIMIT.sub("", text)
-    return float(number) if number != text and _NUMBER.fullmatch(number) else None
+def _spelt(number: Any) -> str | None:
+    value = number.as_py()
+    if value != value:
+        return None
+    word: str = f"{value + 0.0:.0f}" if value.is_integer() else pc.cast(number, pa.string()).as_py()
+    return word
+
+
+def written_otherwise(word: str) -> str:
+    """A whole number as pandas writes it where a cell of the column is empty, 1.0 for 1, and the other way round; any
+    other word as it is."""
+    found = _WHOLE.fullmatch(word)
+    return word if found is None else found[1] if found[2] else f"{word}.0"
+
+
+def without_limit(word: str) -> str:
+    """What is below or above: 0.5 of <0.5; any other word as it is."""
+    return _LIMIT.sub("", word, count=1) if _LIMIT.match(word) else word
+
+
+def censored_number(word: str) -> float | None:
+    """The limit of a number that is below or above one, as <5 and >90; None of any other word."""
+    number = without_limit(word)
+    return float(number) if number != word and is_point_number(number) else None
+
+
+def is_point_number(word: str) -> bool:
+    """Whether it is a number with digits, a sign, a decimal point and an exponent alone."""
+    return _NUMBER.fullmatch(word) is not None
+
+
+@cache
+def _numbers_among(words: frozenset[str]) -> tuple[float, ...]:
+    """The words that are finite numbers."""
+    numbers = (float(word) for word in words if _NUMBER.fullmatch(word))
+    return tuple(number for number in numbers if np.isfinite(number))
 
 
 def empty_records(columns: Iterable[pa.Array], size: int) -> Mask:
@@ -327,13 +485,6 @@ def empty_records(columns: Iterable[pa.Array], size: int) -> Mask:
     return found
 
 
-def _as_number(word: str) -> float | None:
-    if _NUMBER.fullmatch(word) is None:
-        return None
-    value = float(word)
-    return value if np.isfinite(value) else None
-
-
 def _doubles(array: pa.Array) -> Doubles:
     """[n], nan for null."""
     found: Doubles = array.to_numpy(zero_copy_only=False)
@@ -344,9 +495,17 @@ def _mask(array: pa.Array) -> Mask:
     return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
 
 
-def array_of(values: Sequence[Any]) -> pa.Array:
-    """Python's values as an array; of several kinds, as text."""
+def array_of(values: Any) -> pa.Array:
+    """Python's or pandas' values as an array; of several kinds, as text."""
     try:
-        return pa.array(values, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array([None if value is None or value != value else str(value) for value in values], pa.string())
+        made = pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        cells = values.tolist() if hasattr(values, "tolist") else values
+        made = pa.array([None if value is None or value != value else str(value) for value in cells], pa.string())
+    return simple(made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made)
+
+
+def simple(array: pa.Array) -> pa.Array:
+    """An array that is encoded by a dictionary of something else than words, without the dictionary."""
+    coded = pa.types.is_dictionary(array.type) and not is_text(array.type)
+    return array.dictionary_decode() if coded else array

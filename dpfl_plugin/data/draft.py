@@ -34,7 +34,7 @@ from dpfl_plugin.data.flaws import NAMELESS, SHOWN, Flaws, no_header
 from dpfl_plugin.data.isolated_values import isolated
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.names import of_files as silo_names
-from dpfl_plugin.data.pieces import NotUtf8Error, Pieces, TextFormat, frame_pieces, open_table, sentence
+from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table, sentence
 from dpfl_plugin.data.seen import Seen, Sites, is_number, nearly_all, numbers_of, outwards
 from dpfl_plugin.data.site_dates import doubts
 from dpfl_plugin.errors import ConfigError, DataError, nearest
@@ -96,21 +96,18 @@ def of_files(paths: Sequence[Path], form: TextFormat, roles: Roles) -> Draft:
     Raises:
         DataError: one cannot be read, or they have other columns than the first. ConfigError: there is no such column.
     """
-    return _drafted([_opened(path, form) for path in paths], [str(path) for path in paths], form, roles)
+    known = list(roles.columns.values())
+    return _drafted([open_table(path, form, known) for path in paths], [str(path) for path in paths], form, roles)
 
 
 def of_tables(named: Mapping[str, Any], roles: Roles, form: TextFormat) -> Draft:
     """Of data frames of pandas, and files, by the names that messages give to frames; errors as `of_files`."""
     files = {name: Path(one).expanduser() for name, one in named.items() if isinstance(one, str | Path)}
-    tables = [_opened(files[name], form) if name in files else frame_pieces(one) for name, one in named.items()]
+    known = list(roles.columns.values())
+    tables = [
+        open_table(files[name], form, known) if name in files else frame_pieces(one) for name, one in named.items()
+    ]
     return _drafted(tables, [str(files.get(name, name)) for name in named], form, roles)
-
-
-def _opened(path: Path, form: TextFormat) -> Pieces:
-    try:
-        return open_table(path, form)
-    except NotUtf8Error as error:
-        raise DataError(f"{error} Or read it as it is: encoding='windows-1252'.") from error
 
 
 def _check_header(pieces: Pieces, name: str, roles: Roles) -> None:

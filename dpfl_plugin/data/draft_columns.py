@@ -55,7 +55,6 @@ REASONS: Final = {
     "shared": f"few records share a word, as with numbers of patients.{_PERSON}",
     "many": f"more than {MOST_VALUES} different words.",
 }
-"""Codes that are numbers by their digits alone, as 007, are "many" words, too."""
 
 
 class Drafted(NamedTuple):
@@ -132,8 +131,10 @@ def _numbers(
         *_told_of_strays(column, found, "a number" if found.num_strays == 1 else "numbers", sites),
     ]
     if few or (mark is None and whole and len(rest) <= MOST_LEVELS and not (slips or limits or found.strays)):
-        values_of = {word: number for word, number in numbers.items() if word not in nothing}
-        return Drafted(_category(spelt(values_of)) | _missing(lacking, nothing, "category"), told=tuple(told))
+        words = spelt({word: number for word, number in numbers.items() if word not in nothing})
+        if not {word.removesuffix(".0") for word in numbers if word not in nothing} <= set(words):
+            return _words(column, sites, person, lacking=lacking, is_code=True)
+        return Drafted(_category(words) | _missing(lacking, nothing, "category"), told=tuple(told))
     entry: dict[str, Any] = {"type": "integer" if whole else "number", "range": list(outwards(rest))}
     entry |= _missing(lacking, nothing) | ({} if mark is None else {"thousands": mark})
     told += _told_of_marks(column, written.decimal)
@@ -172,7 +173,7 @@ def _words(column: Seen, sites: Sites, person: str | None, *, lacking: bool, is_
     if why != UNIQUE and are_persons(name, values, where, numeric=False):
         return _person(name, person)
     if why:
-        return Drafted({"type": "identifier" if why == UNIQUE else "ignored"}, why)
+        return Drafted({"type": "identifier" if why == UNIQUE else "ignored"}, why, is_code=is_code)
     entry = _category(sorted(counts)) | _missing(lacking, (), "category")
     return Drafted(entry, told=alike(name, entry["values"]), is_code=is_code)
 
@@ -215,7 +216,7 @@ def spelt(numbers: Mapping[str, float]) -> list[str]:
     """A word for each different whole number, in order: the shortest, and 3 for 3.0."""
     words = sorted(numbers, key=lambda word: (len(word), word), reverse=True)
     by_number = {numbers[word]: word for word in words}
-    return [re.sub(r"\.0*$", "", by_number[number]) for number in sorted(by_number)]
+    return [by_number[number].removesuffix(".0") for number in sorted(by_number)]
 
 
 def _category(values: Sequence[str]) -> dict[str, Any]:
@@ -316,8 +317,8 @@ def kinds_of(drafted: Mapping[str, Drafted]) -> list[str]:
         )
     if codes := [name for name, one in drafted.items() if one.is_code]:
         told.append(
-            f"codes, each spelling a category of its own: {column_list(codes)}. Of a column that counts or measures "
-            "something, write type: number and its range."
+            f"codes, by leading zeros or several spellings of a number: {column_list(codes)}. Each spelling is a value "
+            "of its own. Of a column that counts or measures something, write type: number and its range."
         )
     return told
 

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpfl_plugin.data.cells import is_text
 from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.seen import Seen, is_number, is_text, marks, nearly_all, outwards
+from dpfl_plugin.data.seen import Seen, is_number, marks, nearly_all, outwards
 from dpfl_plugin.data.thousands import Mark, Points, decimal_beside, grouped, ungrouped, without_marks
 
 _LIKE: Final = re.compile(r"[-+]?[1-9][0-9]{0,2}[,.'’ \u00a0\u2009\u202f][0-9]{3}")  # how words with marks begin

@@ -29,7 +29,7 @@ class Encoded:
     Attributes:
         features: [n, d] as float32. labels: by the schema's outcome, int64 [n] (classes, ordinal), float32 [n]
             (regression), [n, 2] (counts: count and exposure; survival: time and event), [n, k] (multi_label). known:
-            [n], False where a label is not given, and was not needed. silos, persons: their names [n], where the schema
+            [n], False where a label is not given. silos, persons: their names [n], where the schema
             has such columns.
     """
 
@@ -94,7 +94,17 @@ class Encoder:
         features.resize((self.count, len(self.schema.features)), refcheck=False)
         names = {key: _joined(parts) for key, parts in self._names.items()}
         labels, known = np.concatenate(self._labels), np.concatenate(self._known)
+        if self.with_labels and not known.all():
+            features[~known], labels[~known] = 0.0, self._placeholder
         return Encoded(features, labels, known, names.get("silo"), names.get("person"))
+
+    @property
+    def _placeholder(self) -> Any:
+        """The label in the place of one that is not given, the same for each."""
+        label = self.schema.label
+        if label.outcome == "counts":
+            return 0.0, 1.0  # exposures are positive
+        return np.clip(0.0, *label.range) if label.outcome == "regression" and label.range is not None else 0
 
     def _note_empty(self, columns: Mapping[str, pa.Array], size: int) -> None:
         """Where a record without any value would be refused in one column after another, it is refused as a whole."""
@@ -297,11 +307,10 @@ class Encoder:
         return np.clip(values, *label.range)
 
     def _no_label(self, cells: Cells, nothing: Mask) -> None:
-        if not self.with_labels:
-            self._known[-1] &= ~nothing
-            return
-        what, word = " holds no value ({}), and is the label.", cells.word_for_nothing
-        cells.flag(nothing, what, "hold no value, and are the label", CORRECT, word)
+        """A record without a label keeps its place and adds nothing to what is learnt."""
+        self._known[-1] &= ~nothing
+        if self.with_labels and nothing.any():
+            self.found.unlabelled[cells.name] += int(nothing.sum())
 
 
 def _joined(parts: list[pa.Array]) -> NDArray[Any]:

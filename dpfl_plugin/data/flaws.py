@@ -55,10 +55,15 @@ class _Alike:
 
 @dataclass(slots=True)
 class Flaws:
-    """Places of a file that are wrong, in the order in which they are found; ``unit`` is what its lines are called."""
+    """Places of a file that are wrong, in the order in which they are found.
+
+    Attributes:
+        unit: what its lines are called. cells: (record, column) of cells of which nothing else is to be said.
+    """
 
     path: Path
     unit: str = "line"
+    cells: set[tuple[int, str]] = field(default_factory=set)
     found: dict[tuple[str | None, str], _Alike] = field(default_factory=dict)
 
     def add(self, line: int, column: str | None, what: str, many: str, mend: str = "", cell: str = "") -> None:

@@ -12,6 +12,7 @@ FAR: Final = 4  # widths of all other numbers: no measurement of the same thing
 MOST_FAR: Final = 5  # different numbers on one side, and
 SHARE_FAR: Final = 0.05  # of all cells, at most: more are no slips
 LEAST: Final = 5  # different numbers, from which others can be far
+ENDS: Final = 12  # different numbers at each end that may be codes
 SPIKE: Final = 5  # times as often as numbers in the middle are
 _DIGITS: Final = re.compile(r"9+[678]?|8+|7+")
 
@@ -30,7 +31,9 @@ def isolated(values: NDArray[Any], counts: NDArray[Any]) -> Isolated:
     their width below (a code above by all of it); or by a tenth of it, if it is much more frequent than they are; or
     where it is negative, and they are not.
     """
-    coded = np.array([_may_be_code(value) for value in values.tolist()], dtype=bool)
+    coded = np.zeros(len(values), dtype=bool)
+    for place in {*range(min(ENDS, len(values))), *range(max(0, len(values) - ENDS), len(values))}:
+        coded[place] = _may_be_code(float(values[place]))
     if len(values) - coded.sum() < LEAST:
         return Isolated([], [])
     core, often = values[~coded], counts[~coded]

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from dpfl_plugin.data.cells import array_of
+from dpfl_plugin.core.text import counted
+from dpfl_plugin.data.cells import ERRORS, array_of, simple
 from dpfl_plugin.data.flaws import Flaws, not_utf8, utf_16
 from dpfl_plugin.errors import ConfigError, DataError
 
@@ -27,11 +28,24 @@ DELIMITERS: Final = ",;\t|"
 BLOCK: Final = 2**22  # bytes of text, and so many records of other tables:
 RECORDS: Final = 2**16
 LET_GO: Final = 1.0  # seconds for which Arrow's threads are waited for; they need thousandths of one
-OTHER_KINDS: Final = {
-    b"ARROW1": "a Feather file: write it as Parquet",
-    b"\xd0\xcf\x11\xe0": "an old Excel file (xls): save it as xlsx or CSV",
-    b"\x89HDF": "an HDF5 file: write it as Parquet",
-}
+LINES_ABOVE: Final = 30  # of a header, at most, as titles and comments
+OTHER_KINDS: Final = (
+    # first bytes, what it is, pandas's function
+    (b"<stata_dta>", "a Stata file", "read_stata"),
+    *((bytes([version, order]), "a Stata file", "read_stata") for version in range(105, 116) for order in (1, 2)),
+    (b"$FL2", "an SPSS file", "read_spss"),
+    (b"$FL3", "an SPSS file", "read_spss"),
+    (b"HEADER RECORD", "a SAS transport file", "read_sas"),
+    (b"\0\0\0\0\0\0\0\0\0\0\0\0\xc2\xea\x81\x60", "a SAS file", "read_sas"),
+    (b"ARROW1", "a Feather file", "read_feather"),
+    (b"\x89HDF", "an HDF5 file", "read_hdf"),
+)
+AS_IT_IS: Final = (
+    " Or read it as it is: data.dataset.encoding: windows-1252 (dpfl init --encoding windows-1252; in Python "
+    "encoding='windows-1252')."
+)
+CORRECT_ERROR: Final = "Correct it there, or empty the cell."
+STORE_VALUES: Final = "Open the file in a spreadsheet program and save it there, which stores the values."
 Lines = Callable[[list[int]], Mapping[int, int]]
 
 
@@ -101,25 +115,31 @@ def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Piece
     """The table in a file, by its first bytes.
 
     Args:
-        known: names of columns, by which a delimiter is found.
+        known: names of columns, by which the header is found, below a title or comments, and the delimiter.
 
     Raises:
         DataError: it cannot be read, or is of another kind.
     """
     try:
         with path.open("rb") as file:
-            start = file.read(8)
+            start = file.read(16)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    for magic, what in OTHER_KINDS.items():
+    for magic, what, reader in OTHER_KINDS:
         if start.startswith(magic):
-            raise DataError(f"{path} is {what}.")
+            frame, other = f"pandas.{reader}({str(path)!r})", str(path.with_suffix(".parquet"))
+            raise DataError(
+                f"{path} is {what}. Write it as Parquet, {frame}.to_parquet({other!r}), and name that file; or pass "
+                f"the frame to Federation.from_table(pandas.{reader}(...), schema)."
+            )
+    if start.startswith(b"\xd0\xcf\x11\xe0"):
+        raise DataError(f"{path} is an old Excel file (xls), or has a password: save it as xlsx or CSV.")
     if start.startswith(b"\x1f\x8b") and path.suffix != ".gz":
         raise DataError(f"{path} is compressed by gzip. Give it the name {path}.gz, or decompress it.")
     if start.startswith(b"PAR1"):
         return _parquet(path)
     if start.startswith(b"PK\x03\x04"):
-        return _workbook(path, form)
+        return _workbook(path, form, known)
     return _csv(path, form, known)
 
 
@@ -137,8 +157,7 @@ def frame_pieces(frame: Any) -> Pieces:
 
 
 def _of_frame(column: Any) -> pa.Array:
-    found = array_of(column.tolist() if column.dtype == object else column)
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return array_of(column.tolist() if column.dtype == object else column)
 
 
 def _noting(mark: str, flaws: Flaws, wrong_rows: list[int]) -> Callable[[Any], str]:
@@ -150,6 +169,9 @@ def _noting(mark: str, flaws: Flaws, wrong_rows: list[int]) -> Callable[[Any], s
         if other is not None and other != mark:
             said = f"divided by {other!r}, and the header by {mark!r}"
             flaws.add(-row.number, None, f": is {said}.", f"are {said}", "Divide all lines alike.")
+            return "skip"
+        if (row.text or "").startswith("#"):
+            flaws.add(-row.number, None, " is a comment: remove it.", "are comments: remove them")
             return "skip"
         what = f": {row.actual_columns} columns, the header has {row.expected_columns}."
         many = f"have another number of columns than the header, which has {row.expected_columns}"
@@ -181,34 +203,59 @@ def _batches(stream: Any, read: Any, convert: Any, mark: str, note: list[Callabl
         gone.wait(LET_GO)
 
 
-def _opened(path: Path, encoding: str | None) -> Any:
-    """Bytes in UTF-8 of a file, decompressed where it is compressed by gzip, bzip2 or zstd and has that suffix."""
-    kind = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(path.suffix)
-    stream = pa.input_stream(str(path), compression=kind)
-    return stream if encoding is None else pa.transcoding_input_stream(stream, encoding, "utf-8")
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text file from its header on.
 
+    Attributes:
+        encoding: None for UTF-8. lines_above: of the header, and bytes_above: how long they are in UTF-8.
+    """
 
-def _of_arrow(path: Path, encoding: str | None) -> Any:
-    """The same, of Arrow's own making throughout, for its threads (`_batches`)."""
-    if encoding is None:
-        return _opened(path, None)
-    sink = pa.BufferOutputStream()
-    for block in _blocks(path, encoding):
-        sink.write(block)
-    return pa.BufferReader(sink.getvalue())
+    path: Path
+    encoding: str | None
+    lines_above: int = 0
+    bytes_above: int = 0
 
+    def opened(self) -> Any:
+        """Bytes in UTF-8, decompressed where the file is compressed by gzip, bzip2 or zstd and has that suffix."""
+        kind = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(self.path.suffix)
+        stream = pa.input_stream(str(self.path), compression=kind)
+        if self.encoding is not None:
+            stream = pa.transcoding_input_stream(stream, self.encoding, "utf-8")
+        stream.read(self.bytes_above)
+        return stream
 
-def _blocks(path: Path, encoding: str | None) -> Iterator[bytes]:
-    with closing(_opened(path, encoding)) as stream:
-        while block := stream.read(BLOCK):
-            yield block
+    def of_arrow(self) -> Any:
+        """The same, of Arrow's own making throughout, for its threads (`_batches`)."""
+        if self.encoding is None:
+            return self.opened()
+        sink = pa.BufferOutputStream()
+        for block in self.blocks():
+            sink.write(block)
+        return pa.BufferReader(sink.getvalue())
 
+    def blocks(self) -> Iterator[bytes]:
+        with closing(self.opened()) as stream:
+            while block := stream.read(BLOCK):
+                yield block
 
-def _num_lines(path: Path, encoding: str | None) -> int:
-    count, last = 0, b"\n"
-    for block in _blocks(path, encoding):
-        count, last = count + block.count(b"\n"), block[-1:]
-    return count + (last != b"\n")
+    def num_lines(self) -> int:
+        """Raises UnicodeDecodeError where it is not UTF-8."""
+        count, last, decoder = 0, b"\n", codecs.getincrementaldecoder("utf-8")()
+        for block in self.blocks():
+            count, last = count + block.count(b"\n"), block[-1:]
+            if not block.isascii() or decoder.getstate()[0]:
+                decoder.decode(block)
+        decoder.decode(b"", final=True)
+        return count + (last != b"\n")
+
+    def rows(self, mark: str) -> Iterator[tuple[int, list[str]]]:
+        """(its last line, the cells) of all rows that are not empty, by Python's strict reader."""
+        with closing(self.opened()) as stream:
+            reader = csv.reader(codecs.iterdecode(_split(stream), "utf-8-sig"), delimiter=mark, strict=True)
+            for row in reader:
+                if row:
+                    yield reader.line_num + self.lines_above, row
 
 
 def _encoding(path: Path, form: TextFormat) -> str | None:
@@ -216,39 +263,65 @@ def _encoding(path: Path, form: TextFormat) -> str | None:
     if form.encoding is not None:
         name = codecs.lookup(form.encoding).name
         return None if name in ("utf-8", "utf-8-sig", "ascii") else name
-    with closing(_opened(path, None)) as stream:
+    with closing(_Text(path, None).opened()) as stream:
         return utf_16(stream.read(8))
 
 
-def _header(path: Path, encoding: str | None, form: TextFormat, known: Sequence[str]) -> tuple[str, list[str], int]:
-    """(delimiter, names of columns, lines of the header)"""
-    with closing(_opened(path, encoding)) as stream:
+def _header(
+    path: Path, encoding: str | None, form: TextFormat, known: Sequence[str]
+) -> tuple[_Text, str, list[str], int]:
+    """(the text from its header on, the delimiter, names of columns, lines of the header)"""
+    with closing(_Text(path, encoding).opened()) as stream:
         block = stream.read(BLOCK)
-    start = block.decode("utf-8-sig", errors="replace")
-    marks = form.delimiter or DELIMITERS
+    lines = block.splitlines(keepends=True)
     found = []
-    for mark in marks:
-        reader = csv.reader(io.StringIO(start, newline=""), delimiter=mark)
-        row = [name.strip() for name in next((row for row in reader if row), [])]
-        found.append((len({*row} & {*known}), len(row), mark, row))
-    _, width, mark, row = max(found, key=lambda one: (one[0], one[1]))
+    for mark in form.delimiter or DELIMITERS:
+        rows = [_first_row(line, mark) for line in lines[:LINES_ABOVE]]
+        above = 0 if form.header is not None else _row_of_names(rows, known)
+        row = _first_row(b"".join(lines[above:]), mark)
+        found.append((len({*row} & {*known}), len(row), mark, row, above))
+    _, width, mark, row, above = max(found, key=lambda one: (one[0], one[1]))
     if any("\ufffd" in name for name in row):  # names in another encoding, which would be taken for other columns
         codecs.getincrementaldecoder("utf-8")().decode(block)
+    text = _Text(path, encoding, above, sum(map(len, lines[:above])))
     if form.header is not None and 2 * len({*row} & {*form.header}) <= len(form.header):  # else it has names, after all
         if width != len(form.header):
             raise DataError(
                 f"{path}, line 1: has {width} columns, data.dataset.header names {len(form.header)}. All have to be "
                 "named, in their order."
             )
-        return mark, list(form.header), 0
-    return mark, row, 1
+        return text, mark, list(form.header), 0
+    return text, mark, row, 1
+
+
+def _first_row(text: bytes, mark: str) -> list[str]:
+    """Of the rows that are not empty."""
+    reader = csv.reader(io.StringIO(text.decode("utf-8-sig", errors="replace"), newline=""), delimiter=mark)
+    return [name.strip() for name in next((row for row in reader if row), [])]
+
+
+def _row_of_names(rows: Sequence[Sequence[str]], known: Sequence[str]) -> int:
+    """Which row names the columns: the first, or, where that has none of the ``known`` names, one that has half of them
+    below rows that are shorter or comments."""
+    if not known or not rows or {*rows[0]} & {*known}:
+        return 0
+    for place, row in enumerate(rows):
+        above = (len(other) < len(row) or other[0].startswith("#") for other in rows[:place])
+        if 2 * len({*row} & {*known}) >= len({*known}) and all(above):
+            return place
+    return 0
+
+
+def _left_out(above: int) -> str:
+    """A note on so many lines above the header."""
+    verb = "is" if above == 1 else "are"
+    return f"the first {counted(above, 'line')}, above the names of the columns, {verb} not read"
 
 
 def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     try:
-        encoding = _encoding(path, form)
-        mark, header, above = _header(path, encoding, form, known)
-    except (OSError, EOFError, UnicodeError, pa.ArrowException) as error:
+        source, mark, header, above = _header(path, _encoding(path, form), form, known)
+    except (OSError, EOFError, UnicodeError, csv.Error, pa.ArrowException) as error:
         raise _no_csv(path, form, error) from error
     wrong_rows: list[int] = []  # numbers of rows, from 1, that have another number of cells
     plain = [False]  # whether each record is one line, and no line is empty
@@ -266,27 +339,28 @@ def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
         )
         count = 0
         try:
+            num_lines = source.num_lines()
             note = [_noting(mark, flaws, wrong_rows)]
-            for batch in _batches(_of_arrow(path, encoding), read, convert, mark, note):
+            for batch in _batches(source.of_arrow(), read, convert, mark, note):
                 count += len(batch)
                 yield {name: batch.column(place) for name, place in wanted.items()}
         except (OSError, EOFError, UnicodeError, pa.ArrowException) as error:
             if "Empty CSV file" in str(error):
                 return
             raise _no_csv(path, form, error) from error
-        plain[0] = _num_lines(path, encoding) == count + len(wrong_rows) + above
+        plain[0] = num_lines == count + len(wrong_rows) + above
         if not plain[0]:
-            _check_quotes(path, encoding, mark, count + len(wrong_rows) + above)
+            _check_quotes(source, mark, count + len(wrong_rows) + above)
 
     def lines(records: list[int]) -> dict[int, int]:
         rows_of = _rows_of([record for record in records if record >= 0], sorted(wrong_rows), above)
         rows_of |= {record: -record for record in records if record < 0}
         if plain[0]:
-            return rows_of
-        by_row = _lines_of(path, encoding, mark, set(rows_of.values()))
+            return {record: row + source.lines_above for record, row in rows_of.items()}
+        by_row = _lines_of(source, mark, set(rows_of.values()))
         return {record: by_row[rows_of[record]] for record in records}
 
-    return Pieces(header, "line", rows, lines)
+    return Pieces(header, "line", rows, lines, note=_left_out(source.lines_above) if source.lines_above else "")
 
 
 def _rows_of(records: list[int], wrong: list[int], above: int) -> dict[int, int]:
@@ -297,16 +371,6 @@ def _rows_of(records: list[int], wrong: list[int], above: int) -> dict[int, int]
             skipped += 1
         found[record] = record + above + 1 + skipped
     return found
-
-
-def _text_rows(path: Path, encoding: str | None, mark: str) -> Iterator[tuple[int, list[str]]]:
-    """(its last line, the cells) of all rows that are not empty, by Python's strict reader."""
-    stream = _opened(path, encoding)
-    with closing(stream):
-        reader = csv.reader(codecs.iterdecode(_split(stream), "utf-8-sig"), delimiter=mark, strict=True)
-        for row in reader:
-            if row:
-                yield reader.line_num, row
 
 
 def _split(stream: Any) -> Iterator[bytes]:
@@ -321,11 +385,11 @@ def _split(stream: Any) -> Iterator[bytes]:
         yield rest
 
 
-def _check_quotes(path: Path, encoding: str | None, mark: str, expected: int) -> None:
+def _check_quotes(source: _Text, mark: str, expected: int) -> None:
     """Raise DataError where a quote that is never closed has swallowed records."""
-    last = count = 0
+    path, last, count = source.path, source.lines_above, 0
     try:
-        for line, _ in _text_rows(path, encoding, mark):
+        for line, _ in source.rows(mark):
             last, count = line, count + 1
     except csv.Error as error:
         raise DataError(
@@ -336,10 +400,10 @@ def _check_quotes(path: Path, encoding: str | None, mark: str, expected: int) ->
         raise DataError(f'{path} has {count} rows to one reader and {expected} to another: look at its quotes (").')
 
 
-def _lines_of(path: Path, encoding: str | None, mark: str, rows: set[int]) -> dict[int, int]:
+def _lines_of(source: _Text, mark: str, rows: set[int]) -> dict[int, int]:
     """The lines of rows, by their number from 1."""
     found = {}
-    for number, (line, _) in enumerate(_text_rows(path, encoding, mark), 1):
+    for number, (line, _) in enumerate(source.rows(mark), 1):
         if number in rows:
             found[number] = line
     return found
@@ -347,19 +411,11 @@ def _lines_of(path: Path, encoding: str | None, mark: str, rows: set[int]) -> di
 
 def _no_csv(path: Path, form: TextFormat, error: Exception) -> DataError:
     """What to say of a file that is no CSV file, or one in another encoding."""
-    said = str(error)
-    if "UTF8" in said or isinstance(error, UnicodeError):
-        if form.encoding is not None:
-            return DataError(f"{path} is not text in {form.encoding}: {said}. Correct data.dataset.encoding.")
-        with closing(_opened(path, None)) as stream:
-            decoder = codecs.getincrementaldecoder("utf-8")()
-            try:
-                while block := stream.read(BLOCK):
-                    decoder.decode(block)
-                decoder.decode(b"", final=True)
-            except UnicodeDecodeError as wrong:
-                return NotUtf8Error(not_utf8(path, wrong))
-    return DataError(f"{path} is not a CSV file: {said}.")
+    if isinstance(error, UnicodeDecodeError) and form.encoding is None:
+        return NotUtf8Error(not_utf8(path, error) + AS_IT_IS)
+    if isinstance(error, UnicodeError) or "UTF8" in str(error):
+        return DataError(f"{path} is not text in {form.encoding}: {error}. Correct data.dataset.encoding.")
+    return DataError(f"{path} is not a CSV file: {error}.")
 
 
 def _parquet(path: Path) -> Pieces:
@@ -374,51 +430,133 @@ def _parquet(path: Path) -> Pieces:
         written = {name: names[header.index(name)] for name in columns}
         try:
             for batch in file.iter_batches(RECORDS, columns=list(written.values())):
-                yield {name: batch.column(other) for name, other in written.items()}
+                yield {name: simple(batch.column(other)) for name, other in written.items()}
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{path} is damaged: {error}.") from error
 
     return Pieces(header, "row", rows, lambda records: {record: record for record in records}, file.close)
 
 
-def _workbook(path: Path, form: TextFormat) -> Pieces:
+def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
+    content = path.read_bytes()
     try:
-        import openpyxl
-    except ImportError as error:
-        raise ConfigError(f"{path} is a workbook: reading it needs pip install 'dpfl-plugin[tables]'.") from error
-    try:
-        # By its contents, whatever its name; what it is read from is closed with it.
-        book = openpyxl.load_workbook(io.BytesIO(path.read_bytes()), read_only=True, data_only=True)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        values, formulas = _sheets_of(path, content, form)
+    except (OSError, KeyError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not an xlsx workbook: {error}.") from error
-    if form.sheet is not None and form.sheet not in book.sheetnames:
-        raise DataError(
-            f"{path} has no sheet {form.sheet!r} (data.dataset.sheet). Sheets: {', '.join(book.sheetnames)}."
-        )
-    sheet, note = book[form.sheet or book.sheetnames[0]], ""
-    if form.sheet is None and len(book.sheetnames) > 1:
-        others = ", ".join(map(repr, book.sheetnames[1:6])) + ", ..." * (len(book.sheetnames) > 6)
-        note = f"the first sheet, {book.sheetnames[0]!r}, is read, not {others}: data.dataset.sheet names another"
-    numbered: Iterator[tuple[int, Any]] = (
-        (at, row) for at, row in enumerate(sheet.iter_rows(values_only=True), 1) if any(c is not None for c in row)
-    )
-    first = next(numbered, (0, ()))
-    header = [str("" if name is None else name).strip() for name in first[1]]
-    if form.header is not None:
-        header, numbered = list(form.header), itertools.chain([first], numbered)
-    while header and not header[-1]:
-        header.pop()
+    notes = []
+    if form.sheet is None and len(values.parent.worksheets) > 1:
+        first, *others = (sheet.title for sheet in values.parent.worksheets)
+        listed = ", ".join(map(repr, others[:5])) + ", ..." * (len(others) > 5)
+        notes.append(f"the first sheet, {first!r}, is read, not {listed}: data.dataset.sheet names another")
+    numbered = _filled_rows(values, formulas)
+    first_rows = list(itertools.islice(numbered, LINES_ABOVE))
+    words = [[("" if cell is None else str(cell)).strip() for cell in row] for _, row, _ in first_rows]
+    words = [row[: max((place + 1 for place, word in enumerate(row) if word), default=0)] for row in words]
+    of_names = 0 if form.header is not None else _row_of_names([[w for w in row if w] for row in words], known)
+    left, header = 0, list(form.header or ())
+    if form.header is None and first_rows:  # a table may begin below and beside A1
+        left = next(place for place, word in enumerate(words[of_names]) if word)
+        header, above = words[of_names][left:], first_rows[of_names][0] - first_rows[0][0]
+        notes += [_left_out(first_rows[of_names][0] - 1)] * (above > 0)
+        first_rows = first_rows[of_names + 1 :]
+    numbered = itertools.chain(first_rows, numbered)
     line_of: list[int] = []
 
     def rows(columns: Sequence[str], flaws: Flaws) -> Iterator[dict[str, pa.Array]]:
-        places = {name: header.index(name) for name in columns}
+        places = {name: header.index(name) + left for name in columns}
+        inside = range(left, left + len(header))
         while part := list(itertools.islice(numbered, RECORDS)):
-            line_of.extend(at for at, _ in part)
+            for record, (number, row, formula) in enumerate(part, len(line_of)):
+                _note_cells(number, row, formula, places, inside, record, flaws)
+            line_of.extend(at for at, _, _ in part)
             yield {
-                name: array_of([row[place] if place < len(row) else None for _, row in part])
+                name: array_of([row[place] if place < len(row) else None for _, row, _ in part])
                 for name, place in places.items()
             }
 
-    return Pieces(
-        header, "row", rows, lambda records: {record: line_of[record] for record in records}, book.close, note=note
-    )
+    def close() -> None:
+        for sheet in (values, formulas):
+            if sheet is not None:
+                sheet.parent.close()
+
+    def lines(records: list[int]) -> dict[int, int]:
+        return {record: line_of[record] for record in records}
+
+    return Pieces(header, "row", rows, lines, close, note="; ".join(notes))
+
+
+def _sheets_of(path: Path, content: bytes, form: TextFormat) -> tuple[Any, Any]:
+    """(the sheet of a workbook with the values of its cells, the same with formulas, None where it has none)"""
+    import openpyxl  # takes a tenth of a second
+
+    with zipfile.ZipFile(io.BytesIO(content)) as members:
+        has_formulas = any(
+            b"<f>" in text or b"<f " in text
+            for name in members.namelist()
+            if name.startswith("xl/worksheets/") and (text := members.read(name))
+        )
+    sheets = []
+    for data_only in (True, False)[: 1 + has_formulas]:
+        # By its contents, whatever its name; what it is read from is closed with it.
+        book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=data_only)
+        names = [sheet.title for sheet in book.worksheets]
+        if not names or (form.sheet is not None and form.sheet not in names):
+            raise DataError(f"{path} has no sheet {form.sheet!r} (data.dataset.sheet). Sheets: {', '.join(names)}.")
+        sheets.append(book[form.sheet or names[0]])
+        sheets[-1].reset_dimensions()  # which some programs write wrongly
+    return sheets[0], sheets[1] if has_formulas else None
+
+
+def _filled_rows(values: Any, formulas: Any) -> Iterator[tuple[int, Sequence[Any], Sequence[Any]]]:
+    """(its number, the values, the formulas) of each row that is not empty."""
+    if formulas is None:
+        rows: Iterator[Any] = ((row, ()) for row in values.iter_rows(values_only=True))
+    else:
+        pair = (sheet.iter_rows(values_only=True) for sheet in (values, formulas))
+        rows = zip(*pair, strict=True)
+    for number, (row, formula) in enumerate(rows, 1):
+        if any(cell is not None for cell in row) or any(cell is not None for cell in formula):
+            yield number, row, formula
+
+
+def _note_cells(
+    number: int,
+    row: Sequence[Any],
+    formula: Sequence[Any],
+    columns: Mapping[str, int],
+    inside: range,
+    record: int,
+    flaws: Flaws,
+) -> None:
+    """Note what of a workbook's row is beside its table, an error, or a formula whose value the file does not have."""
+    for place, cell in enumerate(row):
+        if cell is not None and place not in inside:
+            flaws.add(
+                record,
+                None,
+                f": the cell in column {_letters(place)} is beside the table.",
+                "have cells beside the table",
+                "Remove it, or name its column in the header.",
+                repr(str(cell)),
+            )
+    for name, place in columns.items():
+        cell = row[place] if place < len(row) else None
+        where = f" (cell {_letters(place)}{number})"
+        if cell in ERRORS:
+            what, many, fix = (
+                f"{where}: {cell!r} is an error of a spreadsheet.",
+                "are errors of a spreadsheet",
+                CORRECT_ERROR,
+            )
+        elif cell is None and place < len(formula) and formula[place] is not None:
+            cell = formula[place]
+            what, many, fix = f"{where} is a formula without a value.", "are formulas without values", STORE_VALUES
+        else:
+            continue
+        flaws.add(record, name, what, many, fix, repr(str(cell)))
+        flaws.cells.add((record, name))
+
+
+def _letters(place: int) -> str:
+    """A column as spreadsheets call it: A, ..., Z, AA, ..."""
+    return (_letters(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)

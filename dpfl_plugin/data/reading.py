@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from dpfl_plugin.data.cells import Found
 from dpfl_plugin.data.encode import Encoded, Encoder
-from dpfl_plugin.data.flaws import NAMELESS, Flaws, rename
-from dpfl_plugin.data.pieces import NotUtf8Error, Pieces, TextFormat, open_table, sentence
+from dpfl_plugin.data.flaws import NAMELESS, SHOWN, Flaws, rename
+from dpfl_plugin.data.pieces import AS_IT_IS, Pieces, TextFormat, open_table, sentence
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
@@ -26,23 +26,19 @@ class Read:
     """What became of one table.
 
     Attributes:
-        encoded: None where it is wrong; wrong: in what, in words. clipped, missing, other: how many cells of each
-            column were outside the range, held no value, or count as "other". unused: columns that the schema does not
-            name, and ignores. lines: of the records, and unit: what they are called. points: {column: what
-            to say of its points, which may be marks of thousands}. note: what to say of how it was opened.
+        encoded: None where it is wrong; wrong: in what, in words. found: what was found of its cells. unused: columns
+            that the schema does not name, and ignores. lines: of the records, and unit: what they are called. note:
+            what to say of how it was opened.
     """
 
     path: Path
     encoded: Encoded | None = None
     wrong: str | None = None
-    clipped: Mapping[str, int] = field(default_factory=Counter)
-    missing: Mapping[str, int] = field(default_factory=Counter)
-    other: Mapping[str, int] = field(default_factory=Counter)
+    found: Found = field(default_factory=lambda: Found(Flaws(Path())))
     unused: tuple[str, ...] = ()
     unlabelled_for: tuple[str, ...] = ()
     lines: Any = None
     unit: str = "line"
-    points: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -98,23 +94,18 @@ def read_pieces(
         path,
         encoded,
         None,
-        found.clipped,
-        found.missing,
-        found.other,
+        found,
         tuple(strangers),
         tuple(gone if len(gone) < len(schema.label.named) else ()),
         lines,
         pieces.unit,
-        {name: f"{told}; {DECIMALS[pieces.of_frame]}" for name, one in found.points.items() if (told := one.told)},
         pieces.note,
     )
 
 
 def _as_it_is(error: DataError, *, asked: bool) -> str:
-    """The message; of training records that are in another encoding, that their configuration can say so, too."""
-    if asked or not isinstance(error, NotUtf8Error):
-        return str(error)
-    return f"{error} Or read it as it is: data.dataset.encoding: windows-1252."
+    """The message; of records that a model is asked about, whose encoding its configuration has, no other one."""
+    return str(error).removesuffix(AS_IT_IS) if asked else str(error)
 
 
 def read_all(paths: Sequence[Path], schema: TableSchema, form: TextFormat) -> list[Read]:
@@ -207,7 +198,12 @@ def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
         for one in found
         if one.unlabelled_for
     ]
-    for name, cells in _total(one.clipped for one in found).items():
+    for name, cells in _total(one.found.unlabelled for one in found).items():
+        told.append(
+            f"column {name!r}: {cells} of {count} records have no label: they count as records, and nothing is learnt "
+            "from them"
+        )
+    for name, cells in _total(one.found.clipped for one in found).items():
         of_label = name not in schema.columns
         low, high = (f"{end:g}" for end in schema.label.range or ()) if of_label else schema.columns[name].ends
         censored = of_label and schema.label.outcome == "survival"
@@ -215,11 +211,26 @@ def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
         key = "label" if of_label else f"columns.{name}"
         told.append(f"column {name!r}: {cells} of {count} cells are outside {WHERE}.{key}.range, and {become}")
     told += [f"{one.path}: {one.note}" for one in found if one.note]
-    by_points = {name: text for one in reversed(found) for name, text in one.points.items()}
+    limits: dict[str, Counter[str]] = {}
+    for one in found:
+        for name, cells_of in one.found.limits.items():
+            limits.setdefault(name, Counter()).update(cells_of)
+    for name, cells_of in limits.items():
+        shown = ", ".join(map(repr, sorted(cells_of)[:SHOWN])) + ", ..." * (len(cells_of) > SHOWN)
+        told.append(
+            f"column {name!r}: {cells_of.total()} of {count} cells are below or above a limit ({shown}), and are read "
+            "as the limit"
+        )
+    by_points = {
+        name: f"{text}; {DECIMALS[one.found.of_frame]}"
+        for one in reversed(found)
+        for name, points in one.found.points.items()
+        if (text := points.told)
+    }
     told += [f"column {name!r}: {text}" for name, text in by_points.items()]
     for what, total in (
-        ("with no value", _total(one.missing for one in found)),
-        ("counted as other", _total(one.other for one in found)),
+        ("with no value", _total(one.found.missing for one in found)),
+        ("counted as other", _total(one.found.other for one in found)),
     ):
         if listed := ", ".join(f"{name} {cells}" for name, cells in total.items() if cells):
             told.append(f"cells {what}, of {count}: {listed}")

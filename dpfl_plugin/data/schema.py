@@ -39,6 +39,15 @@ def _word(value: object) -> object:
     return str(value).strip() if isinstance(value, int | float | str) else value
 
 
+def _code(value: object) -> object:
+    if isinstance(value, float):
+        raise ValueError(
+            f"{value!r} without quotes is a number, and values are compared as they are written (10.1 is not 10.10): "
+            "write it in quotes, as the cells have it"
+        )
+    return _word(value)
+
+
 Word = Annotated[str, BeforeValidator(_word)]
 Words = list[Word]
 Range = tuple[float, float]
@@ -61,7 +70,8 @@ class Column(_Strict):
     """What one column holds.
 
     Attributes:
-        type: number or integer: scaled from its range to [-1, 1]. category: 0 or 1 for each of its values; one feature
+        type: number or integer: scaled from its range to [-1, 1]; one below or above a limit, as <5, is read as the
+            limit. category: 0 or 1 for each of its values; one feature
             of two values. ordinal: its values, least first, evenly from -1 to 1. date: as a number of days. identifier,
             ignored: no feature.
         range: the least and the largest value, public: what lies outside is clipped to it, or refused.
@@ -72,7 +82,7 @@ class Column(_Strict):
         missing: a cell without value is refused; indicator: is the middle of the range (or ``default``), and 1 in a
             feature of its own; category: a category of its own; default: is ``default``, a public value;
             most_frequent: the category that most records have, by noisy counts (``private_statistics``).
-        missing_values: cells that hold no value, besides the schema's.
+        missing_values: cells that hold no value, besides the schema's; of numbers and integers in any spelling.
         other: a category of its own for values that are not listed; else they are refused.
         thousands: the mark of thousands of numbers that are written with one, as 76,600; the decimal mark of a column
             with "." is ",", of one with "," it is ".".
@@ -84,7 +94,7 @@ class Column(_Strict):
     unit: str | None = None
     thousands: Mark | None = None
     scale: Literal["range", "mean", "quantiles"] = "range"
-    values: Words | None = None
+    values: list[Annotated[str, BeforeValidator(_code)]] | None = None
     other: bool = False
     format: str | None = None
     missing: Literal["refuse", "indicator", "category", "default", "most_frequent"] = "refuse"
@@ -128,7 +138,7 @@ class Column(_Strict):
     @property
     def ends(self) -> tuple[str, str]:
         """The range as it is written."""
-        low, high = (f"{end:g}" if isinstance(end, float) else str(end) for end in self.range or ("", ""))
+        low, high = (f"{end:.15g}" if isinstance(end, float) else str(end) for end in self.range or ("", ""))
         return low, high
 
     @property
@@ -218,7 +228,8 @@ def _check_values(key: str, values: list[str] | None) -> None:
         raise ValueError(f"{key} must list at least 2 values: the list is public, and not read from the records")
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice or "" in values:
-        raise ValueError(f"{key} names {twice[0]!r} twice" if twice else f"{key} holds an empty word")
+        quotes = ": in quotes, '007' and '7' are two" * (twice != [] and twice[0].isdecimal())
+        raise ValueError(f"{key} names {twice[0]!r} twice{quotes}" if twice else f"{key} holds an empty word")
 
 
 class Label(_Strict):

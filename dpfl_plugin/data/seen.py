@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpfl_plugin.data.cells import censored_number, plain
+from dpfl_plugin.data.cells import censored_number, is_text, kind_of, plain
 from dpfl_plugin.data.flaws import SHOWN, is_decimal_comma, with_point
 from dpfl_plugin.data.names import tidy
 from dpfl_plugin.data.pieces import Pieces
@@ -26,10 +26,6 @@ SPELLED: Final = frozenset(
 """Words for no value, in any capitals, besides those that every schema takes for it (`MISSING`), among numbers."""
 RECURS: Final = 3  # cells with one word, which then is no slip: in any language "unknown", if no other word recurs
 Counts = Mapping[str, int]
-_READ: Final = (
-    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary, pa.types.is_boolean, pa.types.is_null),
-    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp),
-)
 
 
 class Sites(NamedTuple):
@@ -75,12 +71,13 @@ class Seen:
 
     @property
     def is_time(self) -> bool:
-        return any(pa.types.is_temporal(part.type) for _, part in self.parts)
+        return any(kind_of(part.type).one == "a date" for _, part in self.parts)
 
     @property
     def unread(self) -> str:
-        """The type of cells of a Parquet file or frame that no column of a schema reads, or ""."""
-        return next((str(part.type) for _, part in self.parts if not any(one(part.type) for one in _READ)), "")
+        """What cells of a Parquet file or frame are that no draft reads, or ""."""
+        kinds = [kind_of(part.type) for _, part in self.parts]
+        return next((kind.many for kind in kinds if not {"number", "date"} & kind.reads), "")
 
     def by_site(self, sites: Sites) -> Iterator[Counts]:
         """The ``counts`` of each site."""
@@ -140,10 +137,6 @@ def site_list(sites: Sites, places: Iterable[int]) -> str:
     """E.g. "north, south and 5 more"."""
     names = [tidy(sites.names[place]) for place in places]
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-def is_text(kind: pa.DataType) -> bool:
-    return any(one(kind) for one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary))
 
 
 def counts_of(cells: pa.Array) -> Counts:

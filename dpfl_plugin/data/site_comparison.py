@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from dpfl_plugin.data.cells import written_otherwise
 from dpfl_plugin.data.draft_marks import without_thousands
 from dpfl_plugin.data.flaws import SHOWN, Flaws
 from dpfl_plugin.data.isolated_values import isolated
@@ -65,21 +66,11 @@ def _are_apart(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def _words(column: Seen, stated: Column, sites: Sites) -> list[Any]:
     """Those that are listed, as they are listed there."""
-    listed = {number: word for word in stated.listed if (number := _number(word)) is not None}
-    known = {word: word for word in stated.listed}
+    listed = {written_otherwise(word): word for word in stated.listed} | {word: word for word in stated.listed}
     return [
-        frozenset(known.get(word) or listed.get(_number(word) if listed else None, word) for word in counts)  # type: ignore[arg-type]
-        if sum(counts.values()) >= LEAST
-        else None
+        frozenset(listed.get(word, word) for word in counts) if sum(counts.values()) >= LEAST else None
         for counts in column.by_site(sites)
     ]
-
-
-def _number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
 
 
 def _are_other_words(one: frozenset[str], other: frozenset[str]) -> bool:
@@ -240,7 +231,7 @@ def _isolated(column: Seen, stated: Column, sites: Sites, key: str) -> list[str]
 
 def _copies(columns: Sequence[Seen], sites: Sites) -> list[str]:
     """Rows that are the same in all columns, where so many columns would not be so by chance."""
-    if not columns or not (size := len(columns[0].cells)):
+    if not columns or (size := len(columns[0].cells)) < 2:
         return []
     rows, chance = np.zeros(size, np.uint64), size * (size - 1) / 2
     for column in columns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,13 +21,13 @@ from dpfl_plugin.data.labels import KnownLabels, no_labels
 from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.data.table import Table
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import DataError
 
 if TYPE_CHECKING:
+    from dpfl_plugin.data.cells import Mask
     from dpfl_plugin.data.reading import Read
 
 NAME: Final = "table"
-EXTRA: Final = "pip install 'dpfl-plugin[tables]'"
 
 
 def table(
@@ -52,9 +51,8 @@ def table(
     Raises:
         DataError: a file is missing or not such a table; the message names all that is wrong with all files, by line,
             column and value, and the line of the schema that mends it.
-        ConfigError: an option or the schema is wrong, or pyarrow is not installed.
+        ConfigError: an option or the schema is wrong.
     """
-    check_installed()
     from dpfl_plugin.data import reading
 
     known = TableSchema.parse(schema)
@@ -92,7 +90,6 @@ def asked(path: Path, options: Mapping[str, Any]) -> Asked:
     Raises:
         DataError, ConfigError: as `table`.
     """
-    check_installed()
     from dpfl_plugin.data import reading
 
     schema = TableSchema.parse(options.get("schema"))
@@ -101,7 +98,6 @@ def asked(path: Path, options: Mapping[str, Any]) -> Asked:
 
 def asked_frame(frame: Any, options: Mapping[str, Any]) -> Asked:
     """As `asked`, of a data frame; ``lines`` are rows from 0."""
-    check_installed()
     from dpfl_plugin.data import pieces, reading
 
     schema = TableSchema.parse(options.get("schema"))
@@ -138,10 +134,12 @@ def _asked(found: Read, schema: TableSchema) -> Asked:
     )
 
 
-def check_installed() -> None:
-    """Raise ConfigError unless what reads tables is installed."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(f"data.dataset: a table with a schema is read by pyarrow, which is not installed: {EXTRA}.")
+def compared(paths: Sequence[Path], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """How these tables differ, or one of them from its schema; ``options``: of `table`."""
+    from dpfl_plugin.data import reading
+    from dpfl_plugin.data.site_comparison import compare_files
+
+    return compare_files(paths, TableSchema.parse(options["schema"]), reading.format_of(options))
 
 
 def assembled(
@@ -171,7 +169,15 @@ def assembled(
     test_part = None
     if test:
         test_x, test_y = _parts(schema, test)
-        test_part = Dataset(test_x, test_y, num_classes, test_groups, persons=_persons(schema, test), outcome=outcome)
+        test_part = Dataset(
+            test_x,
+            test_y,
+            num_classes,
+            test_groups,
+            persons=_persons(schema, test),
+            outcome=outcome,
+            usable=_usable(test),
+        )
     notes: tuple[str, ...] = ()
     if part_of is None:
         notes = (*reading.notes([*train, *test], schema), *_whose(schema, train))
@@ -193,6 +199,7 @@ def assembled(
         persons=_persons(schema, train),
         outcome=outcome,
         measured=schema.measured,
+        usable=_usable(train),
     )
 
 
@@ -222,6 +229,12 @@ def _parts(schema: TableSchema, tables: Sequence[Read]) -> tuple[Any, Any]:
         np.concatenate([one.table.features for one in tables]),
         np.concatenate([one.table.labels for one in tables]),
     )
+
+
+def _usable(tables: Sequence[Read]) -> Mask | None:
+    """Which records have a label; None if all do."""
+    known = [one.table.known for one in tables]
+    return None if all(part.all() for part in known) else np.concatenate(known)
 
 
 def _persons(schema: TableSchema, tables: Sequence[Read]) -> Integers | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -14,7 +15,6 @@ from dpfl_plugin.data.files import csv
 from dpfl_plugin.data.labels import typed
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
 
-pandas = pytest.importorskip("pandas")
 RNG = np.random.default_rng(2)
 
 

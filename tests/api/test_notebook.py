@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.sweeping import write as write_sweep
 
-for needed in ("nbclient", "ipykernel", "pandas"):
+for needed in ("nbclient", "ipykernel"):
     pytest.importorskip(needed)
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_federation.ipynb"
 # In a process of its own: the Jupyter client leaves sockets open. By this Python, whatever kernels are registered.

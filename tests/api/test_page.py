@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("pandas")
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,7 +17,6 @@ from dpfl_plugin.given import MissingError
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message
 
-pandas = pytest.importorskip("pandas")
 PROGRAM = """
 import json
 import sys

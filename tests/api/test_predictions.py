@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
@@ -17,7 +18,6 @@ from dpfl_plugin.errors import ConfigError, DataError
 from tests.cli.test_tables import SCHEMA
 from tests.cli.test_tables import frame as tabled
 
-pandas = pytest.importorskip("pandas")
 RNG = np.random.default_rng(3)
 N = 60
 X = RNG.normal(size=(N, 2)).astype(np.float32)

@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -95,7 +96,6 @@ def test_the_same_words_are_the_same_run_to_the_bit(tmp_path, in_yaml, in_python
 
 
 def test_a_run_knows_its_numbers_and_its_model(tmp_path):
-    pandas = pytest.importorskip("pandas")
     found = train(
         tmp_path, dpfl.Federation.from_arrays(SILOS), model=net(), privacy=dpfl.Privacy(epsilon=4, delta=1e-3)
     )

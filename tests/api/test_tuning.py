@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -59,7 +60,6 @@ def _shows_itself(found: dpfl.Tuning) -> None:
     )
     shown = found._repr_html_()
     assert shown.count("<tr>") == 3 and f"{first['score after 2']:.3f}" in shown and "epsilon 3 at delta" in shown
-    pandas = pytest.importorskip("pandas")
     assert isinstance(found.table, pandas.DataFrame) and list(found.table.index) == list(found)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -190,7 +191,6 @@ def test_records_of_a_program(call: Any, says: tuple[str, ...]) -> None:
     ],
 )
 def test_a_data_frame(changes: dict[str, Any], says: str) -> None:
-    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"h": ["a", "b"] * 15, "x": X[:, 0].astype(float), "ill": [0, 1, 1] * 10})
     given = {"silo": "h", "label": "ill", **changes}
     for column in ("x", "ill"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from dpfl_plugin.api.tables import check_tables
@@ -69,17 +70,22 @@ COLUMNS: dict[str, tuple[dict[str, Cells], dict[str, Any], str]] = {
     "codes": (
         {s: ["10.1", "10.10", "007", "7"] * 15 for s in "ab"},
         {"type": "category", "values": ["007", "10.1", "10.10", 7]},
-        "codes, each spelling a category of its own: u.",
+        "codes, by leading zeros or several spellings of a number: u.",
     ),
     "a code in two spellings": (
         {"a": ["250.0", "250.00", "251.5"] * 20},
         {"type": "category", "values": ["250.0", "250.00", "251.5"]},
-        "codes, each spelling a category of its own: u.",
+        "codes, by leading zeros or several spellings of a number: u.",
     ),
     "one number in the spellings of two programs": (
         {"a": ["1.0", "2.0"] * 30, "b": ["1", "2"] * 30},
         {"type": "category", "values": [1, 2]},
         "category: u.",
+    ),
+    "more codes than a category has": (
+        {"a": [f"{n:03d}" for n in range(60)] * 2},
+        IGNORED,
+        "codes, by leading zeros or several spellings of a number: u.",
     ),
     "long codes": (
         {"a": [3000963, 3000964, 4024552] * 20},
@@ -158,6 +164,14 @@ def test_a_column_is_drafted_by_its_words_at_each_site(
     assert found.schema["columns"]["u"] == entry
     assert sum(said.replace("v, u", "u, v") in line for line in found.told) == 1, found.told
     check_tables(paths, found.schema)
+
+
+def test_a_drafted_code_for_no_value_is_read_as_none_in_typed_columns_too(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"u": [*AGES, 999, -9], "w": [*SIZES, 999.9, np.nan], "ill": [0, 1] * 61})
+    frame.to_parquet(tmp_path / "a.parquet")
+    schema = drafted([tmp_path / "a.parquet"]).schema
+    notes = check_tables(tmp_path / "a.parquet", schema).notes
+    assert "cells with no value, of 122: u 2, w 2" in notes and not any("clipped" in note for note in notes)
 
 
 def test_days_of_a_spreadsheet_are_named_by_what_the_column_is_called(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import re
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, OrdinalEncoder
 
 from dpfl_plugin.data import reading
+from dpfl_plugin.data.labels import check_labels
 from dpfl_plugin.data.pieces import frame_pieces
 from dpfl_plugin.data.reading import Read
 from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.tables import assembled
 from dpfl_plugin.errors import ConfigError
 
 LABEL = {"column": "y", "classes": ["no", "yes"]}
@@ -63,6 +66,14 @@ WRONG = {
     "an infinite range": ({"label": LABEL, "columns": {"x": {"type": "number", "range": [0, float("inf")]}}}, "finite"),
     "one value": ({"label": LABEL, "columns": {"x": {"type": "category", "values": ["a"]}}}, "at least 2 values"),
     "twice": ({"label": LABEL, "columns": {"x": {"type": "category", "values": ["a", "a"]}}}, "'a' twice"),
+    "a number without quotes": (
+        {"label": LABEL, "columns": {"x": {"type": "category", "values": [10.1, 11.2]}}},
+        r"10\.1 without quotes is a number.*in quotes",
+    ),
+    "codes without quotes": (
+        {"label": LABEL, "columns": {"x": {"type": "category", "values": [7, 7]}}},
+        "'7' twice: in quotes, '007' and '7' are two",
+    ),
     "YAML's no": (
         {"label": LABEL, "columns": {"x": {"type": "category", "values": [True, False]}}},
         "true .*in quotes.*'True'",
@@ -169,7 +180,43 @@ LACKING = {
     "a value that looks missing": ({"type": "category", "values": ["NA", "EU"]}, ["EU", "NA"], [[1], [0]]),
     "an ordinal": ({"type": "ordinal", "values": ["a", "b", "c"], "default": "c"}, ["b", None], [[0], [1]]),
     "numbers as categories": ({"type": "category", "values": [1, 2]}, [1.0, 2.0], [[0], [1]]),
-    "words as numbers": ({"type": "category", "values": [1, 2]}, ["1.0", "02"], [[0], [1]]),
+    "a whole number of pandas": ({"type": "category", "values": [1, 2]}, ["1.0", "2"], [[0], [1]]),
+    "codes are compared as they are written": (
+        {"type": "category", "values": ["10.1", "10.10", "007", "7"]},
+        ["10.10", "7", "007", "10.1", "7.0"],
+        [[0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]],
+    ),
+    "250 and 250.0, where both are listed": (
+        {"type": "ordinal", "values": ["250", "250.0", "250.00"]},
+        ["250.0", "250.00", "250"],
+        [[0], [1], [-1]],
+    ),
+    "codes of seven digits": ({"type": "category", "values": [3000963, 3000964]}, [3000963.0, 3000964.0], [[0], [1]]),
+    "numbers below or above a limit": (NUMBER, ["<5", ">= 2.5", "3", "≤0.0"], [[0], [-0.5], [-0.4], [-1]]),
+    "a code of numbers": ({**NUMBER, "default": 0, "missing_values": [-9]}, [5, -9], [[0], [-1]]),
+    "another spelling of it": ({**NUMBER, "default": 0, "missing_values": ["9.9"]}, ["5", "9.90"], [[0], [-1]]),
+    "a code of 32 bits": (
+        {**NUMBER, "default": 0, "missing_values": ["9.9"]},
+        np.array([5, 9.9], np.float32),
+        [[0], [-1]],
+    ),
+    "truth values as numbers": (NUMBER, [True, False], [[-0.8], [-1]]),
+    "decimals": (NUMBER, [decimal.Decimal("2.50")], [[-0.5]]),
+    "decimals as they are written": (
+        {"type": "category", "values": ["2.5", "2.50"]},
+        [decimal.Decimal("2.50")],
+        [[1]],
+    ),
+    "times of day as words": (
+        {"type": "category", "values": ["08:00:00.000000", "09:00:00.000000"]},
+        [datetime.time(9)],
+        [[1]],
+    ),
+    "dates after 2255": (
+        {"type": "date", "range": ["2299-01-01", "2301-01-01"]},
+        [datetime.date(2301, 1, 1), datetime.date(2299, 1, 1)],
+        [[1], [-1]],
+    ),
     "truth": ({"type": "category", "values": ["False", "True"]}, [True, False], [[1], [0]]),
     "clipped": (NUMBER, [-5, 15, 5], [[-1], [1], [0]]),
     "dates": (
@@ -212,6 +259,20 @@ REFUSED = {
         r"holds no value\. .*columns\.x\.missing: category",
     ),
     "no date": ({"type": "date", "range": ["2000-01-01", "2001-01-01"]}, ["2000-13-01"], r"'2000-13-01' is not a date"),
+    "a code that is not listed": (
+        {"type": "category", "values": ["10.1", "7"]},
+        ["10.10"],
+        r"'10\.10' is not one of 10\.1, 7",
+    ),
+    "a spreadsheet's error": (NUMBER, ["1", "#DIV/0!"], "'#DIV/0!' is an error of a spreadsheet.*missing_values"),
+    "an error among words": ({"type": "category", "values": ["a", "b"]}, ["#REF!"], "'#REF!' is an error of a"),
+    "words beside a limit": (NUMBER, ["<5", "low"], "row 1, column 'x': 'low' is not a number"),
+    "a time of day": (NUMBER, [datetime.time(9)], "'09:00:00' is a time of day.*type: ignored"),
+    "a duration": (NUMBER, [datetime.timedelta(2)], r"is a duration\. Write a number, of days for instance"),
+    "bytes": ({"type": "category", "values": ["a", "b"]}, [b"a"], "is bytes. Decode them to text"),
+    "a list": (NUMBER, [[1, 2], [3]], r"row 0, column 'x': '\[1, 2\]' is of a nested or special type"),
+    "a period": (NUMBER, pandas.period_range("2020", "2021", freq="Y"), "is of a nested or special type"),
+    "truth values for dates": ({"type": "date", "range": ["2000-01-01", "2001-01-01"]}, [True], "is a truth value"),
     "a date among numbers": (NUMBER, [datetime.datetime(2000, 1, 1)], "is a date.*type: date"),
 }
 
@@ -272,7 +333,7 @@ def test_what_is_to_be_predicted(label: dict[str, Any], columns: dict[str, Any],
 
 
 NO_LABEL = {
-    "none": (LABEL, {"y": ["yes", None]}, "row 1, column 'y' holds no value, and is the label"),
+    "a limit": ({"outcome": "regression", "column": "y", "range": [0, 9]}, {"y": ["<5", "1"]}, "'<5' is below or"),
     "another class": (LABEL, {"y": ["yes", "Yes"]}, r"'Yes' is not one of the classes no, yes.*label\.classes"),
     "no value of a class": (
         {"column": "y", "classes": ["no", "yes"], "class_values": [["0"], ["1", "2"]]},
@@ -292,7 +353,6 @@ NO_LABEL = {
         {"t": [None, 2], "e": ["dead", "alive"]},
         "row 0, column 't' holds no value: an event without time",
     ),
-    "no time": (SURVIVAL, {"t": [None, 2], "e": ["alive", "alive"]}, "row 0, column 't' holds no value.*is the label"),
     "neither": (SURVIVAL, {"t": [1, 2], "e": ["lost", "alive"]}, "'lost' is neither 'alive' nor 'dead'.*event_values"),
 }
 
@@ -303,6 +363,31 @@ def test_a_label_that_is_none_is_refused(label: dict[str, Any], columns: dict[st
     assert found.encoded is None and re.search(message, str(found.wrong)), found.wrong
 
 
+@pytest.mark.parametrize(
+    ("label", "columns"),
+    [
+        (LABEL, {"y": ["yes", None, "no"]}),
+        ({"outcome": "regression", "column": "y", "range": [5, 9]}, {"y": ["6", "", "7"]}),
+        ({"outcome": "counts", "column": "n", "range": [0, 9], "exposure": "d"}, {"n": [1, 2, 3], "d": [1, None, 1]}),
+        ({"outcome": "multi_label", "columns": ["a", "b"]}, {"a": ["0", "1", "1"], "b": ["0", None, "1"]}),
+        (SURVIVAL, {"t": [1, None, 2], "e": ["dead", "alive", "alive"]}),
+    ],
+    ids=["classes", "regression", "counts", "multi_label", "survival"],
+)
+def test_a_record_without_a_label_keeps_its_place_and_is_not_usable(
+    label: dict[str, Any], columns: dict[str, Any]
+) -> None:
+    known = schema(label=label)
+    found = read(known, x=[1, 2, 3], **columns)
+    assert found.wrong is None and found.table.known.tolist() == [True, False, True]
+    assert not found.table.features[1].any()
+    check_labels(found.table.labels, known.label.known, len(known.class_names), "t")
+    (note,) = reading.notes([found], known)
+    assert "1 of 3 records have no label: they count as records, and nothing is learnt from them" in note
+    data = assembled(known, [found], [], [Path("t")], None)
+    assert data.usable is not None and data.usable.tolist() == [True, False, True]
+
+
 def test_a_person_and_a_silo_have_to_be_named() -> None:
     found = read(schema(person="id", silo="where"), x=[1, 2, 3], id=["p", " ", "q"], where=["a", "b", None])
     assert "row 1, column 'id' is empty" in str(found.wrong) and "whose record it is" in str(found.wrong)
@@ -311,12 +396,17 @@ def test_a_person_and_a_silo_have_to_be_named() -> None:
 
 def test_what_was_clipped_filled_in_or_put_together_is_counted() -> None:
     known = schema(
-        {"x": {**NUMBER, "missing": "indicator"}, "c": {"type": "category", "values": ["a", "b"], "other": True}}
+        {
+            "x": {**NUMBER, "missing": "indicator"},
+            "c": {"type": "category", "values": ["a", "b"], "other": True},
+            "l": NUMBER,
+        }
     )
-    found = read(known, x=[-1, 11, 5, None], c=["a", "q", "r", "b"])
+    found = read(known, x=[-1, 11, 5, None], c=["a", "q", "r", "b"], l=["<2", ">9", "<2", "3"])
     told = reading.notes([found, found], known)
     assert told == (
         "column 'x': 4 of 8 cells are outside data.schema.columns.x.range, and clipped to 0 or 10",
+        "column 'l': 6 of 8 cells are below or above a limit ('<2', '>9'), and are read as the limit",
         "cells with no value, of 8: x 2",
         "cells counted as other, of 8: c 4",
     )

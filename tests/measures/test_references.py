@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -169,7 +170,7 @@ def test_hazards_follow_kaplan_meier_though_people_leave_within_bins() -> None:
 
 def test_grouped_cox_is_cox_regression_of_times_that_are_not_known_exactly() -> None:
     """Also their baseline: survival at the ends of bins, of two people."""
-    pandas, lifelines = pytest.importorskip("pandas"), pytest.importorskip("lifelines")
+    lifelines = pytest.importorskip("lifelines")
     labels = times(OF_LONG)
     model = fitted(of(SURVIVAL), 4, labels, LONG, cox=True)
     frame = pandas.DataFrame({"a": LONG[:, 0], "b": LONG[:, 1], "time": labels[:, 0], "event": labels[:, 1]})

@@ -376,7 +376,6 @@ def table(tmp_path: Path, label: dict[str, Any]) -> Path:
 
 
 def test_a_table_with_a_schema_is_trained_on_and_shown(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     label = {"outcome": "survival", "time": "time", "event": "event", "event_values": ["0.0", "1.0"], "range": [0, 10]}
     path = table(tmp_path, {**label, "bins": 4})
     done: Done = command("run", path)

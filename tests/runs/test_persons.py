@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import yaml
@@ -149,7 +150,6 @@ def test_a_person_adds_at_most_one_to_a_score(data: Any, count: int, k: int) -> 
 
 def test_frames_arrays_and_files_say_whose_records_they_are(tmp_path: Path) -> None:
     """The same persons and the same noise by each way in."""
-    pandas = pytest.importorskip("pandas")
     tables(tmp_path)
     frame = pandas.concat([pandas.read_csv(tmp_path / f"h{i}.csv").assign(hospital=f"h{i}") for i in range(3)])
     ways = {"frame": Federation.from_frame(frame, silo="hospital", person="patient", classes=["no", "yes"])}

@@ -28,6 +28,7 @@ from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.data.preprocess import fitted_on_records, preprocess
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import NAME as TABLE
+from dpfl_plugin.data.tables import compared
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require, said_of
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.runs.backbone import MORE_STEPS
@@ -108,7 +109,9 @@ def for_silo(
             "Where each person has one record leave data.schema.person out (type: identifier); else dpfl run protects "
             "persons."
         )
-    notes = tuple(text.removesuffix(".") for text in (*federation.caveats, *federation.notes))
+    dataset = config.data.dataset
+    differ = compared([file], dataset.options) if file is not None and dataset.name == TABLE else ()
+    notes = tuple(text.removesuffix(".") for text in (*federation.caveats, *federation.notes, *differ))
     return _project(config, members, federation, notes), mine
 
 
