@@ -225,6 +225,7 @@ def _row(
 def _of_config(label: str, config: Config, base: Path) -> Iterator[AccountRow]:
     """The views of all rounds of a configuration; nothing is trained."""
     from dpfl_plugin.runs.forecast import forecast, solving
+    from dpfl_plugin.runs.prepare import total_with
 
     ahead = forecast(config, base)
     ahead.check()
@@ -261,6 +262,11 @@ def _of_config(label: str, config: Config, base: Path) -> Iterator[AccountRow]:
 
     yield from _by_all_accountants(rows_by)
     yield from _recipe(label, config, rules, setting, ahead.num_records, costs.values())
+    if total := total_with(ahead, noise, len(costs), base):
+        relation = rules.release(1.0).neighbouring
+        there = f"with the {counted(total['num_runs'], 'run')} that {total['ledger']} holds: {total['why']}"
+        row = _row(label, total["delta"], relation, named_accountant("pld"), ADAPTIVE, total["epsilon"], there)
+        yield dataclasses.replace(row, accountant="filter")
 
 
 def _rounds_ahead(config: Config, account: PrivacyAccount) -> str:

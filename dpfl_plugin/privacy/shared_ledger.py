@@ -222,17 +222,18 @@ def planned_total(ledger: Ledger, delta: float) -> dict[str, Any] | None:
     return {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta, "num_runs": len(early)}
 
 
-def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
+def adaptive_total(ledger: Ledger, delta: float, new: Sequence[RegisteredPlan] = ()) -> dict[str, Any]:
     """Epsilon of all that a shared ledger holds, whatever decided on its runs; None for none. And why, in words.
 
     Args:
         delta: of a ledger that says nothing of totals.
+        new: what it would hold, too.
 
     Raises:
         LedgerError: the slots of a run, or the limit, cannot be read.
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
-    plans, filter = plans_in(ledger), limit_of(ledger)
+    plans, filter = [*plans_in(ledger), *new], limit_of(ledger)
     if filter is not None:
         known = affords(filter, plans)
         why = "its limit was passed"
@@ -257,6 +258,16 @@ def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
         if known
         else f"the last threshold, epsilon {last}, was passed",
     }
+
+
+def total_after_another(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
+    """`adaptive_total` once a run that is in a shared ledger is made once more, with the same plan.
+
+    Raises:
+        LedgerError, ConfigError, UnsupportedError: as `adaptive_total`.
+    """
+    run = next(run for run in runs_in(ledger) if run.name == name)
+    return adaptive_total(ledger, delta, [RegisteredPlan(run.records, _planned(run.slots))])
 
 
 def first_line(first: RegisteredPlan, limit: float | None, delta: float) -> dict[str, Any]:
