@@ -24,9 +24,10 @@ from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, r
 from dpfl_plugin.experiments.tuning.statement import winner_of
 from dpfl_plugin.privacy.accountants import named_accountant
 from dpfl_plugin.privacy.ledger_file import is_begun
+from dpfl_plugin.privacy.shared_ledger import runs_in
 from dpfl_plugin.privacy.statement_pages import page_to_sign, total_of
 from dpfl_plugin.runs.checkpoint import load_facts
-from dpfl_plugin.runs.folder import RunFolder, write_new
+from dpfl_plugin.runs.folder import TUNING, RunFolder, write_new
 from dpfl_plugin.runs.ledgers import read_shared
 from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
 from dpfl_plugin.runs.statement import shared_with_others
@@ -231,14 +232,17 @@ def _shared_now(files: RunFolder) -> dict[str, Any] | None:
     config = load(files.config).variants[0].config
     if config.privacy.ledger is None:
         return None
+    tuning = files.tuning()
+    name = str(facts["run_name"] if tuning is None else _json(tuning / TUNING).get("name"))
     path = base_of(files.config) / config.privacy.ledger
     shared = read_shared(path) if is_begun(path) else None
-    if shared is None or not shared.holds(facts["shared_head"]):
+    there = shared is not None and name in [run.name for run in runs_in(shared)]
+    if shared is None or not there or not (tuning or shared.holds(facts["shared_head"])):
         raise LedgerError(
             f"{path}: is missing, or is not the ledger that {files.path} shares with others, or its end is missing. "
             "Without it no total can be stated. Restore the file from a copy."
         )
-    return shared_with_others(shared, facts["run_name"], config.privacy.delta)
+    return shared_with_others(shared, name, config.privacy.delta)
 
 
 def _other_runs(files: RunFolder) -> list[dict[str, Any]]:

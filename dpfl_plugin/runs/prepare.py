@@ -32,6 +32,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.shared_ledger import (
+    Registration,
     Reuse,
     Run,
     adaptive_total,
@@ -73,6 +74,7 @@ class TuningStage:
             budget, and so do all their parts.
         tuning: the guarantee of all candidates together, which is that of each of them; kept in the run's ledger.
         seen: what decided meanwhile, beside scores, in words: caveats of the run's statement.
+        project: of the tuning, in the ledger of its project, if that has one.
     """
 
     until: int | None
@@ -80,6 +82,7 @@ class TuningStage:
     planned: tuple[Terms, ...]
     tuning: Mapping[str, Any]
     seen: tuple[str, ...] = ()
+    project: Registration | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -485,7 +485,7 @@ def _account(run: PreparedRun, ledgers: Ledgers, checkpoint: Checkpoint | None) 
         budget = Budget(run.stage.tuning["epsilon"], run.stage.tuning["delta"], run.parts.accountant)
         for terms in run.stage.planned:
             budget.holds(terms)
-        account.registration = Joint(ledgers.shared, run.run_name, budget)
+        account.registration = Joint(ledgers.shared, run.run_name, budget, run.stage.project)
     return account
 
 
