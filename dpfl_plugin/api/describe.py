@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import functools
-import html
 import itertools
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfl_plugin.api.description import Description
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
-from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.streams import FreshStream, stream
-from dpfl_plugin.core.text import aligned, counted
-from dpfl_plugin.data.base import Silo, survey
+from dpfl_plugin.data.base import Federation, Silo, Survey, survey
+from dpfl_plugin.data.record_order import OrderKeys
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.variables import NOWHERE, Variable, variables_of
 from dpfl_plugin.errors import ConfigError, UnsupportedError, is_real, nearest, require
-from dpfl_plugin.late import pandas_for
 from dpfl_plugin.measures.noisy_counts import Estimate, Interval, count, mean_and_std, quantile
 from dpfl_plugin.owners.limits import find_limits
 from dpfl_plugin.privacy.calibration import least_noise
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.events import Charge, Term
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.extra_releases import WHOLE
 from dpfl_plugin.privacy.filters import RegisteredPlan
+from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.shared_ledger import (
     adaptive_total,
@@ -52,113 +51,18 @@ from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
 from dpfl_plugin.runs.records import federate, keys_of
-from dpfl_plugin.runs.start_notes import SEEDED, total_in_words
-
-if TYPE_CHECKING:
-    import pandas
+from dpfl_plugin.runs.start_notes import SEEDED
 
 SHARES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS: Final = 16
 MOST_BINS: Final = 1000
 POOLED: Final = "all sites"
-MOST_SITES: Final = 8  # columns of the text; JSON and `rows` have all
 NOISE_ONLY: Final = (
     "± is the standard deviation of the noise alone, and (a to b) a 95 % interval of the noise alone: how the records "
     "themselves were sampled is in neither. Percentages are of all {unit}s of a site."
 )
 AT_THE_ENDS: Final = "Numbers outside the range of the schema count at its ends."
 FILLED_IN: Final = "Missing values of {columns} count as the default of the schema."
-CUT_OFF: Final = "* noise made this count negative: 0 is shown."
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a table holds, by site and in all, as far as noise lets it be told.
-
-    Attributes:
-        epsilon, delta: of this release by itself. total: what all runs of its ledger come to with it; None where it is
-            charged to none. ledger: that file.
-        noise_multiplier: noise standard deviation / sensitivity of a site's numbers.
-        noise_std: of each count at one site.
-        unit: what is protected, record or person. neighbouring: from what neighbours.
-        randomness: fresh, or seeded: a simulation, which protects nobody.
-        num_records: training records, or persons, of each site.
-        sites: {site: {"usable": ..., "columns": {name: ...}, "cross": [...]}}, the first of them all sites together;
-            empty where nothing was released. usable: how many records add to anything; others lack a label, say.
-        notes: how to read it.
-    """
-
-    epsilon: float
-    delta: float
-    total: Mapping[str, Any] | None
-    ledger: str | None
-    noise_multiplier: float
-    noise_std: float
-    unit: str
-    neighbouring: str
-    randomness: str
-    num_records: Mapping[str, int]
-    sites: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
-        names = [name for name in type(self).__slots__ if name not in ("total", "num_records", "sites", "notes")]
-        return {
-            **{name: getattr(self, name) for name in names},
-            "total": None if self.total is None else dict(self.total),
-            "num_records": dict(self.num_records),
-            "sites": {site: dict(found) for site, found in self.sites.items()},
-            "notes": list(self.notes),
-        }
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One for each number: site, column, statistic, value, and noise_std, or low and high."""
-        rows = []
-        for site, found in self.sites.items():
-            rows.append({"site": site, "column": "", "statistic": "usable", **found["usable"]})
-            for column, entry in found["columns"].items():
-                for name, value in _numbers(entry):
-                    rows.append({"site": site, "column": column, "statistic": name, **value})
-            for table in found["cross"]:
-                for cell in table["cells"]:
-                    levels = ", ".join(cell["levels"])
-                    rows.append({"site": site, "column": " x ".join(table["columns"]), "statistic": levels, **cell})
-        return [{key: row.get(key) for key in COLUMNS} for row in rows]
-
-    @property
-    def table(self) -> pandas.DataFrame:
-        """`rows` as a data frame.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return pandas_for("table", "rows").DataFrame(self.rows)
-
-    def __str__(self) -> str:
-        lines = [*([] if not self.sites else [_text(self), ""]), *self.notes]
-        return "\n".join([*lines, self._price()])
-
-    __repr__ = __str__
-
-    def _price(self) -> str:
-        """What it costs, in words."""
-        spends = "This costs" if self.sites else "Nothing was released. This would cost"
-        price = f"{spends} epsilon {places(self.epsilon, 3)} at delta {digits(self.delta, 6)}: {self.unit} level"
-        noise = (
-            f"{self.neighbouring.replace('_', '-')} neighbours, noise of ± {self.noise_std:.3g} on each count of a site"
-        )
-        if self.total is None:
-            return f"{price}, {noise}."
-        runs = counted(self.total["num_runs"], "run")
-        return f"{price}, {noise}. With it, {self.ledger} comes to {total_in_words(self.total)} ({runs})."
-
-    def _repr_html_(self) -> str:
-        return f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>'
-
-
-COLUMNS: Final = ("site", "column", "statistic", "value", "noisy", "noise_std", "low", "high")
 
 
 def describe(
@@ -202,54 +106,60 @@ def describe(
             "--ledger FILE (ledger=...)."
         )
     with locked_shared(path, Wait(60.0)) as shared:
-        key = None if path is None else MarkKey.at(shared_key_file(path))
-        sites = study.sites(key)
-        if path is None or shared is None or key is None:
-            noisy = {} if plan else study.release(sites)
-            return study.description(sites, noisy, None, None)
-        records, cuts = study.marks(key)
-        planned = Planned(study.tabulation.release(study.rules.neighbouring, study.rules.unit), 1, WHOLE)
-        slots = {site.silo: [planned] for site in sites}
-        name = secrets.token_hex(16)
-        try:
-            check_protection(shared, name, records, planned.release)
-        except ConfigError as error:
-            raise type(error)(f"ledger {path}: {error}") from error
-        reuses = unused(shared, records, slots)
-        registered = RegisteredPlan(records, without_reused(slots, reuses))
-        check_limit(shared, path, study.config, [registered])
-        privacy = study.config.privacy
+        if path is None or shared is None:
+            sites = study.sites(study.federation())
+            return study.description(sites, {} if plan else study.release(sites))
+        key = MarkKey.at(shared_key_file(path))
+        federation = study.federation(key)
+        sites = study.sites(federation)
+        registration = study.registration(path, shared, study.marks(key, federation), [site.silo for site in sites])
         if plan:
-            runs = len(runs_in(shared))
-            total = adaptive_total(shared, privacy.delta, [registered]) if runs else study.alone
-            return study.description(sites, {}, path, {**total, "num_runs": runs + 1})
+            return study.description(sites, {}, path, registration.ahead())
         key.keep()
-        totals = functools.partial(first_line, registered, privacy.ledger_epsilon, privacy.delta)
-        facts = {
-            **{"noise": name, "name": f"describe {study.config.name}", "data_sha256": records, **cuts},
-            **{"num_silos": len(sites), "delta": privacy.delta, "started": now(), "slots": slots_to_plain(slots)},
-            **({"early": True} if not len(shared) else {}),
-            **({"reuses": reuses_to_plain(reuses)} if reuses else {}),
-        }
-        with open_shared(path, totals) as charged:
-            charged.begin_run(facts)
-            charged.append(
-                Charge(
-                    round=0,
-                    silo=site.silo,
-                    release=planned.release,
-                    count=1,
-                    share=WHOLE,
-                    noise_id=f"{name}.0",
-                    kind="statistics",
-                )
-                for site in sites
-            )
-            charged.begin_run({"noise": name, "started": now(), "ended": True})
-            charged.sync()  # on the disk, before anything is shown
-            runs = len(runs_in(charged))
-            total = adaptive_total(charged, privacy.delta) if runs > 1 else study.alone
-        return study.description(sites, study.release(sites), path, {**total, "num_runs": runs})
+        total = registration.charge()
+        return study.description(sites, study.release(sites), path, total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    """One release of each site in a shared ledger, which affords it.
+
+    Attributes:
+        shared: what the ledger holds. name: by which it knows the release. facts: what its line says of it.
+        plan: what is registered, without what unused slots of earlier runs serve.
+    """
+
+    path: Path
+    shared: Ledger
+    name: str
+    facts: Mapping[str, Any]
+    plan: RegisteredPlan
+    silos: Sequence[int]
+    release: SampledGaussian
+    config: Config
+    alone: float
+
+    def ahead(self) -> dict[str, Any]:
+        """What the ledger would come to."""
+        runs = len(runs_in(self.shared))
+        return self._total(self.shared, runs + 1, [self.plan])
+
+    def charge(self) -> dict[str, Any]:
+        """Charge the release, on the disk; returns what the ledger comes to."""
+        privacy = self.config.privacy
+        totals = functools.partial(first_line, self.plan, privacy.ledger_epsilon, privacy.delta)
+        charge = functools.partial(Charge, round=0, release=self.release, count=1, share=WHOLE, kind="statistics")
+        with open_shared(self.path, totals) as ledger:
+            ledger.begin_run({**self.facts, "started": now()})
+            ledger.append(charge(silo=silo, noise_id=f"{self.name}.0") for silo in self.silos)
+            ledger.begin_run({"noise": self.name, "started": now(), "ended": True})
+            ledger.sync()
+            return self._total(ledger, len(runs_in(ledger)))
+
+    def _total(self, ledger: Ledger, num_runs: int, new: Sequence[RegisteredPlan] = ()) -> dict[str, Any]:
+        delta = self.config.privacy.delta
+        alone = {"epsilon": self.alone, "delta": delta, "why": "nothing else was released"}
+        return {**(alone if num_runs == 1 else adaptive_total(ledger, delta, new)), "num_runs": num_runs}
 
 
 class _Site(NamedTuple):
@@ -272,7 +182,7 @@ class _Study:
 
     Attributes:
         numbers: variables with moments. pairs: places of variables that are counted together. filled_in: columns whose
-            missing values are a public default.
+            missing values are a public default. caveats: of the schema.
     """
 
     config: Config
@@ -284,6 +194,7 @@ class _Study:
     numbers: tuple[Variable, ...]
     pairs: tuple[tuple[int, int], ...]
     filled_in: tuple[str, ...]
+    caveats: tuple[str, ...]
     tabulation: Tabulation
 
     @classmethod
@@ -301,6 +212,7 @@ class _Study:
         check_compatible(config, "ledger" if config.fresh else "")
         if config.privacy.unit == "silo":
             raise UnsupportedError("privacy.unit: silo hides all records of a silo, which leaves nothing to describe.")
+        config = config.with_public_seed(config.public_seed)  # what is dealt at random is dealt once
         schema = TableSchema.parse(config.data.dataset.options[SCHEMA_KEY])
         variables = variables_of(schema, bins)
         filled_in = tuple(name for name, column in schema.columns.items() if column.missing == "default")
@@ -316,18 +228,50 @@ class _Study:
             return accountant.epsilon([Term(release=release, count=1, rounds=1)], config.privacy.delta)
 
         noise = least_noise(cost, epsilon)
-        return cls(config, base, rules, cost(noise), noise, variables, numbers, pairs, filled_in, shape(noise))
+        return cls(
+            config, base, rules, cost(noise), noise, variables, numbers, pairs, filled_in, schema.caveats, shape(noise)
+        )
 
-    @property
-    def alone(self) -> dict[str, Any]:
-        """The total of a ledger that holds nothing else."""
-        return {"epsilon": self.epsilon, "delta": self.config.privacy.delta, "why": "nothing else was released"}
-
-    def sites(self, key: MarkKey | None) -> list[_Site]:
+    def federation(self, key: MarkKey | None = None) -> Federation:
         """The records as they are before preprocessing, cut as those of a run."""
-        plain = self.config.model_copy(update={"data": self.config.data.model_copy(update={"preprocess": []})})
-        keys = None if key is None else keys_of(self.config, key.value)
-        federation = federate(plain, self.base, keys=keys)
+        data = self.config.data.model_copy(update={"preprocess": []})
+        return federate(self.config.model_copy(update={"data": data}), self.base, keys=self._keys(key))
+
+    def _keys(self, key: MarkKey | None) -> OrderKeys | None:
+        return None if key is None else keys_of(self.config, key.value)
+
+    def marks(self, key: MarkKey, federation: Federation) -> Survey:
+        """By what a ledger knows the records, and how they are cut: as of a run of this configuration."""
+        if self.config.data.preprocess:
+            federation = federate(self.config, self.base, keys=self._keys(key))
+        return key.marked(survey(federation))
+
+    def registration(self, path: Path, shared: Ledger, known: Survey, silos: Sequence[int]) -> _Registration:
+        """What a release of each of these silos is in a ledger.
+
+        Raises:
+            ConfigError, BudgetError: as those of a run.
+        """
+        release = self.tabulation.release(self.rules.neighbouring, self.rules.unit)
+        name, records = secrets.token_hex(16), known.data_sha256
+        try:
+            check_protection(shared, name, records, release)
+        except ConfigError as error:
+            raise type(error)(f"ledger {path}: {error}") from error
+        slots = {silo: [Planned(release, 1, WHOLE)] for silo in silos}
+        reuses = unused(shared, records, slots)
+        plan = RegisteredPlan(records, without_reused(slots, reuses))
+        check_limit(shared, path, self.config, [plan])
+        facts = {
+            **{"noise": name, "name": f"describe {self.config.name}", "data_sha256": records, **known.cut_facts},
+            **{"num_silos": len(silos), "delta": self.config.privacy.delta, "slots": slots_to_plain(slots)},
+            **({"early": True} if not len(shared) else {}),
+            **({"reuses": reuses_to_plain(reuses)} if reuses else {}),
+        }
+        return _Registration(path, shared, name, facts, plan, silos, release, self.config, self.epsilon)
+
+    def sites(self, federation: Federation) -> list[_Site]:
+        """The records of each silo, as what they add to."""
         names = federation.names
         return [self._site(silo, names.get(silo, f"silo {silo}"), data) for silo, data in enumerate(federation.silos)]
 
@@ -351,11 +295,6 @@ class _Study:
         values = [variable.scaled(x, y) for variable in self.numbers]
         return _Site(silo, name, codes, values, owners.astype(np.int64), num_records)
 
-    def marks(self, key: MarkKey) -> tuple[str, dict[str, Any]]:
-        """By what a ledger knows the records, and how they are cut: as of a run of this configuration."""
-        found = key.marked(survey(federate(self.config, self.base, keys=keys_of(self.config, key.value))))
-        return found.data_sha256, found.cut_facts
-
     def release(self, sites: Sequence[_Site]) -> dict[int, NDArray[np.float64]]:
         """The noisy numbers of each site."""
         source = FreshStream() if self.config.fresh else None
@@ -369,8 +308,8 @@ class _Study:
         self,
         sites: Sequence[_Site],
         noisy: Mapping[int, NDArray[np.float64]],
-        ledger: Path | None,
-        total: Mapping[str, Any] | None,
+        ledger: Path | None = None,
+        total: Mapping[str, Any] | None = None,
     ) -> Description:
         """What follows from noisy numbers; ``noisy`` is empty where nothing was released."""
         std, config = self.tabulation.noise_std(self.rules.neighbouring), self.config
@@ -400,6 +339,7 @@ class _Study:
     def _notes(self, noisy: Mapping[int, Any]) -> Iterator[str]:
         if not self.config.fresh:
             yield SEEDED.format(seed=self.config.seed)
+        yield from self.caveats
         if noisy:
             yield NOISE_ONLY.format(unit=self.rules.unit)
             if self.numbers:
@@ -483,74 +423,3 @@ def _of_number(
 def _within(found: Interval, variable: Variable) -> Interval:
     """Bins of whole numbers reach beyond the range by a half."""
     return Interval(*(min(max(value, variable.low), variable.high) for value in found))
-
-
-def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, number) of a column, in the order of the table."""
-    if "mean" in entry:
-        yield "mean", entry["mean"]
-        yield "standard deviation", entry["std"]
-        for share, found in entry["quantiles"].items():
-            yield f"quantile {share}", found
-    for cell in entry["counts"]:
-        yield cell["level"], cell
-
-
-# Text
-
-
-def _text(description: Description) -> str:
-    """Table 1: a line for each statistic, a column for each site."""
-    names = list(description.sites)
-    names = names if len(names) <= MOST_SITES else names[:1]
-    first = description.sites[names[0]]
-    rows = [["", *names], [f"{description.unit}s", *(f"{description.num_records[name]:,}" for name in names)]]
-    rows += _count_rows([[description.sites[name]["usable"]] for name in names], ["usable"])
-    for column, entry in first["columns"].items():
-        there = [description.sites[name]["columns"][column] for name in names]
-        unit = f", {entry['unit']}" if entry["unit"] else ""
-        if "mean" not in entry:
-            rows.append([f"{column}{unit}", *[""] * len(names)])
-            rows += _count_rows([cells["counts"] for cells in there], [cell["level"] for cell in entry["counts"]])
-            continue
-        rows.append([f"{column}{unit}: mean", *(_estimate(found["mean"], entry) for found in there)])
-        rows.append(["  standard deviation", *(_estimate(found["std"], {"type": ""}) for found in there)])
-        for share, name in {"0.25": "25 %", "0.5": "median", "0.75": "75 %"}.items():
-            rows.append([f"  {name}", *(_interval(found["quantiles"][share], entry) for found in there)])
-        if entry["counts"][-1]["level"] == "missing":
-            rows += _count_rows([found["counts"][-1:] for found in there], ["missing"])
-    for place, table in enumerate(first["cross"]):
-        rows.append([" x ".join(table["columns"]), *[""] * len(names)])
-        cells = [description.sites[name]["cross"][place]["cells"] for name in names]
-        rows += _count_rows(cells, [", ".join(cell["levels"]) for cell in table["cells"]])
-    text = aligned(rows)
-    left_out = f"\n{len(description.sites) - 1} sites: to_dict(), rows and --json have each of them."
-    text += left_out * (len(description.sites) > len(names))
-    return text + f"\n{CUT_OFF}" * ("* ±" in text)
-
-
-def _count_rows(cells: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str]) -> list[list[str]]:
-    return [[f"  {name}", *(_count(of[place]) for of in cells)] for place, name in enumerate(names)]
-
-
-def _count(cell: Mapping[str, Any]) -> str:
-    mark = "*" * (cell["noisy"] < 0)
-    return f"{cell['value']:.0f}{mark} ± {_spread(cell['noise_std'])} ({cell['share']:.1%})"
-
-
-def _spread(std: float) -> str:
-    return f"{std:.0f}" if std >= 100 else f"{std:.2g}"
-
-
-def _shown(value: float, entry: Mapping[str, Any]) -> str:
-    return Variable("", entry["type"]).shown(value) if entry["type"] == "date" else f"{value:.4g}"
-
-
-def _estimate(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    days = " days" * (entry["type"] == "date")
-    return f"{_shown(found['value'], entry)} ± {_spread(found['noise_std'])}{days}"
-
-
-def _interval(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    value, low, high = (_shown(found[key], entry) for key in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"

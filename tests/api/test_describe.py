@@ -171,7 +171,7 @@ def test_records_are_those_of_the_run_before_preprocessing(tmp_path: Path) -> No
     path = study(tmp_path, seed=2)
     config = dpfl.load(path).config
     study_of = describing._Study.of(config, tmp_path, 1.0, (), 16)
-    own, known = study_of.sites(None), federate(config, tmp_path)
+    own, known = study_of.sites(study_of.federation()), federate(config, tmp_path)
     assert [site.num_records for site in own] == [len(silo.train_y) for silo in known.silos]
     assert len(survey(known).cuts) == len(own)
     plain = config.model_copy(update={"data": config.data.model_copy(update={"preprocess": []})})
