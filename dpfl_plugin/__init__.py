@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.audit import audit as audit
     from dpfl_plugin.api.check import check as check
     from dpfl_plugin.api.comparison import compare as compare
+    from dpfl_plugin.api.describe import describe as describe
     from dpfl_plugin.api.engines import engines as engines
     from dpfl_plugin.api.experiment import Experiment as Experiment
     from dpfl_plugin.api.experiment import load as load
@@ -60,6 +61,7 @@ _PUBLIC: Final = {
     "Stop": "dpfl_plugin.callbacks",
     "check": "dpfl_plugin.api.check",
     "check_tables": "dpfl_plugin.api.tables",
+    "describe": "dpfl_plugin.api.describe",
     "compare": "dpfl_plugin.api.comparison",
     "draft_schema": "dpfl_plugin.api.tables",
     "engines": "dpfl_plugin.api.engines",

@@ -29,6 +29,7 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant, named_accountant
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
+from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import FROM_THE_SEED, Statement
@@ -36,6 +37,7 @@ from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, Paper, noble_th
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.shared_ledger import Run as SharingRun
 from dpfl_plugin.privacy.shared_ledger import adaptive_total, planned_total, plans_in, runs_in
+from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import server_composed, server_view
 from dpfl_plugin.runs.accounting import make_account, read_costs
 from dpfl_plugin.runs.algorithm_setting import make_setting
@@ -225,6 +227,7 @@ def _row(
 def _of_config(label: str, config: Config, base: Path) -> Iterator[AccountRow]:
     """The views of all rounds of a configuration; nothing is trained."""
     from dpfl_plugin.runs.forecast import forecast, solving
+    from dpfl_plugin.runs.prepare import total_with
 
     ahead = forecast(config, base)
     ahead.check()
@@ -261,6 +264,11 @@ def _of_config(label: str, config: Config, base: Path) -> Iterator[AccountRow]:
 
     yield from _by_all_accountants(rows_by)
     yield from _recipe(label, config, rules, setting, ahead.num_records, costs.values())
+    if total := total_with(ahead, noise, len(costs), base):
+        relation = rules.release(1.0).neighbouring
+        there = f"with the {counted(total['num_runs'], 'run')} that {total['ledger']} holds: {total['why']}"
+        row = _row(label, total["delta"], relation, named_accountant("pld"), ADAPTIVE, total["epsilon"], there)
+        yield dataclasses.replace(row, accountant="filter")
 
 
 def _rounds_ahead(config: Config, account: PrivacyAccount) -> str:
@@ -409,7 +417,7 @@ def _of_shared(path: Path) -> Iterator[AccountRow]:
 
 
 def _of_sharing_run(run: SharingRun, ledger: Ledger) -> list[AccountRow]:
-    composed = functools.cache(lambda: server_composed(ledger.tally_of_run(run.name)))  # for all accountants
+    composed = functools.cache(lambda: server_composed(_tally(run, ledger)))  # for all accountants
     name = run.facts.get("candidate") or run.facts["name"]
     label = ", ".join(filter(None, [name, run.facts.get("id"), run.name[:8], run.facts["started"]]))
 
@@ -418,6 +426,17 @@ def _of_sharing_run(run: SharingRun, ledger: Ledger) -> list[AccountRow]:
         return [_row(label, view.delta, view.neighbouring, accountant, "server", view.epsilon, view.basis)]
 
     return list(_by_all_accountants(rows_by))
+
+
+def _tally(run: SharingRun, ledger: Ledger) -> Tally:
+    """What a run released; of a tuning, which charges that to a ledger of its own, what it registered."""
+    if not run.facts.get("tuning"):
+        return ledger.tally_of_run(run.name)
+    planned = Ledger()
+    for silo, counts in run.slots.items():
+        for round, ((release, share), count) in enumerate(counts.items()):
+            planned.append([Charge(round=round, silo=silo, release=release, count=count, share=share, noise_id="plan")])
+    return planned.tally
 
 
 # What papers would publish

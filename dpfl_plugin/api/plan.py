@@ -22,12 +22,14 @@ from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import Variant, in_file, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
-from dpfl_plugin.core.text import Printed
+from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, is_real, require
 from dpfl_plugin.privacy.pld import check_delta
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
+from dpfl_plugin.runs.prepare import total_with
 from dpfl_plugin.runs.records import check_records
+from dpfl_plugin.runs.start_notes import total_in_words
 
 KEYS: Final = {
     "noise_multiplier": "privacy.noise_multiplier",
@@ -76,6 +78,9 @@ class PlannedRun:
         capped: a cap on how often each silo takes part (``max_participations``), and the noise that it takes, where
             noise is solved for silos that are drawn.
         warning: why so much noise deserves a second thought, or "".
+        total: what the ledger that the configuration names comes to with this run, whatever decided on its runs:
+            "epsilon" (None: no total holds), "delta", "why", "ledger" and "num_runs", which it holds; None where it
+            holds none.
     """
 
     run: str
@@ -92,6 +97,7 @@ class PlannedRun:
     tried: tuple[TriedRate, ...] = ()
     capped: Mapping[str, float] | None = None
     warning: str = ""
+    total: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As one run of ``--json``."""
@@ -102,6 +108,7 @@ class PlannedRun:
             "tried": [asdict(item) for item in self.tried],
             "capped": self.capped,
             "command": list(self.command),
+            "total": self.total,
         }
         return {
             "solved": self.solved,
@@ -244,6 +251,7 @@ def _planned(experiment: Experiment, variant: Variant, solve: str, budget: Mappi
         tried=tuple(item for item, _ in tried),
         capped=ahead.capped(value) if solve == "noise_multiplier" else None,
         warning=strain(value) if solve == "noise_multiplier" else "",
+        total=total_with(solution, solution.config.privacy.noise_multiplier or 0.0, len(costs), experiment.base),
     )
 
 
@@ -383,6 +391,12 @@ def _show(console: Console, runs: Sequence[PlannedRun]) -> None:
                 f"in at most {cap} rounds, and the run ends early if too few are left."
             )
         lines += [f"{item.run}: warning: {item.warning}."] if item.warning else []
+        if item.total is not None:
+            runs_there = counted(item.total["num_runs"], "run")
+            lines.append(
+                f"{item.run}: with the {runs_there} that {item.total['ledger']} holds, {total_in_words(item.total)}, "
+                "also if this run was chosen by looking at them."
+            )
     terminal.show_table(console, table)
     for item in [item for item in runs if item.value is not None][:1]:
         console.print(

@@ -22,7 +22,7 @@ from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.training_diagnostics import too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import price, too_small_a_step, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -460,7 +460,7 @@ def _unspent(run: Run) -> list[str]:
         fix = f"max_participations={capped['max_participations']} would take noise_multiplier {noise}."
     return [
         f"the noise is solved for the worst case, a silo in {often}, at epsilon {places(worst, 3)}. No silo was drawn "
-        f"as often: {places(spent, 3)} was spent. {fix}"
+        f"as often: {places(spent, 3)} was spent. {fix}{price(run.result)}"
     ]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from dpfl_plugin import __version__, registry
 from dpfl_plugin.api.account import account
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.config.load import load
+from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import SCHEMA_KEY
 from dpfl_plugin.core.text import Page
 from dpfl_plugin.data.names import told_apart
@@ -23,9 +23,14 @@ from dpfl_plugin.data.schema import Column, Label, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
 from dpfl_plugin.experiments.tuning.statement import winner_of
 from dpfl_plugin.privacy.accountants import named_accountant
+from dpfl_plugin.privacy.ledger_file import is_begun
+from dpfl_plugin.privacy.shared_ledger import runs_in
 from dpfl_plugin.privacy.statement_pages import page_to_sign, total_of
-from dpfl_plugin.runs.folder import RunFolder, write_new
+from dpfl_plugin.runs.checkpoint import load_facts
+from dpfl_plugin.runs.folder import TUNING, RunFolder, write_new
+from dpfl_plugin.runs.ledgers import read_shared
 from dpfl_plugin.runs.public_facts import has_schema, names_its_classes
+from dpfl_plugin.runs.statement import shared_with_others
 
 READ: Final = {
     *("run", "guarantee", "views", "silos", "protects", "mechanism", "warnings", "caveats", "assumptions", "shared"),
@@ -69,7 +74,9 @@ def statement(
 ) -> Statement:
     """Make a page for those who answer for the records: whose they are, by name, what is guaranteed, and what not.
 
-    The ledger is read and checked, and epsilon computed anew from it, as `dpfl.account` does; the page says so.
+    The ledger is read and checked, and epsilon computed anew from it, as `dpfl.account` does; the page says so. Of a
+    run whose configuration names a ledger (privacy.ledger), the page lists the runs that this ledger holds now, and
+    states what all of them come to.
 
     Args:
         run: a run, or the folder of one, or of a silo on a platform.
@@ -93,6 +100,9 @@ def statement(
     document, digest = _read(files)
     _check_guarantee(document, folder)
     _check_epsilons(document, files)
+    shared = _shared_now(files)
+    if shared is not None:
+        document["shared"] = shared
     known = _names(files) | told_apart(names or {})
     listed = document["silos"]
     silos = {silo["silo"] for silo in listed} if listed else set(range(document["run"]["num_silos"]))
@@ -105,7 +115,8 @@ def statement(
         purpose=purpose,
         recipients=recipients,
         **_variables(files),
-        other_runs=_other_runs(files),
+        other_runs=_other_runs(files) if shared is None else shared["runs"],
+        is_current=shared is not None,
         made=date.today().isoformat(),
         version=__version__,
         digest=digest,
@@ -208,6 +219,30 @@ def _holds(column: Column) -> str:
     if column.listed:
         return f"{column.type}: {', '.join(column.listed)}{', others' * column.other}"
     return f"{column.type}, {' to '.join(column.ends)} {column.unit or ''}".rstrip()
+
+
+def _shared_now(files: RunFolder) -> dict[str, Any] | None:
+    """What the ledger that the run's configuration names holds now; None where it names none.
+
+    Raises:
+        LedgerError: that ledger is damaged, or does not hold what the run knows of it.
+    """
+    if not files.config.exists() or not (facts := load_facts(files.checkpoint)) or "shared_head" not in facts:
+        return None
+    config = load(files.config).variants[0].config
+    if config.privacy.ledger is None:
+        return None
+    tuning = files.tuning()
+    name = str(facts["run_name"] if tuning is None else _json(tuning / TUNING).get("name"))
+    path = base_of(files.config) / config.privacy.ledger
+    shared = read_shared(path) if is_begun(path) else None
+    there = shared is not None and name in [run.name for run in runs_in(shared)]
+    if shared is None or not there or not (tuning or shared.holds(facts["shared_head"])):
+        raise LedgerError(
+            f"{path}: is missing, or is not the ledger that {files.path} shares with others, or its end is missing. "
+            "Without it no total can be stated. Restore the file from a copy."
+        )
+    return shared_with_others(shared, name, config.privacy.delta)
 
 
 def _other_runs(files: RunFolder) -> list[dict[str, Any]]:

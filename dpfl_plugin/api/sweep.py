@@ -28,6 +28,7 @@ from dpfl_plugin.experiments.supervisor import FAILED, INTERRUPTED, run_rows, sa
 from dpfl_plugin.interrupts import startup_is_over
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.environment import changed, file_digests
+from dpfl_plugin.runs.ledgers import ledger_of
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.records import steps_of
@@ -88,8 +89,9 @@ def sweep(
     source = file.base / file.path.name  # where relative paths start
     planned = manifest.plan(expansion, source, folder, None if ledger is None else Path(ledger))
     manifest.check_ledger(planned)
-    if planned.ledger is not None and (jobs > 1 or on != "local"):
-        say(f"ledger {planned.ledger}: one run uses it at a time, and the others wait for it.")
+    if jobs > 1 or on != "local":
+        for path in _ledgers(planned, planned.rows):
+            say(f"ledger {path}: one run uses it at a time, and the others wait for it.")
     if dry_run:
         rows, _ = _wanted(planned, expansion.duplicates, retry)
         return SweepResult(folder, _status(planned), dry_run=_dry_run(planned, rows, options))
@@ -129,9 +131,10 @@ def _run_or_submit(
             code = run_rows(planned, rows, options.jobs, bar=bar)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    if planned.ledger is not None:
-        say(f"epsilon of all runs together: dpfl account {shlex.quote(str(planned.ledger))}")
-    elif _is_private(planned):
+    ledgers = _ledgers(planned, planned.rows)
+    for path in ledgers:
+        say(f"epsilon of all runs together: dpfl account {shlex.quote(str(path))}")
+    if not ledgers and _is_private(planned):
         say(COMPOSES)
     return SweepResult(folder, _status(planned), tuple(submitted), failed=code == FAILED)
 
@@ -164,7 +167,7 @@ def _say_other_code(planned: Sweep, done: Sequence[tuple[Row, RunStatus]]) -> No
 
 def _register(planned: Sweep, rows: Sequence[Row]) -> None:
     """Register all runs in the ledger that they share: they are then one plan, whatever is seen of the first."""
-    if planned.ledger is None:
+    if not _ledgers(planned, rows):
         return
     from dpfl_plugin.runs.ledgers import Wait
     from dpfl_plugin.runtimes.choice import register
@@ -172,6 +175,15 @@ def _register(planned: Sweep, rows: Sequence[Row]) -> None:
     own_folders.look_in(planned.source.parent)
     configs = [config_of(planned.base, row, planned.runs) for row in rows]
     register(configs, planned.source.parent, planned.ledger, Wait(math.inf, say), say)
+
+
+def _ledgers(planned: Sweep, rows: Sequence[Row]) -> list[Path]:
+    """Those that runs share."""
+    if planned.ledger is not None:
+        return [planned.ledger]
+    configs = (config_of(planned.base, row, planned.runs) for row in rows)
+    paths = (ledger_of(config, planned.source.parent) for config in configs)
+    return list(dict.fromkeys(path for path in paths if path is not None))
 
 
 def _dry_run(planned: Sweep, rows: Sequence[Row], options: Options) -> str:
@@ -196,7 +208,7 @@ class Preflight:
     left to the runs, each of which loads them as they are when it begins, and records to whom they belong.
 
     Args:
-        shared: whether its runs share a ledger.
+        shared: whether its runs share a ledger, whatever they name.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -210,7 +222,7 @@ class Preflight:
             PluginError: a plugin cannot be made.
         """
         privacy = config.privacy
-        if self._shared:
+        if self._shared or ledger_of(config, Path()) is not None:
             check_compatible(config, "ledger")
         if config.algorithm.name is not None:
             self._once("algorithm", config.algorithm.model_dump(mode="json"), lambda: make_algorithm(config))

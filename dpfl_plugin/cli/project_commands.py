@@ -164,6 +164,41 @@ def check(
     show(check_tables_of(experiment, files) if files else dpfl_plugin.check(experiment), json)
 
 
+def describe(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file whose data are a table with a schema.")],
+    epsilon: Annotated[float, typer.Option(help="What the release may cost, at privacy.delta.")],
+    cross: Annotated[
+        list[str] | None,
+        typer.Option("--cross", metavar="COLUMN,COLUMN", help="Count two columns together; repeatable."),
+    ] = None,
+    bins: Annotated[int, typer.Option(help="Of the histograms from which quantiles of numbers are read.")] = 16,
+    ledger: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Charge this one (default: privacy.ledger of the file).")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print the price and how much noise there would be; release nothing.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the file, e.g. --set privacy.delta=1e-6."),
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="One variant of the file.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
+    ] = False,
+) -> None:
+    """Counts, means, quantiles and cross-tables of the training records, by site and in all: one charged release.
+
+    Each call is another release, which the ledger adds to those of runs on the same records. Exit codes: 0 done, 2 bad
+    configuration or input, 3 beyond the limit of the ledger, 5 another run uses it.
+    """
+    from dpfl_plugin.api.experiment import Experiment
+
+    experiment = Experiment(config, tuple(settings or ()), variant)
+    pairs = [tuple(pair.split(",")) for pair in cross or []]
+    show(dpfl_plugin.describe(experiment, epsilon=epsilon, cross=pairs, bins=bins, ledger=ledger, plan=plan), json)
+
+
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Of a finished run: runs/<name>/<id>.")],
     data: Annotated[

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.config.schema import Config
 
 USES: Final = {
-    "ledger": "`--ledger`, which several runs share",
+    "ledger": "`privacy.ledger` or `--ledger`, which several runs share",
     "tune": "`dpfl tune`",
     "forecast": "`dpfl plan`, and `dpfl account` of a configuration",
     "audit": "`dpfl audit`",
@@ -202,6 +202,7 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "augmentation": "views of images are not implemented there. Use dpfl run, also on MPI ranks",
         "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",
         "silos": "all silos agree on one budget and one noise. Give each owner limits instead",
+        "privacy.ledger": "each site has a ledger of its own there. Leave it out",
         "privacy.ledger_epsilon": "owners' limits bound agreements there, and no ledger does. Leave it out",
         "privacy.unit=person": "a platform's data sets do not say whose records they are. Use unit: record, with one "
         "record of each person, or unit: silo; dpfl run protects persons, also on MPI ranks",
@@ -209,6 +210,7 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "amplification is claimed. Leave it out: what holds towards the server holds towards all",
     },
     "PrivateOracle": {
+        "privacy.ledger": "an oracle's ledger is an argument. Give ledger=FILE",
         "privacy.unit!=record": "an oracle protects records. Use unit: record",
         "privacy.budget_view=third_party": "who has an oracle's releases sees all of them, as a server does. Leave "
         "it out",

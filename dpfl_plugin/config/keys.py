@@ -35,6 +35,7 @@ class PrivacyKeys(TypedDict, total=False):
     batch_size: int | None
     epsilon: float | None
     delta: float
+    ledger: str | None
     ledger_epsilon: float | None
     budget_view: Literal["server", "third_party"]
     accountant: Plugin

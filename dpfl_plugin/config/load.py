@@ -380,6 +380,7 @@ NOT_IN_ID: Final[dict[str, Any]] = {
     "checkpoint": True,
     "data": {"folder", "memory_map"},
     "evaluation": {"reveal"},
+    "privacy": {"ledger"},
     "runtime": {"stack", "kind", "silo_timeout", "server_timeout", "on_silo_failure", "min_silos", "silo_folder"},
 }
 

@@ -72,6 +72,12 @@ class PrivacyConfig(Strict):
         default=None, gt=0, description="budget: the run stops before the round that would pass it"
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
+    ledger: str | None = Field(
+        default=None,
+        min_length=1,
+        description="file of the ledger that private runs on the same records share, beside the configuration; runs "
+        "without noise and seeded ones are no part of it",
+    )
     ledger_epsilon: float | None = Field(
         default=None,
         gt=0,
@@ -94,7 +100,7 @@ class PrivacyConfig(Strict):
         values: dict[str, Any] = dump(self)
         left_out = () if self.unit == "person" else OF_PERSONS
         left_out += () if self.sampler == "cyclic" else OF_CYCLES
-        left_out += () if self.ledger_epsilon is not None else ("ledger_epsilon",)
+        left_out += tuple(key for key in ("ledger", "ledger_epsilon") if getattr(self, key) is None)
         return {key: value for key, value in values.items() if key not in left_out}
 
     @model_validator(mode="before")

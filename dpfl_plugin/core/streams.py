@@ -36,6 +36,7 @@ PURPOSES: Final[dict[str, int]] = {
     "score": 14,  # privacy noise of a silo's validation score
     "trial": 15,  # parameters at which models and losses are tried on made-up records
     "statistics": 17,  # privacy noise of a silo's statistics of columns
+    "description": 21,  # privacy noise of a silo's counts of variables
     "views": 20,  # how the views of a batch's images differ from these
 }
 

@@ -53,6 +53,7 @@ from dpfl_plugin.privacy.filters import (
 )
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import SlotKind, count_kinds, from_plain, planned_of, to_plain
+from dpfl_plugin.privacy.tally import Tally
 
 SlotsBySilo = dict[int, Counter[SlotKind]]
 """For each silo, how many releases of each kind."""
@@ -222,17 +223,18 @@ def planned_total(ledger: Ledger, delta: float) -> dict[str, Any] | None:
     return {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta, "num_runs": len(early)}
 
 
-def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
+def adaptive_total(ledger: Ledger, delta: float, new: Sequence[RegisteredPlan] = ()) -> dict[str, Any]:
     """Epsilon of all that a shared ledger holds, whatever decided on its runs; None for none. And why, in words.
 
     Args:
         delta: of a ledger that says nothing of totals.
+        new: what it would hold, too.
 
     Raises:
         LedgerError: the slots of a run, or the limit, cannot be read.
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
-    plans, filter = plans_in(ledger), limit_of(ledger)
+    plans, filter = [*plans_in(ledger), *new], limit_of(ledger)
     if filter is not None:
         known = affords(filter, plans)
         why = "its limit was passed"
@@ -257,6 +259,16 @@ def adaptive_total(ledger: Ledger, delta: float) -> dict[str, Any]:
         if known
         else f"the last threshold, epsilon {last}, was passed",
     }
+
+
+def total_after_another(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
+    """`adaptive_total` once a run that is in a shared ledger is made once more, with the same plan.
+
+    Raises:
+        LedgerError, ConfigError, UnsupportedError: as `adaptive_total`.
+    """
+    run = next(run for run in runs_in(ledger) if run.name == name)
+    return adaptive_total(ledger, delta, [RegisteredPlan(run.records, _planned(run.slots))])
 
 
 def first_line(first: RegisteredPlan, limit: float | None, delta: float) -> dict[str, Any]:
@@ -390,19 +402,24 @@ class Joint:
 
     Args:
         noise: what the candidate is known by.
+        project: of the tuning, in the ledger of its project; None where it is in none.
     """
 
     limited = True
 
-    def __init__(self, ledger: Ledger, noise: str, budget: Budget) -> None:
-        self._ledger, self._budget = ledger, budget
+    def __init__(self, ledger: Ledger, noise: str, budget: Budget, project: Registration | None = None) -> None:
+        self._ledger, self._budget, self._project = ledger, budget, project
         self._records = next(run.records for run in runs_in(ledger) if run.name == noise)
 
     def take(self, made: Iterable[Batch]) -> None:
-        """The ledger counts them."""
+        """The ledger counts them; the project's has slots for them, or gets some."""
+        if self._project is not None:
+            self._project.take(made, self._ledger.tally)
 
     def reserve(self, wanted: Mapping[int, Iterable[Planned]]) -> None:
         """The plan has room for them."""
+        if self._project is not None:
+            self._project.reserve(wanted)
 
     def affords(self, wanted: Mapping[int, Iterable[Planned]]) -> bool:
         """Whether releases fit the budget, beside all that the ledger holds."""
@@ -427,11 +444,22 @@ class Registration:
         self.limited = self._filter is not None
         self._left = defaultdict(Counter, {silo: +counts for silo, counts in _left(run, runs, ledger).items()})
 
-    def take(self, made: Iterable[Batch]) -> None:
-        """Count charges that are about to be in the ledger; what has no slots is registered before."""
+    def deduct(self, spent: Tally) -> None:
+        """Count what was charged to another ledger as made in these slots."""
+        for (silo, kind), count in spent.totals().items():
+            share, release = spent.names.kinds[kind]
+            self._left[silo][release, share] -= count
+
+    def take(self, made: Iterable[Batch], charged: Tally | None = None) -> None:
+        """Count charges that are about to be in the ledger; what has no slots is registered before.
+
+        Args:
+            charged: what is charged already, where that is not in this ledger.
+        """
+        tally = self._ledger.tally if charged is None else charged
         new: defaultdict[int, Counter[SlotKind]] = defaultdict(Counter)
         for charge, silos in made:
-            for silo, known in zip(silos, self._ledger.tally.counts(charge, silos), strict=True):
+            for silo, known in zip(silos, tally.counts(charge, silos), strict=True):
                 new[silo][charge.release, charge.share] += max(0, charge.count - known)
         self.reserve({silo: planned_of(counts) for silo, counts in new.items()})
         for silo, counts in new.items():

@@ -69,11 +69,11 @@ def _meaning(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def total_of(statement: Mapping[str, Any], alone: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Epsilon and delta of all candidates of a tuning, of all runs of one ledger, or of this run ``alone``."""
-    if statement.get("tuning"):
-        total: Mapping[str, Any] = statement["tuning"]
+    """Epsilon and delta of all runs of one ledger, of all candidates of a tuning, or of this run ``alone``."""
+    if statement["shared"] and statement["shared"]["num_runs"]:
+        total: Mapping[str, Any] = statement["shared"]["adaptive"]
         return total
-    return statement["shared"]["adaptive"] if statement["shared"] and statement["shared"]["num_runs"] else alone
+    return statement.get("tuning") or alone
 
 
 def _unknown_silos(statement: Mapping[str, Any]) -> list[dict[str, Any]]:

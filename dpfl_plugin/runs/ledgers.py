@@ -1,4 +1,4 @@
-"""A run's own ledger, and the one that it may share with other runs on the same data (`dpfl run --ledger FILE`)."""
+"""A run's own ledger, and the one that it may share with other runs on the same data (`privacy.ledger`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerBusyError, LedgerError
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
@@ -59,8 +60,30 @@ class Wait:
 
 
 NO_WAIT = Wait()
+NOT_COUNTED: Final = (
+    "{why}: this run is not counted in privacy.ledger ({ledger}), and its epsilon is no part of the total"
+)
 FIRST_SECONDS, SAY_SECONDS = 5.0, 60.0  # waited before the first line, and between lines
 LOOK_SECONDS = 0.2
+
+
+def ledger_of(config: Config, base: Path, path: Path | None = None) -> Path | None:
+    """The ledger that a run shares: ``path``, or the one that its configuration names, which is beside ``base``.
+
+    A ledger that a configuration names counts what protects somebody: no seeded run, and none without noise.
+    """
+    if path is not None or config.privacy.ledger is None or why_not_counted(config):
+        return path
+    return base / config.privacy.ledger
+
+
+def why_not_counted(config: Config) -> str:
+    """Why a run is no part of the ledger that its configuration names; "" where it is one."""
+    if config.privacy.ledger is None:
+        return ""
+    why = "" if config.fresh else "seeded: the noise can be computed from the seed and protects nobody"
+    why = "no noise: nothing is guaranteed" if config.privacy.noise_multiplier == 0 else why
+    return why and NOT_COUNTED.format(why=why, ledger=config.privacy.ledger)
 
 
 @contextlib.contextmanager
@@ -150,7 +173,7 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
     if began_with is not None and shared is None:
         raise ConfigError(
             f"{folder.path}: this run shares its budget with others by the ledger {began_with['file']}, which has to "
-            f"know what this one releases. Give it by ledger: .../{began_with['file']}."
+            f"know what this one releases. Give it by ledger (privacy.ledger, --ledger): .../{began_with['file']}."
         )
     if began_with is None or shared is None:
         return

@@ -29,10 +29,13 @@ from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.filters import RegisteredPlan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.shared_ledger import (
+    Registration,
     Reuse,
     Run,
+    adaptive_total,
     check_protection,
     first_line,
     limit_of,
@@ -52,6 +55,7 @@ from dpfl_plugin.runs.environment import file_digests
 from dpfl_plugin.runs.existing_run import begun_noise, begun_silo_noise
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
+from dpfl_plugin.runs.ledgers import ledger_of, read_shared
 from dpfl_plugin.runs.privacy_rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.records import hold_all
 from dpfl_plugin.runs.silo_settings import in_facts
@@ -70,6 +74,7 @@ class TuningStage:
             budget, and so do all their parts.
         tuning: the guarantee of all candidates together, which is that of each of them; kept in the run's ledger.
         seen: what decided meanwhile, beside scores, in words: caveats of the run's statement.
+        project: of the tuning, in the ledger of its project, if that has one.
     """
 
     until: int | None
@@ -77,6 +82,7 @@ class TuningStage:
     planned: tuple[Terms, ...]
     tuning: Mapping[str, Any]
     seen: tuple[str, ...] = ()
+    project: Registration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +175,9 @@ def with_slots(run: PreparedRun, shared: Ledger) -> PreparedRun:
     known = next((entry for entry in runs_in(shared) if entry.name == run.run_name), None)
     if known is not None and known.begun:
         return run
-    records, slots = run.parts.data_sha256, _slots(run.config, run.parts, run.expected)
+    config, parts = run.config, run.parts
+    ahead = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
+    records, slots = parts.data_sha256, _slots(ahead, parts.rules, run.expected)
     if known is not None:
         if known.slots == {silo: count_kinds(planned) for silo, planned in slots.items()}:
             return run
@@ -186,13 +194,35 @@ def registered_run(shared: Ledger, config: Config) -> Run | None:
     )
 
 
-def _slots(config: Config, parts: Parts, expected: int) -> dict[int, tuple[Planned, ...]]:
+def _slots(ahead: Forecast, rules: PrivacyRules, expected: int) -> dict[int, tuple[Planned, ...]]:
     """What each silo releases at most: what a run in a shared ledger registers before its first release."""
-    if config.privacy.epsilon is not None and config.privacy.budget_view == "third_party":
-        config = config.model_copy(update={"rounds": expected})
-    forecast = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
-    of_size = {size: registered_plan(forecast, parts.rules, size) for size in set(parts.num_records)}
-    return {silo: of_size[size] for silo, size in enumerate(parts.num_records)}
+    if ahead.config.privacy.epsilon is not None and ahead.config.privacy.budget_view == "third_party":
+        ahead = ahead.changed(rounds=expected)
+    of_size = {size: registered_plan(ahead, rules, size) for size in set(ahead.num_records)}
+    return {silo: of_size[size] for silo, size in enumerate(ahead.num_records)}
+
+
+def total_with(ahead: Forecast, noise: float, expected: int, base: Path) -> dict[str, Any] | None:
+    """What the ledger that a configuration names comes to with a run that has not begun; None if it holds no run.
+
+    The run is taken to be on the records of the last one.
+
+    Args:
+        noise: noise multiplier of the run; expected: how many rounds it has. base: where relative paths start.
+
+    Raises:
+        LedgerError: the ledger is damaged. ConfigError, UnsupportedError: as `Accountant.epsilon`.
+    """
+    config, path = ahead.config, ledger_of(ahead.config, base)
+    if path is None or not is_begun(path):
+        return None
+    shared = read_shared(path)
+    runs = runs_in(shared)
+    if not runs:
+        return None
+    plan = RegisteredPlan(runs[-1].records, _slots(ahead, privacy_rules(config, noise), expected))
+    total = adaptive_total(shared, config.privacy.delta, [plan])
+    return {**total, "ledger": str(path), "num_runs": len(runs)}
 
 
 def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[RegisteredPlan]) -> None:

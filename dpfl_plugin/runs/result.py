@@ -43,6 +43,7 @@ from dpfl_plugin.runs.statement import (
     statement,
     write_statement,
 )
+from dpfl_plugin.runs.training_diagnostics import price, signal_to_noise
 
 STAYED = (
     "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
@@ -120,10 +121,10 @@ def write_result(
     notes += [LEFT_OUT.format(", ".join(left_out))] if left_out else []
     notes += [DERIVED.format(", ".join(parts.state.derived))] if parts.state.derived else []
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
-    # Not in the statement, which may be published: no epsilon covers what a loss tells.
-    notes += [] if hidden else _diverged(measured)
     notes += [_loss_in_words(loss) for loss in progress.losses]
-    result = _result(run, progress, outcome, final, lines, notes, document)
+    result = _result(run, account, progress, outcome, final, lines, notes, document)
+    # Not in the statement, which may be published: no epsilon covers what a loss tells.
+    result["notes"] += [] if hidden else [f"{note}{price(result)}" for note in _diverged(measured)]
     result["code"] = dict(run.code)
     if final.by_silo:
         folder.write(folder.silos, _table_of_silos(final.by_silo, parts, document["silos"] or ()))
@@ -173,6 +174,7 @@ def _stated(
 
 def _result(
     run: PreparedRun,
+    account: PrivacyAccount,
     progress: Progress,
     outcome: RunOutcome,
     final: Ended,
@@ -211,6 +213,7 @@ def _result(
         **_statistics(config, parts, progress),
         "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
+        "signal_to_noise": signal_to_noise(parts, sum(cost.num_releases for cost in account.costs.values())),
         **_capped(run, outcome),
         "warnings": [text for text in document["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": document["views"],
@@ -219,7 +222,11 @@ def _result(
         **(
             {}
             if document["shared"] is None
-            else {f"{kind}_total": document["shared"][kind] for kind in ("adaptive", "planned")}
+            else {
+                "adaptive_total": document["shared"]["adaptive"],
+                "planned_total": document["shared"]["planned"],
+                "total_after_another": document["shared"]["after_another"],
+            }
         ),
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,

@@ -65,9 +65,11 @@ from dpfl_plugin.runs.ledgers import (
     Wait,
     check_shared,
     is_known,
+    ledger_of,
     locked_shared,
     made_again,
     open_ledgers,
+    why_not_counted,
 )
 from dpfl_plugin.runs.plugins import plugin_fault, traceback_of
 from dpfl_plugin.runs.prepare import (
@@ -90,7 +92,7 @@ from dpfl_plugin.runs.privacy_rules import cycle_facts
 from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.record_marks import key_file, shared_key_file
 from dpfl_plugin.runs.result import Ended, write_result
-from dpfl_plugin.runs.start_notes import note_start
+from dpfl_plugin.runs.start_notes import note_start, shared_total
 from dpfl_plugin.runs.statement import holders_of, published, void_statement
 
 PROFILE_SCHEMA: Final = 1
@@ -117,7 +119,8 @@ def run_config(
     Args:
         base: the folder in which relative paths start.
         label: what the user's file calls the run, if it has several; None for the label that it was begun with.
-        ledger: a file that several runs on the same data share, which states what all of them come to.
+        ledger: a file that several runs on the same data share, which states what all of them come to; None: what
+            the configuration names.
         wait: how to wait for it while another run has it.
         profile: take the time of each part, and write it to `profile.json`.
         callbacks: called beside the trackers of the configuration; not for a run that finished before.
@@ -131,6 +134,10 @@ def run_config(
     """
     folder = folder_of(config)
     config = with_begun_seed(config, folder)
+    if stage is None:
+        if text := why_not_counted(config) if ledger is None else "":
+            reporter.note(text)
+        ledger = ledger_of(config, base, ledger)
     result = folder.finished_result()
     if result is not None:
         check_finished(config, base, folder, reporter, backend, ledger, wait)
@@ -340,6 +347,9 @@ class ActiveRun:
         self.loop.checkpoint(self.progress)
         config, clock = self.run.config, self.run.clock
         note_start(config, self.parts, self.hooks)
+        shared = self.ledgers.shared
+        if shared is not None and self.run.stage is None and (text := shared_total(shared, config.privacy.delta)):
+            self.hooks.note(text)
         expected, done = self.loop.expected_rounds, self.progress.rounds
         self.hooks.begin(config, self.parts.rules, self.account, expected, done, self.run.label)
         clock.lap("start")
@@ -480,7 +490,7 @@ def _account(run: PreparedRun, ledgers: Ledgers, checkpoint: Checkpoint | None) 
         budget = Budget(run.stage.tuning["epsilon"], run.stage.tuning["delta"], run.parts.accountant)
         for terms in run.stage.planned:
             budget.holds(terms)
-        account.registration = Joint(ledgers.shared, run.run_name, budget)
+        account.registration = Joint(ledgers.shared, run.run_name, budget, run.stage.project)
     return account
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from torch import Tensor, nn
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.gradients.choice import faster
 from dpfl_plugin.models.fields import FieldsModel
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.shared_ledger import adaptive_total, runs_in
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import Hooks
@@ -64,6 +66,22 @@ def note_start(config: Config, parts: Parts, hooks: Hooks) -> None:
             "killed. Leave out checkpoint.every and checkpoint.seconds to have one after every round."
         )
     _note_silos(config, parts, hooks)
+
+
+def shared_total(shared: Ledger, delta: float) -> str | None:
+    """What a shared ledger comes to with the plan of the run that begins; None where it holds no other run."""
+    num_runs = len(runs_in(shared))
+    if num_runs < 2 or shared.path is None:
+        return None
+    total = total_in_words(adaptive_total(shared, delta))
+    return f"ledger {shared.path.name}: with this run's plan, its {num_runs} runs come to {total}."
+
+
+def total_in_words(total: Mapping[str, Any]) -> str:
+    """What `adaptive_total` gives."""
+    if total["epsilon"] is None:
+        return f"no total that holds: {total['why']}"
+    return f"epsilon {places(total['epsilon'], 3)} at delta {digits(total['delta'], 6)}"
 
 
 def _solved_for(config: Config) -> str:

@@ -25,7 +25,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import finite
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
-from dpfl_plugin.privacy.shared_ledger import adaptive_total, planned_total, runs_in
+from dpfl_plugin.privacy.shared_ledger import adaptive_total, planned_total, runs_in, total_after_another
 from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.plugins import is_ours
@@ -276,20 +276,32 @@ def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccou
 def _shared(account: PrivacyAccount, delta: float) -> dict[str, Any] | None:
     if account.shared is None or account.shared.path is None or "tuning" in account.ledger.facts:
         return None
-    runs = {run.name: run for run in runs_in(account.shared)}
-    this = runs.pop(account.shared.runs[-1]["noise"])  # no other has the ledger meanwhile
+    name = account.shared.runs[-1]["noise"]  # no other has the ledger meanwhile
+    after = total_after_another(account.shared, name, delta)
+    return {**shared_with_others(account.shared, name, delta), "after_another": after}
+
+
+def shared_with_others(shared: Ledger, name: str, delta: float) -> dict[str, Any]:
+    """What a shared ledger holds beside one of its runs, and what all of it comes to.
+
+    Raises:
+        LedgerError, ConfigError, UnsupportedError: as `adaptive_total`.
+    """
+    assert shared.path is not None
+    runs = {run.name: run for run in runs_in(shared)}
+    this = runs.pop(name)
     others = [
         {
             **{key: run.facts[key] for key in ("name", "noise", "started")},
             "same_records": run.records == this.records,
-            "num_charges": len(account.shared.tally_of_run(run.name)),
+            "num_charges": len(shared.tally_of_run(run.name)),
         }
         for run in runs.values()
     ]
     return {
-        "file": account.shared.path.name,
-        "head": account.shared.head,
-        **totals(account.shared, delta),
+        "file": shared.path.name,
+        "head": shared.head,
+        **totals(shared, delta),
         "num_runs": len(others),
         "num_same_records": sum(one["same_records"] for one in others),
         "runs": others,

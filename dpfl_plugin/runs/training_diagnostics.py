@@ -1,6 +1,10 @@
 """Whether a finished run's model is worth less than what is known without features, or has hardly been trained.
 
 All of it is seen in what the run evaluated for its owner, on raw test records: nothing is computed from a record here.
+
+A hint about the step size is given for one of two reasons: the model moved away from where it began though its noise
+is small (unstable), or it hardly moved at all. Nothing is advised where noise hides what the records say. A hint needs
+another private run, so it states what that costs.
 """
 
 from __future__ import annotations
@@ -8,7 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from dpfl_plugin.core.rounding import digits, places
+
+if TYPE_CHECKING:
+    from dpfl_plugin.runs.build import Parts
 
 # What to say of them, where a model is worse than the baseline; the first that a result has counts.
 MEANS: Final = {
@@ -29,7 +38,7 @@ def too_small_a_step(
     result: Mapping[str, Any], scores: Sequence[float | None], algorithm: Mapping[str, Any]
 ) -> str | None:
     """A note where a model says one class of every test record, or scored like a constant one for half of the
-    rounds; else None.
+    rounds; else None. A larger step is advised for the second reason only, which shows that the model hardly moved.
 
     It is no remedy where training went away from where it began: `worse_than_baseline` has another. Nor where most
     records are of one class, and probabilities were learned: a good model may say that class of every record.
@@ -45,12 +54,15 @@ def too_small_a_step(
         signs.append("the model says the same class of every test record")
     measures = result.get("measures") or {}
     alike = _constant(scores, _of_baseline(result), higher_is_better=measures.get("higher_is_better", True))
-    if len(scores) >= FEWEST and 2 * alike >= len(scores):
+    stayed = len(scores) >= FEWEST and 2 * alike >= len(scores)
+    if stayed:
         signs.append(f"the score was that of a constant model in {alike} of {len(scores)} evaluations")
     if not signs:
         return None
-    step = algorithm[key]
-    return f"{', and '.join(signs)}: the step may be too small. Try algorithm.{key}={MORE * step:.2g}"
+    if not stayed or _is_hidden(result):
+        return f"{', and '.join(signs)}."
+    step = f"algorithm.{key}={MORE * algorithm[key]:.2g}"
+    return f"{', and '.join(signs)}: the step may be too small. Try {step}.{price(result)}"
 
 
 def _says_one_class(confusion: Sequence[Sequence[int]] | None) -> bool:
@@ -109,11 +121,10 @@ def worse_than_baseline(
     if value <= known:
         return None
     ranked = name == (result.get("measures") or {}).get("ranked_by")
-    fix = _by_scores(scores, algorithm) if ranked else _step_advice(value, _untrained(name, result), algorithm)
     return (
         f"the model's {name.replace('_', ' ')} {value:.4g} is worse than that of a baseline without features, "
-        f"{known:.4g}: {MEANS[name]}. {fix}"
-    )
+        f"{known:.4g}: {MEANS[name]}. {_cause(result, judged, scores if ranked else (), algorithm)}"
+    ).rstrip()
 
 
 def _judged(result: Mapping[str, Any]) -> tuple[str, float, float] | None:
@@ -147,26 +158,66 @@ def _untrained(measure: str, result: Mapping[str, Any]) -> float:
     return 0.25 if measure == "brier" else 0.0
 
 
-def _by_scores(scores: Sequence[float | None], algorithm: Mapping[str, Any]) -> str:
-    """Of errors, whose value before the first round is not known: by whether they still fell at the end."""
+def _cause(
+    result: Mapping[str, Any],
+    judged: tuple[str, float, float],
+    scores: Sequence[float | None],
+    algorithm: Mapping[str, Any],
+) -> str:
+    """Why, as far as it is known: noise, steps that were too large, or neither.
+
+    Args:
+        judged: see `_judged`. scores: of its evaluations, if they are of the measure that is worse: errors.
+    """
+    if _is_hidden(result):
+        return (
+            "Its noise is larger than all clipped gradients together can be: more records, a larger epsilon or fewer "
+            f"columns would help, and no other step size.{price(result)}"
+        )
     key, known = _step(algorithm), [score for score in scores if score is not None]
-    if key is None or len(known) < FEWEST:
-        return "Other step sizes, more rounds or a larger epsilon may help."
-    step, best, half = algorithm[key], min(known), known[len(known) // 2]
-    if known[-1] <= (1 + CLOSE) * best < known[0] and known[-1] > (1 - CLOSE) * half:
-        return "Training had converged: other features or a larger epsilon may help."
-    if known[-1] <= (1 + CLOSE) * best < known[0]:
-        return f"It was still falling: more rounds or a larger step may help: algorithm.{key}={MORE * step:.2g}"
-    fewer = FEWER if known[-1] > known[0] else MORE
-    return f"The mean of silos was {best:.3g} before: a smaller step may help: algorithm.{key}={step / fewer:.2g}"
+    rose = len(known) >= FEWEST and known[-1] > (1 + CLOSE) * known[0]
+    rose |= judged[1] > _untrained(judged[0], result) > 0
+    is_small = result.get("signal_to_noise") is not None or result.get("noise_multiplier") == 0
+    if key is not None and rose and is_small:
+        fewer = f"algorithm.{key}={algorithm[key] / FEWER:.2g}"
+        return f"Training went away from where it began: a smaller step may help ({fewer}).{price(result)}"
+    if len(known) < FEWEST:
+        return ""
+    return "Its error was still falling." if known[-1] < (1 - CLOSE) * known[len(known) // 2] else ""
 
 
-def _step_advice(value: float, untrained: float, algorithm: Mapping[str, Any]) -> str:
-    """Training that went away from where it began took steps too large; one that did not may have gone too short."""
-    key = _step(algorithm)
-    if key is None:
-        return "Other step sizes, fewer features or a larger epsilon may help."
-    if value <= untrained:
-        return f"More rounds, or another step size than algorithm.{key}={algorithm[key]:g}, may help."
-    smaller = f"algorithm.{key}={algorithm[key] / FEWER:.2g}"
-    return f"A smaller step may help ({smaller}); where noise is the cause, more records or a larger epsilon."
+def _is_hidden(result: Mapping[str, Any]) -> bool:
+    """Whether noise is larger than what all clipped gradients together can be: see `signal_to_noise`."""
+    ratio = result.get("signal_to_noise")
+    return ratio is not None and ratio < 1
+
+
+def signal_to_noise(parts: Parts, num_steps: int) -> float | None:
+    """The most that a model can move by the sum of so many clipped mean gradients, over the noise in that sum.
+
+    A mean gradient is of norm C at most, so that K of them move the model by K C if all of them agree; the noise in
+    their sum has the norm std sqrt(K d). None without noise, without a bound C, and where silos' updates are clipped.
+    """
+    rules, setting = parts.rules, parts.setting
+    std = rules.clip_norm * rules.noise_multiplier * rules.sampler.sensitivity
+    if rules.unit == "silo" or parts.own.of or not 0 < std < math.inf or not num_steps:
+        return None
+    weights = setting.weights or (1 / setting.num_silos,) * setting.num_silos
+    counts = zip(weights, parts.num_records, strict=True)
+    mean = math.fsum((weight / rules.sampler.divisor(count)) ** 2 for weight, count in counts)
+    mean *= setting.num_silos / setting.num_participants
+    return rules.clip_norm * math.sqrt(num_steps) / (std * math.sqrt(mean * parts.layout.dimension))
+
+
+def price(result: Mapping[str, Any]) -> str:
+    """What another private run like this one brings the total to, as a sentence; "" of a run that protects nobody."""
+    alone = result.get("tuning") or (result.get("epsilon") or {}).get("server") or {}
+    if result.get("randomness") != "fresh" or not alone.get("epsilon"):
+        return ""
+    after = result.get("total_after_another")
+    if after is None:  # each is private by itself: epsilons and deltas add up, whatever was seen in between
+        after = {key: 2 * alone[key] for key in ("epsilon", "delta")}
+    if after["epsilon"] is None:
+        return " After another private run like this one no total holds."
+    total = f"epsilon {places(after['epsilon'], 3)} at delta {digits(after['delta'], 6)}"
+    return f" Another private run like this one brings the total to {total}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.runs.backend import Backend
-from dpfl_plugin.runs.ledgers import Wait
+from dpfl_plugin.runs.ledgers import Wait, ledger_of
 from dpfl_plugin.runs.run_registration import register_ahead
 from dpfl_plugin.runtimes.mpi import job
 
@@ -44,11 +45,15 @@ def backend_here(config: Config) -> Backend:
 def register(
     configs: Sequence[Config], base: Path, ledger: Path | None, wait: Wait, say: Callable[[str], None]
 ) -> None:
-    """Register several runs in their shared ledger before the first of them begins, where this process can.
+    """Register several runs in the ledger that they share before the first of them begins, where this process can.
 
     MPI ranks and silos with folders of their own have records that it does not see: their runs are registered one by
     one, when each begins. Errors as `runs.run_registration.register_ahead`.
     """
     here = job.num_started() == 1 and all(config.runtime.silo_folder is None for config in configs)
-    if ledger is not None and len(configs) > 1 and here:
-        register_ahead(configs, base, ledger, registry.load("runtimes", "in_process")(), wait, say)
+    shared: defaultdict[Path | None, list[Config]] = defaultdict(list)
+    for config in configs:
+        shared[ledger_of(config, base, ledger)].append(config)
+    for path, together in shared.items():
+        if path is not None and len(together) > 1 and here:
+            register_ahead(together, base, path, registry.load("runtimes", "in_process")(), wait, say)

@@ -28,6 +28,7 @@ FACTS: dict[str, Any] = {
     **dict.fromkeys(("study", "purpose", "recipients", "outcome", "made", "version", "digest"), ""),
     "variables": [],
     "other_runs": [],
+    "is_current": False,
 }
 ROLES = ("study lead", "owner of the records", "data protection officer")
 SECURE = {"privacy": {"randomness": "fresh", "noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}, "seed": None}

@@ -30,6 +30,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "privacy.clip!=flat,per_layer": {"privacy": {"clip": "adaptive"}},
     "privacy.clip.bit_noise_multiplier": {"privacy": {"clip": {"name": "adaptive", "bit_noise_multiplier": 9.0}}},
     "privacy.epsilon": {"privacy": {"epsilon": 4.0}},
+    "privacy.ledger": {"privacy": {"ledger": "ledger.jsonl"}},
     "privacy.ledger_epsilon": {"privacy": {"ledger_epsilon": 4.0}},
     "privacy.max_records_per_person": {"privacy": {"unit": "person", "max_records_per_person": 2}},
     "privacy.mechanism!=gaussian": {"privacy": {"mechanism": {"module": "my:mechanism"}}},

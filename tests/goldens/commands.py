@@ -124,6 +124,7 @@ COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "check, tables": lambda stage: ("check", "tables.yaml"),
     "check, a table": lambda stage: ("check", "tables.yaml", "--file", "hospital-1.csv"),
     "check, wrong": lambda stage: ("check", "wrong.yaml"),
+    "describe": lambda stage: ("describe", "tables.yaml", "--epsilon", "1", "--cross", "a,label", "--bins", "4"),
     "predict": lambda stage: ("predict", stage.of_tables, "hospital-0.csv", "--id", "patient"),
     "list": lambda stage: ("list",),
     "list, engines": lambda stage: ("list", "engines", "--for", "plain.yaml"),

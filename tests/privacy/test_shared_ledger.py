@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy import filters, shared_ledger, slots
 from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.filters import RegisteredPlan
@@ -139,3 +140,34 @@ def test_a_silos_data_may_have_been_anywhere_on_other_records() -> None:
     begin(ledger, "old", Planned(SILO, 1))
     with pytest.raises(UnsupportedError, match="other records"):
         shared_ledger.check_protection(ledger, "now", "there", SILO)
+
+
+def test_another_run_costs_what_it_would_once_registered() -> None:
+    ledger, plan = Ledger(facts={"shared": "a"}), RegisteredPlan("here", {0: [Planned(A, 50)]})
+    ledger.facts.update(shared_ledger.first_line(plan, None, DELTA))
+    begin(ledger, "one", Planned(A, 50))
+    after = shared_ledger.total_after_another(ledger, "one", DELTA)
+    ledger.append([charge("one", count=50)])
+    begin(ledger, "two", Planned(A, 50))
+    assert after == shared_ledger.adaptive_total(ledger, DELTA)
+
+
+def test_what_a_crash_makes_a_tuning_release_again_is_registered_in_its_project() -> None:
+    project, own = Ledger(facts={"shared": "a"}), Ledger(facts={"shared": "b"})
+    begin(project, "tuning", Planned(A, 50))
+    begin(own, "candidate")
+    joint = shared_ledger.Joint(
+        own, "candidate", Budget(9.0, DELTA, PLD()), shared_ledger.Registration(project, "tuning")
+    )
+    for round, count in enumerate((30, 20)):
+        made = [(replace(charge("candidate", count=count), round=round), (0,))]
+        joint.take(made)
+        joint.take(made) if round == 1 else None  # before it is charged, each counts: the next is beyond
+        own.append([made[0][0]])
+    (tuning,) = shared_ledger.runs_in(project)
+    assert list(tuning.more.values()) == [{0: Counter({(A, (0.0, 1.0)): 20})}]
+    resumed = shared_ledger.Registration(project, "tuning")
+    resumed.deduct(own.tally)
+    resumed.take([(replace(charge("candidate", count=21), round=2), (0,))])
+    (tuning,) = shared_ledger.runs_in(project)
+    assert sum(sum(counts[0].values()) for counts in tuning.more.values()) == 21, "20 were left, and one was not"

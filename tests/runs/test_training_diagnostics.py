@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.runs.training_diagnostics import too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import _cause, price, too_small_a_step, worse_than_baseline
 
 
 def result(
@@ -16,21 +16,30 @@ def result(
     return {"measures": measures, "inputs": {"num_classes": 2}}
 
 
+FRESH: dict[str, Any] = {
+    "randomness": "fresh",
+    "noise_multiplier": 3.0,
+    "signal_to_noise": 2.0,
+    "epsilon": {"server": {"epsilon": 4.0, "delta": 1e-5}},
+}
+SMALLER = "Training went away from where it began: a smaller step may help (algorithm."
+AGAIN = " Another private run like this one brings the total to epsilon 8.000 at delta 2e-05."
+
+
 @pytest.mark.parametrize(
     ("found", "algorithm", "parts"),
     [
-        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"local_lr": 1.0}, ["log loss 1.35", "0.68", "local_lr=0.1"]),
-        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"lr": 3}, ["algorithm.lr=0.3"]),
-        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"eta_0": 2.0}, ["algorithm.eta_0=0.2"]),
-        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"local_lr": None}, ["a larger epsilon may help"]),
-        # It stayed where training begins, at ln 2: a smaller step is not the remedy.
-        (result({"log_loss": 0.69}, {"log_loss": 0.68}), {"local_lr": 0.01}, ["More rounds"]),
-        (result({"brier": 0.2}, {"brier": 0.1}), {"local_lr": 1.0}, ["More rounds"]),
         (
-            result({"rmse": 9.0, "mae": 1.0}, {"rmse": 5.0}),
+            result({"log_loss": 1.35}, {"log_loss": 0.68}),
             {"local_lr": 1.0},
-            ["rmse 9", "no better than a constant"],
+            ["log loss 1.35", "0.68", f"{SMALLER}local_lr=0.1).{AGAIN}"],
         ),
+        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"lr": 3}, [f"{SMALLER}lr=0.3"]),
+        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"eta_0": 2.0}, [f"{SMALLER}eta_0=0.2"]),
+        (result({"log_loss": 1.35}, {"log_loss": 0.68}), {"local_lr": None}, ["no better than a constant."]),
+        # It stayed where training begins, at ln 2: a smaller step is not the remedy.
+        (result({"log_loss": 0.69}, {"log_loss": 0.68}), {"local_lr": 0.01}, ["log loss 0.69"]),
+        (result({"rmse": 9.0, "mae": 1.0}, {"rmse": 5.0}), {"local_lr": 1.0}, ["rmse 9", "constant."]),
         (result({"deviance": 2.0}, {"deviance": 1.0}, "mean_of_silos"), {"lr": 1.0}, ["deviance 2"]),
         (result({"log_loss": 2.0}, {"log_loss": 1.0}, "pooled", "own_models"), {"lr": 1.0}, ["log loss 2"]),
         # Of one measure only: probabilities that are better than the baseline's are no matter for a warning.
@@ -41,27 +50,54 @@ def result(
     ],
 )
 def test_the_warning_and_its_remedy(found: dict[str, Any], algorithm: dict[str, Any], parts: list[str]) -> None:
-    said = worse_than_baseline(found, algorithm)
+    said = worse_than_baseline(FRESH | found, algorithm)
     assert (said is None) == (not parts) and all(part in str(said) for part in parts), said
 
 
 @pytest.mark.parametrize(
     ("scores", "remedy"),
     [
-        ([30.0, 25.0, 20.0, 15.0, 9.0], "It was still falling: more rounds or a larger step may help: a.lr=0.3"),
-        ([30.0, 20.0, 12.0, 9.0, 9.05], "still falling"),
-        ([30.0, 12.0, 9.1, 9.0, 9.05], "Training had converged: other features or a larger epsilon"),
-        ([9.5, 8.0, 7.0, 8.5, 9.0], "The mean of silos was 7 before: a smaller step may help: a.lr=0.033"),
-        ([8.0, 8.2, 8.5, 8.9, 9.0], "The mean of silos was 8 before: a smaller step may help: a.lr=0.01"),
-        ([None, 30.0, 9.0], "Other step sizes, more rounds"),
+        ([30.0, 25.0, 20.0, 15.0, 9.0], "Its error was still falling."),
+        ([30.0, 12.0, 9.1, 9.0, 9.05], ""),
+        ([9.5, 8.0, 7.0, 8.5, 9.0], ""),
+        ([8.0, 8.2, 8.5, 8.9, 9.0], f"{SMALLER}lr=0.01).{AGAIN}"),
+        ([None, 30.0, 9.0], ""),
     ],
 )
-def test_the_remedy_of_an_error_is_read_from_how_it_went(scores: list[float | None], remedy: str) -> None:
-    """What it is before the first round depends on where the labels lie in their range."""
-    found = result({"rmse": 9.0}, {"rmse": 5.0})
-    found["measures"]["ranked_by"] = "rmse"
-    said = worse_than_baseline(found, {"lr": 0.1}, scores)
-    assert remedy.replace(" a.", " algorithm.") in str(said), said
+def test_a_step_is_advised_only_where_training_was_unstable(scores: list[float | None], remedy: str) -> None:
+    """What an error is before the first round depends on where the labels lie in their range."""
+    found = FRESH | result({"mae": 9.0}, {"mae": 5.0})
+    found["measures"]["ranked_by"] = "mae"
+    assert _cause(found, ("mae", 9.0, 5.0), scores, {"lr": 0.1}) == remedy
+
+
+def test_no_step_is_advised_where_noise_hides_what_records_say() -> None:
+    found = FRESH | {"signal_to_noise": 0.9} | result({"log_loss": 1.35}, {"log_loss": 0.68})
+    said = str(worse_than_baseline(found, {"lr": 1.0}))
+    assert "noise is larger" in said and said.endswith(AGAIN) and "algorithm.lr" not in said
+    found |= result(CONSTANT, {"log_loss": 0.68})
+    assert "algorithm.lr" not in str(too_small_a_step(found, [0.61] * 20, {"lr": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, AGAIN),
+        ({"randomness": "seeded"}, ""),
+        ({"epsilon": {"server": {"epsilon": None, "delta": 1e-5}}}, ""),
+        ({"tuning": {"epsilon": 5.0, "delta": 1e-5}}, AGAIN.replace("8.000", "10.000")),
+        (
+            {"total_after_another": {"epsilon": 6.6, "delta": 1e-5, "why": ""}},
+            AGAIN.replace("8.000", "6.600").replace("2e", "1e"),
+        ),
+        (
+            {"total_after_another": {"epsilon": None, "delta": 1e-5, "why": ""}},
+            " After another private run like this one no total holds.",
+        ),
+    ],
+)
+def test_the_price_of_another_run(changes: dict[str, Any], text: str) -> None:
+    assert price(FRESH | changes) == text
 
 
 CONSTANT = {"confusion_matrix": [[30, 0], [19, 0]], "log_loss": 0.66}
@@ -72,7 +108,7 @@ TRAINED = {"confusion_matrix": [[25, 5], [9, 10]], "log_loss": 0.5}
 @pytest.mark.parametrize(
     ("model", "scores", "parts"),
     [
-        (CONSTANT, [0.6, 0.61], ["same class of every test record", "algorithm.local_lr=0.3"]),
+        (CONSTANT, [0.6, 0.61], ["same class of every test record."]),
         (
             TRAINED,
             [0.61] * 11 + [0.61 + 0.01 * n for n in range(1, 10)],

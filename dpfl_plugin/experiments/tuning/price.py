@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -80,6 +80,7 @@ class Price:
             the server, of a silo in every round.
         without: noise multiplier of one run on the same budget without any tuning, on all records.
         planned: the compositions of everything, at the silos that it costs most.
+        slots: everything that each silo releases.
     """
 
     places: tuple[Place, ...]
@@ -94,6 +95,7 @@ class Price:
     without: float
     accountant: str
     planned: tuple[Terms, ...]
+    slots: Mapping[int, tuple[Planned, ...]]
 
     @property
     def num_candidates(self) -> int:
@@ -180,8 +182,12 @@ def price(
     costs = _costs_of_all(file, base, out, federation)
     ahead = first.changed(noise_multiplier=None)
 
+    def slots(noise: float, some: tuple[Place, ...]) -> dict[int, tuple[Planned, ...]]:
+        return _slots(ahead, costs, some, noise, score_noise)
+
     def composed(noise: float, some: tuple[Place, ...]) -> list[Terms]:
-        return _composed(ahead, costs, some, noise, score_noise)
+        kinds = dict(zip(ahead.num_records, slots(noise, some).values(), strict=True))
+        return undominated([terms for planned in kinds.values() for terms in compositions(planned)])
 
     def epsilon(noise: float, some: tuple[Place, ...] = places) -> float:
         return worst_epsilon(accountant, composed(noise, some), privacy.delta)
@@ -201,6 +207,7 @@ def price(
         without=forecast(file.config, base, federation=federation).noise(),
         accountant=accountant.name,
         planned=tuple(composed(noise, places)),
+        slots=slots(noise, places),
     )
 
 
@@ -264,10 +271,10 @@ def _costs_of_all(file: TuneFile, base: Path, out: Path, federation: Federation)
     return found
 
 
-def _composed(
+def _slots(
     ahead: Forecast, costs: list[RoundCost], places: tuple[Place, ...], noise: float, score_noise: float
-) -> list[Terms]:
-    """Everything that ``places`` release at a silo in every round, of each kind of silo; parts of records apart."""
+) -> dict[int, tuple[Planned, ...]]:
+    """Everything that ``places`` release at each silo, which is in every round."""
     counted: Counter[RoundCost] = Counter()
     for place in places:
         for cost in costs[place.first : place.last]:
@@ -278,12 +285,13 @@ def _composed(
     assert scores is not None
     made = scores.release(rules.neighbouring, rules.unit)
     of_scores = Planned(made, num_scores(places), scores.share)
-    terms: list[Terms] = []
-    for silo in {number: silo for silo, number in enumerate(ahead.num_records)}.values():
-        of_rounds = [
-            replace(one, count=one.count * number)
-            for cost, number in counted.items()
-            for one in pricing.planned(silo, cost)
-        ]
-        terms += compositions([*of_rounds, of_scores])
-    return undominated(terms)
+    of_size: dict[int, tuple[Planned, ...]] = {}
+    for silo, size in enumerate(ahead.num_records):
+        if size not in of_size:
+            rounds = [
+                replace(one, count=one.count * number)
+                for cost, number in counted.items()
+                for one in pricing.planned(silo, cost)
+            ]
+            of_size[size] = (*rounds, of_scores)
+    return {silo: of_size[size] for silo, size in enumerate(ahead.num_records)}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,12 +26,13 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate, TuneFile
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, TrainingError
 from dpfl_plugin.experiments.tuning.price import Place, Price, configured, price
+from dpfl_plugin.experiments.tuning.registration import registered
 from dpfl_plugin.experiments.tuning.statement import ANEW, RETRIED_WINNER, failure
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.shared_ledger import plans_in
+from dpfl_plugin.privacy.shared_ledger import Registration, plans_in
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.existing_run import begun_seed
@@ -283,8 +285,11 @@ def _known(file: TuneFile, out: Path) -> dict[str, Any] | None:
     return plan
 
 
-def write_plan(tuning: Tuning) -> None:
+def write_plan(tuning: Tuning) -> dict[str, Any]:
     """Have the plan on disk, before anything is released: a tuning that goes on has the noise that it began with.
+
+    Returns:
+        what is there.
 
     Raises:
         ConfigError: another process began another tuning here meanwhile, or is beginning one.
@@ -296,9 +301,10 @@ def write_plan(tuning: Tuning) -> None:
         with locked(tuning.out / LOCK, message, other="out"):
             plan = _known(tuning.file, tuning.out)  # by another process meanwhile
             if plan is None:
-                plan = _plan(tuning)
+                plan = {**_plan(tuning), "name": secrets.token_hex(16)}
                 tuning._write(PLAN, plan)
     _check_runs(plan, tuning)
+    return plan
 
 
 def _plan(tuning: Tuning) -> dict[str, Any]:
@@ -362,9 +368,21 @@ def carry_out(
     Raises:
         TrainingError: no candidate is left. As `run_config`.
     """
-    write_plan(tuning)
+    plan = write_plan(tuning)
     reporter = _Once(reporter)
+    config, name = tuning.config(tuning.file.candidates[0]), plan.get("name", tuning.id)
+    with registered(config, tuning.base, name, tuning.price.slots, tuning.ledger, backend, wait) as project:
+        return _carry_out(tuning, project, backend, reporter, stop, wait)
 
+
+def _carry_out(
+    tuning: Tuning,
+    project: Registration | None,
+    backend: Callable[[Config], Backend],
+    reporter: Reporter,
+    stop: Callable[[], bool],
+    wait: Wait,
+) -> list[Standing] | None:
     def advance(standing: Standing, stage: TuningStage) -> Standing:
         run_config(
             standing.config,
@@ -390,7 +408,7 @@ def carry_out(
         decisions, following = tuning.decisions(), places[number + 1 :]
         decision = decisions.get(place.last)
         if decision is None:
-            compared = _trained(tuning, tuning.standings(left), place, decisions, advance)
+            compared = _trained(tuning, tuning.standings(left), place, decisions, project, advance)
             if compared is None:
                 return None
             for standing in compared:
@@ -414,6 +432,7 @@ def _trained(
     standings: Sequence[Standing],
     place: Place,
     decisions: Mapping[int, Decision],
+    project: Registration | None,
     advance: Callable[[Standing, TuningStage], Standing],
 ) -> list[Standing] | None:
     """Candidates after a place on the plan; None if it was stopped.
@@ -427,7 +446,7 @@ def _trained(
     if is_last and tuning.winner_was_retried:
         caveats.append(RETRIED_WINNER)
     until = None if is_last else place.last
-    stage = TuningStage(until, is_last, tuning.price.planned, guarantee(tuning), tuple(caveats))
+    stage = TuningStage(until, is_last, tuning.price.planned, guarantee(tuning), tuple(caveats), project)
     done = []
     for standing in standings:
         again = is_last and standing.has_failed

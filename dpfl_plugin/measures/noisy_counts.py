@@ -1,0 +1,89 @@
+"""What follows from noisy counts and sums: means, quantiles, and how far noise may have moved them.
+
+All of it is post-processing. Standard errors and intervals are of the noise alone: how the records themselves were
+sampled is not in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+Z: Final = 1.959963984540054  # of a 95 % interval
+
+
+class Estimate(NamedTuple):
+    """A number, and the standard deviation of what noise adds to it."""
+
+    value: float
+    noise_std: float
+
+
+class Interval(NamedTuple):
+    """A number, and where it lies with 95 % of all draws of the noise, without noise."""
+
+    value: float
+    low: float
+    high: float
+
+
+def count(noisy: float, noise_std: float) -> Estimate:
+    """A count: what noise made negative becomes 0."""
+    return Estimate(max(0.0, noisy), noise_std)
+
+
+def mean_and_std(sums: tuple[float, float], noise_std: float, num_records: Estimate) -> tuple[Estimate, Estimate]:
+    """Mean and standard deviation of values x from -1 to 1, by the delta method.
+
+    Args:
+        sums: sums of x and x^2 - 1 over the records that have a value, with noise of this standard deviation each.
+        num_records: how many have one, by counts with noise of their own.
+    """
+    there = max(1.0, num_records.value)
+    mean, second = max(-1.0, min(1.0, sums[0] / there)), sums[1] / there
+    of_mean = math.hypot(noise_std, mean * num_records.noise_std) / there
+    variance = second + 1 - mean**2
+    slope = second - 2 * mean**2
+    of_variance = math.hypot(noise_std, 2 * mean * noise_std, slope * num_records.noise_std) / there
+    std = math.sqrt(max(0.0, min(1.0, variance)))
+    return Estimate(mean, of_mean), Estimate(std, of_variance / (2 * max(std, math.sqrt(of_variance / 2), 1e-12)))
+
+
+def quantile(counts: Sequence[float], edges: Sequence[float], share: float, noise_std: float) -> Interval:
+    """Below which value so large a share of the records lies.
+
+    The value is by linear interpolation within a bin. For the ends, let d_j = (1 - p) (c_1 + ... + c_j) - p (c_(j+1) +
+    ... + c_B), which is negative or 0 without noise as long as edge j is not above the quantile, and whose noise has a
+    known standard deviation. From below, the first j at which d_j is not significantly negative has the low end at edge
+    j - 1; it is above the quantile only if d is significantly negative at the first edge that is not below the
+    quantile, in 2.5 % of all draws. So with the high end from above. Ends are edges of bins.
+
+    Args:
+        counts: noisy counts of bins (B,). edges: of the bins (B + 1,), at equal distances. share: p.
+    """
+    bins, total = len(counts), math.fsum(counts)
+    differences, running = [], 0.0
+    for place, number in enumerate(counts, start=1):
+        running += number
+        std = noise_std * math.sqrt((1 - share) ** 2 * place + share**2 * (bins - place))
+        differences.append((running - share * total, Z * std))
+    first = next((j for j, (d, bound) in enumerate(differences) if d >= -bound), bins - 1)
+    last = next((j for j in reversed(range(bins - 1)) if differences[j][0] <= differences[j][1]), -1) + 1
+    value = edges[0] + (edges[-1] - edges[0]) * _interpolated(counts, share)
+    low, high = edges[min(first, last)], edges[max(last, first) + 1]
+    return Interval(min(max(value, low), high), low, high)
+
+
+def _interpolated(counts: Sequence[float], share: float) -> float:
+    """Where so much of noisy counts of bins is below, from 0 to 1."""
+    below, most, total = [0.0], 0.0, 0.0
+    for number in counts:
+        total += number
+        most = max(most, total)  # noise makes sums fall
+        below.append(most)
+    if most <= 0:  # noise alone: the range as it is
+        return share
+    place = next(bin for bin in range(len(counts)) if below[bin + 1] >= share * most)
+    width = below[place + 1] - below[place]
+    return (place + ((share * most - below[place]) / width if width > 0 else 0.5)) / len(counts)
