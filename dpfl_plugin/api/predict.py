@@ -235,7 +235,7 @@ def predict(
         predictions=predictions,
         epsilon=trained.result["epsilon"],
         rows=rows,
-        statement=tuple(_statement(trained)),
+        statement=tuple(statement_of(trained)),
         notes=tuple(notes),
     )
 
@@ -250,7 +250,7 @@ def _plainly(value: float, most: int) -> str:
     return text
 
 
-def _statement(trained: FinishedRun) -> list[str]:
+def statement_of(trained: FinishedRun) -> list[str]:
     """At which epsilon the model was trained, and what it covers."""
     epsilon = trained.result["epsilon"]
     views = views_of_all(trained.result)

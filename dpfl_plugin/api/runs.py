@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from dpfl_plugin.api.coefficients import Coefficients
+
 Shape = tuple[tuple[int, ...], int]
 """(shape of a record's features, number of classes)."""
 MEAN: Final = " (mean over silos)"
@@ -203,6 +205,18 @@ class Run:
         own_folders.look_in(base)
         shape = shape_of(config, base, self.result) if self.shape is None else self.shape
         return trained_model(self._files, config, *shape, Outcome.of_result(self.result))
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Of a linear model, in the units of its table: odds, rate or hazard ratios, or differences of a regression.
+
+        Raises:
+            UnsupportedError: the model is not linear in the columns of a table.
+            DataError, ConfigError: as `predict`.
+        """
+        from dpfl_plugin.api.coefficients import coefficients
+
+        return coefficients(self.folder)
 
     def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
         """Write the model for other programs into a new folder, which is returned; see `dpfl_plugin.export`."""

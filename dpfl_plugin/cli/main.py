@@ -372,6 +372,7 @@ def report(
 
 app.command(rich_help_panel=TRAIN)(project_commands.check)
 app.command(rich_help_panel=TRAIN)(project_commands.predict)
+app.command(rich_help_panel=TRAIN)(project_commands.coefficients)
 app.command(rich_help_panel=TRAIN)(project_commands.export)
 
 
