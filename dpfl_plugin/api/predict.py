@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from dpfl_plugin.api.plots import of_measures
+from dpfl_plugin.api.plots import shown as in_notebook
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
@@ -28,6 +30,7 @@ from dpfl_plugin.runs.training_diagnostics import worse_than_baseline
 if TYPE_CHECKING:
     import pandas
     import torch
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
 COVERED: Final = (
@@ -121,6 +124,14 @@ class Predicted(Printed):
             ConfigError: pandas is not installed.
         """
         return pandas_for("table", "rows").DataFrame(self._flat())
+
+    def plot(self, kind: str) -> Figure:
+        """A picture of `measures`: calibration or roc of two classes, or survival, as `Run.plot`.
+
+        Raises:
+            ConfigError: these records have no such picture.
+        """
+        return in_notebook(of_measures(kind, self.measures or {}, f"{self.predictions.labelled} records"))
 
     def _flat(self, shown: Callable[[float, int], Any] | None = None) -> list[dict[str, Any]]:
         shown, rows = shown or (lambda value, digits: value), []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin import given, own_folders
-from dpfl_plugin.api.plots import detailed, embedded, shown
+from dpfl_plugin.api.plots import baseline_of, detailed, embedded, of_measures, shown
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import ACCURACY, Outcome, score_key
@@ -19,7 +19,7 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.core.text import Printed, aligned, counted
 from dpfl_plugin.data.names import called
-from dpfl_plugin.errors import DataError, require
+from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
@@ -224,10 +224,27 @@ class Run:
 
         return export(self, folder, onnx=onnx).folder
 
-    def plot(self) -> Figure:
-        """Accuracy and epsilon against rounds, as in `curves.png`."""
+    def plot(self, kind: str = "curves") -> Figure:
+        """A picture.
+
+        Args:
+            kind: curves: accuracy (or what the outcome is ranked by) and epsilon against rounds, as in `curves.png`. Of
+                the final model on all test records, which no epsilon covers: calibration and roc of two classes,
+                survival by thirds of predicted risk, beside Kaplan-Meier.
+
+        Raises:
+            ConfigError: the run has no such picture.
+        """
         name = str(self.result["name"])
-        return shown(detailed({name: self.lines}, f"{name}: {self.result['algorithm']}", self.delta))
+        if kind == "curves":
+            title, baseline = f"{name}: {self.result['algorithm']}", baseline_of(self.result)
+            return shown(detailed({name: self.lines}, title, self.delta, baseline))
+        pooled = (self.measures or {}).get("pooled")
+        if pooled is None:
+            raise ConfigError(
+                f"plot({kind!r}) needs measures of all test records together, which this run does not have."
+            )
+        return shown(of_measures(kind, pooled.get("own_models", pooled["model"]), f"{name}: test records"))
 
     def to_dict(self) -> dict[str, Any]:
         """What `dpfl run --json` prints: `result`."""
