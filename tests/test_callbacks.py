@@ -379,7 +379,7 @@ def test_what_callbacks_and_trackers_are_handed_has_no_single_silo_and_no_class_
     given = {"spy": repr((spy.run, spy.rounds)) + json.dumps(spy.result), "tracker": handed.text, "board": logged}
     for who, text in given.items():
         assert "log_loss" in text, who
-        for hidden in (*single, "HIV_positive_Smith", "st-mary", "st-paul", "confusion", "calibration"):
+        for hidden in (*single, "HIV_positive_Smith", "st-mary", "st-paul", "confusion", "_curve"):
             assert hidden not in text, (who, hidden)
         assert "Smith" not in text and (who != "spy" or "healthy" not in text), who
     assert not {"silos", "worst", "silo_names", "dearest_silo", "lost"} & {*texts(spy.result)}

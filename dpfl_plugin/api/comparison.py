@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from dpfl_plugin.api.plots import detailed, embedded, shown
+from dpfl_plugin.api.plots import baseline_of, detailed, embedded, shown
 from dpfl_plugin.api.runs import (
     Run,
     files_of,
@@ -20,7 +20,7 @@ from dpfl_plugin.api.runs import (
     worst_score,
 )
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import higher_is_better, score_key
+from dpfl_plugin.core.outcomes import score_key, shortfall
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, require
@@ -109,11 +109,10 @@ class Comparison(Mapping[str, Run]):
         known = dict.fromkeys([*scores, *(name for run in self.values() for name in _measured(run))])
         name = scores[0] if by is None else by
         require(name in known, "by", by, f"be a measure of these runs, one of {', '.join(known)}")
-        sign = -1 if higher_is_better(name) else 1
 
         def order(pair: tuple[str, Run]) -> float:
             value = pair[1].score if name in scores else _pooled(pair[1], name)
-            return math.inf if value is None or not math.isfinite(value) else sign * value
+            return math.inf if value is None or not math.isfinite(value) else shortfall(name, value)
 
         return Comparison(dict(sorted(self.items(), key=order)), None if name in scores else name, pairs=self.pairs)
 
@@ -121,7 +120,8 @@ class Comparison(Mapping[str, Run]):
         """Accuracy and epsilon against rounds, a line for each run."""
         private = {run.delta for run in self.values() if not math.isinf(run.epsilon)}
         delta = private.pop() if len(private) == 1 else None
-        return shown(detailed({label: run.lines for label, run in self.runs.items()}, "", delta))
+        baseline = baseline_of(*(run.result for run in self.values()))
+        return shown(detailed({label: run.lines for label, run in self.runs.items()}, "", delta, baseline))
 
     def _cells(self) -> list[list[str]]:
         return [

@@ -1,23 +1,27 @@
-"""Pictures of runs: accuracy and epsilon against rounds (`curves.png`), and how figures are shown and saved."""
+"""Pictures of runs: learning curves (`curves.png`), calibration, ROC, survival; and how figures are shown and saved."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.runs.folder import RunFolder, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Lines = Sequence[Mapping[str, Any]]
+Table = Mapping[str, Any]
 FEW: Final = 30  # points of a line that are marked: one alone would not be seen
 
 
@@ -32,19 +36,20 @@ def of_run(folder: RunFolder, config: Config, label: str | None, *, anew: bool) 
     lines = folder.read_metrics()
     if len(lines) > 1 and lines[-1][score_key(lines[-1])] is not None and (anew or not folder.curves.exists()):
         title = f"{config.name}: {config.algorithm.name or config.algorithm.module} on {config.data.dataset.name}"
-        curves(folder.curves, {label or config.name: lines}, title, config.privacy.delta)
+        baseline = baseline_of(folder.finished_result() or {})
+        curves(folder.curves, {label or config.name: lines}, title, config.privacy.delta, baseline)
 
 
-def of_variants(config: Config, runs: Mapping[str, Lines]) -> Path | None:
+def of_variants(config: Config, runs: Mapping[str, Lines], baseline: float | None) -> Path | None:
     """Have one picture of a file's variants, by label, beside their folders: where it is, if anything was measured.
 
     Args:
-        config: of any of them: they share a folder, a name and a delta.
+        config: of any of them: they share a folder, a name and a delta. baseline: as of `detailed`.
     """
     drawn = {label: lines for label, lines in runs.items() if lines and lines[-1][score_key(lines[-1])] is not None}
     path = Path(config.out) / config.name / "curves.png"
     if drawn:
-        curves(path, drawn, config.name, config.privacy.delta)
+        curves(path, drawn, config.name, config.privacy.delta, baseline)
     return path if path.exists() else None
 
 
@@ -54,10 +59,16 @@ def names_of(runs: Mapping[str, Lines]) -> str:
     return " or ".join(names)
 
 
-def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> None:
+def baseline_of(*results: Mapping[str, Any]) -> float | None:
+    """What runs with these results would score without features; None where that is not the same for all."""
+    scores = {(result.get("measures") or {}).get("baseline_score") for result in results}
+    return scores.pop() if len(scores) == 1 else None
+
+
+def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float, baseline: float | None = None) -> None:
     """Draw each run's evaluations into a file; see `detailed`. The runs are whole without it, and have not failed."""
     picture = io.BytesIO()
-    detailed(runs, title, delta).savefig(picture, dpi=150, format="png")
+    detailed(runs, title, delta, baseline).savefig(picture, dpi=150, format="png")
     try:
         write_atomic(path, picture.getvalue())
     except OSError as error:
@@ -67,9 +78,13 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
         )
 
 
-def detailed(runs: Mapping[str, Lines], title: str, delta: float | None) -> Figure:
+def detailed(runs: Mapping[str, Lines], title: str, delta: float | None, baseline: float | None = None) -> Figure:
     """Each run's evaluations: test accuracy (or what else the outcome is ranked by) above, epsilon (server and
-    third-party view) below; ``delta``: at which it is stated, None where that differs."""
+    third-party view) below.
+
+    Args:
+        delta: at which epsilon is stated, None where that differs. baseline: the score without features, if known.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -83,6 +98,8 @@ def detailed(runs: Mapping[str, Lines], title: str, delta: float | None) -> Figu
         style = "-" if label in private else ":"
         scores = [line[score_key(line)] for line in lines]
         axes[0, 0].plot(rounds, scores, style, color=colours[label], label=label, marker=_marker(lines))
+    if baseline is not None:
+        axes[0, 0].axhline(baseline, color="0.5", linestyle=(0, (1, 2)), linewidth=1, label="no features")
     axes[0, 0].set_ylabel(f"{names_of(runs)} (mean over silos)")
     axes[0, 0].set_title(title, fontsize=10)
     axes[0, 0].legend(fontsize=8, frameon=False, loc="lower right")
@@ -109,6 +126,85 @@ def _epsilon(axis: Any, label: str, lines: Lines, colour: str) -> None:
     axis.plot(rounds, server, color=colour, label=f"{label}, server", marker=_marker(lines))
     if third_party != server:
         axis.plot(rounds, third_party, "--", color=colour, label=f"{label}, third party", marker=_marker(lines))
+
+
+def of_measures(kind: str, measures: Table, title: str) -> Figure:
+    """A picture of measures of records with labels, as `measures.tables.table` has them.
+
+    Args:
+        kind: calibration, roc or survival.
+
+    Raises:
+        ConfigError: there is no such picture, or these measures have none.
+    """
+    require(kind in KINDS, "kind", kind, f"be one of curves, {', '.join(KINDS)}")
+    key, what, draw = KINDS[kind]
+    if not measures.get(key):
+        raise ConfigError(f"plot({kind!r}) is of {what}; the measures have no {key}.")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 5), layout="constrained")
+    axis = figure.subplots()
+    draw(axis, measures)
+    axis.set_title(title, fontsize=10)
+    axis.legend(fontsize=8, frameon=False)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("Computed from records without noise: no epsilon covers it.", fontsize=7, color="0.4")
+    return figure
+
+
+def _calibration(axis: Any, measures: Table) -> None:
+    """Groups of equal size by predicted probability, with Wilson's 95 % interval, and how many records are in each."""
+    curve = measures["calibration_curve"]
+    predicted, observed, number = (np.array(curve[key]) for key in ("predicted", "observed", "records"))
+    half = Z * np.sqrt(observed * (1 - observed) / number + (Z / (2 * number)) ** 2)
+    centre, scale = observed + Z**2 / (2 * number), 1 + Z**2 / number
+    errors = np.clip([observed - (centre - half) / scale, (centre + half) / scale - observed], 0, None)
+    most = min(1.0, 1.05 * max(predicted.max(), (observed + errors[1]).max()))
+    axis.plot([0, most], [0, most], color="0.6", linewidth=1, label="perfect calibration")
+    axis.errorbar(predicted, observed, errors, fmt="o", capsize=2, linewidth=1, label="observed, 95 % interval")
+    for x, y, n in zip(predicted, observed, number, strict=True):
+        axis.annotate(f"{n}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color="0.3")
+    mean, share = (float(each @ number / number.sum()) for each in (predicted, observed))
+    axis.plot([], [], " ", label=f"all: predicted {mean:.1%}, observed {share:.1%}")
+    ends = (-0.02 * most, 1.02 * most)
+    axis.set(xlim=ends, ylim=ends, xlabel="predicted risk (mean of group)", ylabel="observed share")
+    axis.set_aspect("equal")
+
+
+def _roc(axis: Any, measures: Table) -> None:
+    curve = measures["roc_curve"]
+    axis.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="no features")
+    axis.plot(curve["false_positive_rate"], curve["sensitivity"], label=f"AUC {measures['auc']:.3f}")
+    axis.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel="1 - specificity", ylabel="sensitivity")
+    axis.set_aspect("equal")
+
+
+def _survival(axis: Any, measures: Table) -> None:
+    """What is predicted as lines, Kaplan-Meier at the ends of bins as points, with log-log 95 % intervals."""
+    for index, curve in enumerate(measures["survival_curves"]):
+        colour, times = f"C{index}", np.array(curve["times"])
+        axis.plot(
+            [0, *times], [1, *curve["predicted"]], color=colour, label=f"{curve['group']}, n = {curve['records']}"
+        )
+        survival, error = (np.array(curve[key], dtype=float) for key in ("observed", "standard_error"))
+        with np.errstate(all="ignore"):
+            width = np.exp(Z * error / (survival * np.log(survival)))
+            ends = np.nan_to_num([survival - survival ** (1 / width), survival**width - survival])
+        axis.errorbar(times, survival, ends, fmt="o", markersize=4, capsize=2, linewidth=1, color=colour)
+    axis.plot([], [], color="0.3", label="predicted")
+    axis.errorbar([], [], [], fmt="o", markersize=4, capsize=2, color="0.3", label="Kaplan-Meier, 95 % interval")
+    axis.set(xlim=(0, None), ylim=(0, 1.02), xlabel="time", ylabel="probability of no event")
+
+
+Z: Final = 1.96
+KINDS: Final[Mapping[str, tuple[str, str, Callable[[Any, Table], None]]]] = {
+    "calibration": ("calibration_curve", "probabilities of two classes", _calibration),
+    "roc": ("roc_curve", "two classes that both occur", _roc),
+    "survival": ("survival_curves", "survival", _survival),
+}
+"""Pictures of measures: the measure, of what it is, and how it is drawn."""
 
 
 def _marker(lines: Lines) -> str | None:

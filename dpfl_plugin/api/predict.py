@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from dpfl_plugin.api.plots import of_measures
+from dpfl_plugin.api.plots import shown as in_notebook
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
@@ -27,6 +29,7 @@ from dpfl_plugin.runs.training_diagnostics import worse_than_baseline
 if TYPE_CHECKING:
     import pandas
     import torch
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
 COVERED: Final = (
@@ -118,6 +121,14 @@ class Predicted(Printed):
         import pandas
 
         return pandas.DataFrame(self._flat())
+
+    def plot(self, kind: str) -> Figure:
+        """A picture of `measures`: calibration or roc of two classes, or survival, as `Run.plot`.
+
+        Raises:
+            ConfigError: these records have no such picture.
+        """
+        return in_notebook(of_measures(kind, self.measures or {}, f"{self.predictions.labelled} records"))
 
     def _flat(self, shown: Callable[[float, int], Any] | None = None) -> list[dict[str, Any]]:
         shown, rows = shown or (lambda value, digits: value), []
@@ -232,7 +243,7 @@ def predict(
         predictions=predictions,
         epsilon=trained.result["epsilon"],
         rows=rows,
-        statement=tuple(_statement(trained)),
+        statement=tuple(statement_of(trained)),
         notes=tuple(notes),
     )
 
@@ -247,7 +258,7 @@ def _plainly(value: float, most: int) -> str:
     return text
 
 
-def _statement(trained: FinishedRun) -> list[str]:
+def statement_of(trained: FinishedRun) -> list[str]:
     """At which epsilon the model was trained, and what it covers."""
     epsilon = trained.result["epsilon"]
     views = views_of_all(trained.result)

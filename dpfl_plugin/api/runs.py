@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin import given, own_folders
-from dpfl_plugin.api.plots import detailed, embedded, shown
+from dpfl_plugin.api.plots import baseline_of, detailed, embedded, of_measures, shown
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import ACCURACY, Outcome, score_key
@@ -19,7 +19,7 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.core.text import Printed, aligned, counted
 from dpfl_plugin.data.names import called
-from dpfl_plugin.errors import DataError, require
+from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.training_diagnostics import price, too_small_a_step, worse_than_baseline
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from torch import nn
+
+    from dpfl_plugin.api.coefficients import Coefficients
 
 Shape = tuple[tuple[int, ...], int]
 """(shape of a record's features, number of classes)."""
@@ -201,16 +203,45 @@ class Run:
         shape = shape_of(config, base, self.result) if self.shape is None else self.shape
         return trained_model(self._files, config, *shape, Outcome.of_result(self.result))
 
+    @property
+    def coefficients(self) -> Coefficients:
+        """Of a linear model, in the units of its table: odds, rate or hazard ratios, or differences of a regression.
+
+        Raises:
+            UnsupportedError: the model is not linear in the columns of a table.
+            DataError, ConfigError: as `predict`.
+        """
+        from dpfl_plugin.api.coefficients import coefficients
+
+        return coefficients(self.folder)
+
     def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
         """Write the model for other programs into a new folder, which is returned; see `dpfl_plugin.export`."""
         from dpfl_plugin.api.export import export
 
         return export(self, folder, onnx=onnx).folder
 
-    def plot(self) -> Figure:
-        """Accuracy and epsilon against rounds, as in `curves.png`."""
+    def plot(self, kind: str = "curves") -> Figure:
+        """A picture.
+
+        Args:
+            kind: curves: accuracy (or what the outcome is ranked by) and epsilon against rounds, as in `curves.png`. Of
+                the final model on all test records, which no epsilon covers: calibration and roc of two classes,
+                survival by thirds of predicted risk, beside Kaplan-Meier.
+
+        Raises:
+            ConfigError: the run has no such picture.
+        """
         name = str(self.result["name"])
-        return shown(detailed({name: self.lines}, f"{name}: {self.result['algorithm']}", self.delta))
+        if kind == "curves":
+            title, baseline = f"{name}: {self.result['algorithm']}", baseline_of(self.result)
+            return shown(detailed({name: self.lines}, title, self.delta, baseline))
+        pooled = (self.measures or {}).get("pooled")
+        if pooled is None:
+            raise ConfigError(
+                f"plot({kind!r}) needs measures of all test records together, which this run does not have."
+            )
+        return shown(of_measures(kind, pooled.get("own_models", pooled["model"]), f"{name}: test records"))
 
     def to_dict(self) -> dict[str, Any]:
         """What `dpfl run --json` prints: `result`."""

@@ -276,7 +276,8 @@ def run_each(
                 break
     finally:  # of those that ended before an error, too
         if len(plan.variants) > 1 and runs:
-            plots.of_variants(plan.variants[0].config, {label: run.lines for label, run in runs.items()})
+            baseline = plots.baseline_of(*(run.result for run in runs.values()))
+            plots.of_variants(plan.variants[0].config, {label: run.lines for label, run in runs.items()}, baseline)
 
 
 @contextlib.contextmanager

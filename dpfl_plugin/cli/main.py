@@ -373,6 +373,7 @@ def report(
 app.command(rich_help_panel=TRAIN)(project_commands.check)
 app.command(rich_help_panel=TRAIN)(project_commands.describe)
 app.command(rich_help_panel=TRAIN)(project_commands.predict)
+app.command(rich_help_panel=TRAIN)(project_commands.coefficients)
 app.command(rich_help_panel=TRAIN)(project_commands.export)
 
 

@@ -232,6 +232,18 @@ def predict(
         print(f"{len(made.rows)} predictions: {out}", file=sys.stderr)
 
 
+def coefficients(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Of a finished run: runs/<name>/<id>.")],
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
+    ] = False,
+) -> None:
+    """Show the coefficients of a finished run's linear model: odds, rate or hazard ratios in the units of its table."""
+    from dpfl_plugin.api.coefficients import coefficients as of_run
+
+    show(of_run(folder), json)
+
+
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Of a finished run: runs/<name>/<id>.")],
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the files.")],

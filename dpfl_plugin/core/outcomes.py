@@ -106,6 +106,18 @@ def higher_is_better(name: str) -> bool:
     return re.sub("^(test|train|personalised)_", "", name.removesuffix(OF_SILOS)) not in _LOWER
 
 
+_BEST: Final = {"calibration_in_the_large": 0.0, "predicted_observed_ratio": 1.0}
+"""Measures of which neither a larger nor a smaller value is better."""
+
+
+def shortfall(name: str, value: float) -> float:
+    """A number that is the smaller the better this value of a measure, or of a metric of an evaluation, is."""
+    best = _BEST.get(name.removesuffix(OF_SILOS))
+    if best is not None:
+        return abs(value - best)
+    return -value if higher_is_better(name) else value
+
+
 _SHARES: Final = frozenset(
     {"accuracy", "balanced_accuracy", "subset_accuracy", "auc", "pr_auc", "f1", "sensitivity", "specificity"}
     | {"precision", "brier", "c_index"}
@@ -117,6 +129,8 @@ def measure_range(name: str) -> tuple[float | None, float | None]:
     base = re.sub("^(test|train|personalised)_", "", name.removesuffix(OF_SILOS))
     if base in _SHARES:
         return 0.0, 1.0
+    if base in _BEST:
+        return (-1.0, 1.0) if _BEST[base] == 0 else (0.0, None)
     return (0.0, None) if base in _LOWER else (None, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,7 @@ from dpfl_plugin.federation.summaries import described
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.persons import has_label
 from dpfl_plugin.measures.answers import Answers, baseline
-from dpfl_plugin.measures.tables import Table, table
+from dpfl_plugin.measures.tables import Table, score, table
 
 MOST_SILOS: Final = 100  # that are measured one by one
 
@@ -37,6 +38,8 @@ class SiloAnswers:
 def measures(outcome: Outcome, by_silo: Mapping[int, SiloAnswers], num_outputs: int) -> dict[str, Any]:
     """As `result.json` has them: of the model, of silos' own models where all have some, and of a baseline.
 
+    ``baseline_score`` is the baseline's mean over silos of what evaluations measure, beside which they can be seen.
+
     Args:
         num_outputs: classes, or the model's outputs.
     """
@@ -49,10 +52,18 @@ def measures(outcome: Outcome, by_silo: Mapping[int, SiloAnswers], num_outputs: 
         _joined(own) if len(own) == len(every) else None,
     )
     pooled = _tables(outcome, together, num_outputs, True)
+    constant = [baseline(outcome, together.training, num_outputs, len(silo.labels)) for silo in every]
+    scores = [score(outcome, answers, silo.labels) for answers, silo in zip(constant, every, strict=True)]
     silos = None
     if len(by_silo) <= MOST_SILOS:
         silos = {str(silo): _tables(outcome, answers, num_outputs, False) for silo, answers in by_silo.items()}
-    return {**described(outcome), "pooled": pooled, "silos": silos}
+    mean = math.fsum(scores) / len(scores)
+    return {
+        **described(outcome),
+        "baseline_score": mean if math.isfinite(mean) else None,
+        "pooled": pooled,
+        "silos": silos,
+    }
 
 
 def of_each(outcome: Outcome, by_silo: Mapping[int, SiloAnswers], num_outputs: int) -> dict[int, dict[str, Any]]:

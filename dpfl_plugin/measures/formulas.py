@@ -73,11 +73,37 @@ def quadratic_kappa(confusion: Array) -> float:
     return float(1 - (weights * confusion).sum() / (weights * chance).sum())
 
 
-def calibration(positive: Array, p: Array, bins: int) -> tuple[Array, Array]:
-    """(mean probability, share of positive ones) in each bin of equal width that is not empty."""
-    places = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], p)
-    number, mean, share = (np.bincount(places, each, bins) for each in (None, p, positive))
-    return mean[number > 0] / number[number > 0], share[number > 0] / number[number > 0]
+def calibration(positive: Array, p: Array, groups: int) -> tuple[Array, Array, Array]:
+    """(mean probability, share of positive ones, number) of the records of each of so many groups of equal size, from
+    the smallest probabilities on; records of equal ones are in one group, so that some may be empty, and left out."""
+    ends = np.percentile(p, np.linspace(0, 100, groups + 1))[1:-1]
+    places = np.searchsorted(ends, p)
+    number, mean, share = (np.bincount(places, each, groups) for each in (None, p, positive))
+    there = number > 0
+    return mean[there] / number[there], share[there] / number[there], number[there]
+
+
+def roc(positive: Array, scores: Array, most: int) -> tuple[Array, Array]:
+    """(false positive rate, sensitivity) at each score that occurs, from (0, 0) to (1, 1); at ``most`` of them."""
+    taken, hits = (np.append(0, found) for found in _steps(positive, scores))
+    some = np.unique(np.linspace(0, len(taken) - 1, min(most, len(taken))).round().astype(int))
+    return (taken - hits)[some] / (taken[-1] - hits[-1]), hits[some] / hits[-1]
+
+
+def kaplan_meier(times: Array, events: Array, at: Array) -> tuple[Array, Array]:
+    """(probability of no event up to each time, Greenwood's standard error of it); NaN beyond the last observation.
+
+    Args:
+        times: [n]. events: [n] 1 where the event was then, 0 where the record was censored, which is taken to be later.
+    """
+    when, happened = np.unique(times[events > 0], return_counts=True)
+    at_risk = len(times) - np.searchsorted(np.sort(times), when)
+    survival = np.append(1.0, np.cumprod(1 - happened / at_risk))
+    rest = at_risk - happened
+    terms = np.divide(happened, at_risk * rest, out=np.zeros(len(when)), where=rest > 0)  # S is 0 where nobody is left
+    place = np.searchsorted(when, at, side="right")
+    observed = np.where(at <= times.max(), survival[place], np.nan)
+    return observed, observed * np.sqrt(np.append(0.0, np.cumsum(terms)))[place]
 
 
 def concordance(times: Array, events: Array, expected: Array) -> float | None:

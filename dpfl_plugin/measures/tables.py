@@ -18,7 +18,10 @@ from dpfl_plugin.measures import formulas
 from dpfl_plugin.measures.answers import Answers, at_risk, losses_of_bins
 
 Table = dict[str, Any]
-BINS: Final = 10  # of a calibration curve
+GROUPS: Final = 10  # of a calibration curve
+OF_GROUP: Final = 10  # records in each of its groups, or more
+POINTS: Final = 101  # of a ROC curve
+THIRDS: Final = ("lowest third of risk", "middle third of risk", "highest third of risk")
 MOST_CLASSES: Final = 30  # of a confusion matrix
 
 
@@ -45,7 +48,7 @@ def table(outcome: Outcome, said: Answers, labels: NDArray[Any], *, curves: bool
     not finite.
 
     Args:
-        labels: [n, ...], n at least 1. curves: also the calibration curve and the confusion matrix.
+        labels: [n, ...], n at least 1. curves: also the confusion matrix, and the curves of calibration, ROC, survival.
     """
     if not _finite(said):
         return {outcome.score: None}
@@ -61,7 +64,7 @@ def table(outcome: Outcome, said: Answers, labels: NDArray[Any], *, curves: bool
         elif outcome.kind == "counts":
             found = _counts(labels, said)
         elif outcome.kind == "survival":
-            found = _survival(outcome, said, labels)
+            found = _survival(outcome, said, labels, curves)
         else:
             found = make[outcome.kind](said, labels, curves)
     first = outcome.score
@@ -97,9 +100,20 @@ def _classes(said: Answers, y: NDArray[Any], curves: bool) -> Table:
         known = np.union1d(y, said.predicted)
         found["f1"] = float(np.mean([formulas.f1(y == k, said.predicted == k) for k in known]))
     found |= _of_probabilities(p, y)
+    if p is not None and p.shape[1] == 2:
+        found |= _in_the_large(p[:, 1], y)
     if curves:
         found |= _curves(said, y)
     return _plain(found)
+
+
+def _in_the_large(p: NDArray[Any], y: NDArray[Any]) -> Table:
+    """How far the mean probability of the second class is from how often it occurs."""
+    observed = float(y.mean())
+    return {
+        "calibration_in_the_large": float(p.mean()) - observed,
+        "predicted_observed_ratio": _defined(lambda: float(p.mean()) / observed, observed),
+    }
 
 
 def _of_probabilities(p: NDArray[Any] | None, y: NDArray[Any]) -> Table:
@@ -119,8 +133,16 @@ def _curves(said: Answers, y: NDArray[Any]) -> Table:
     if K <= MOST_CLASSES:
         found["confusion_matrix"] = formulas.confusion(y, said.predicted, K).tolist()
     if p is not None and K == 2:
-        mean, share = formulas.calibration(y == 1, p[:, 1], BINS)
-        found["calibration_curve"] = {"predicted": mean.tolist(), "observed": share.tolist()}
+        groups = max(1, min(GROUPS, len(y) // OF_GROUP))
+        mean, share, number = formulas.calibration(y == 1, p[:, 1], groups)
+        found["calibration_curve"] = {
+            "predicted": mean.tolist(),
+            "observed": share.tolist(),
+            "records": number.tolist(),
+        }
+    if said.scores is not None and y.min() != y.max():
+        rates = formulas.roc(y == 1, said.scores, POINTS)
+        found["roc_curve"] = dict(zip(("false_positive_rate", "sensitivity"), (r.tolist() for r in rates), strict=True))
     return found
 
 
@@ -204,10 +226,41 @@ def _deviance(outcome: Outcome, said: Answers, labels: NDArray[Any]) -> float:
     return float(2 * losses_of_bins(said.probabilities, *at_risk(outcome, labels)).mean())
 
 
-def _survival(outcome: Outcome, said: Answers, labels: NDArray[Any]) -> Table:
-    deviance, expected = _deviance(outcome, said, labels), said.survival().sum(axis=1)
-    found = formulas.concordance(labels[:, 0], labels[:, 1], expected)
-    return _plain({"deviance": deviance, "c_index": found})
+def _survival(outcome: Outcome, said: Answers, labels: NDArray[Any], curves: bool) -> Table:
+    deviance, predicted = _deviance(outcome, said, labels), said.survival()
+    found: Table = {
+        "deviance": deviance,
+        "c_index": formulas.concordance(labels[:, 0], labels[:, 1], predicted.sum(axis=1)),
+    }
+    if curves:
+        found["survival_curves"] = _survival_curves(outcome, predicted, labels)
+    return _plain(found)
+
+
+def _survival_curves(outcome: Outcome, predicted: NDArray[Any], labels: NDArray[Any]) -> list[Table]:
+    """Of each third of the records by predicted risk, of all where they are few: the mean of what is predicted for the
+    ends of bins, and what is observed (Kaplan-Meier), with its standard error."""
+    risk, names = -predicted.sum(axis=1), THIRDS
+    ends = np.quantile(risk, [1 / 3, 2 / 3])
+    if len(labels) < OF_GROUP * len(THIRDS) or ends[0] == ends[1]:
+        ends, names = ends[:0], ("all records",)
+    group = np.searchsorted(ends, risk)
+    curves = []
+    for number, name in enumerate(names):
+        rows = group == number
+        if rows.any():
+            observed, error = formulas.kaplan_meier(*labels[rows].astype(np.float64).T, np.asarray(outcome.edges))
+            curves.append(
+                {
+                    "group": name,
+                    "records": int(rows.sum()),
+                    "times": list(outcome.edges),
+                    "predicted": predicted[rows].mean(axis=0).tolist(),
+                    "observed": list(map(_number, observed)),
+                    "standard_error": list(map(_number, error)),
+                }
+            )
+    return curves
 
 
 def _defined(value: Callable[[], Any], defined: object) -> Any:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
-from dpfl_plugin.data.base import Features, Federation, Inputs, Integers, Silo
-from dpfl_plugin.data.labels import LabelType, typed, unlabelled
+from dpfl_plugin.data.base import Federation, Inputs, Integers, Silo
+from dpfl_plugin.data.labels import Labels, LabelType, typed, unlabelled
 from dpfl_plugin.data.preprocess import preprocess
 from dpfl_plugin.errors import DataError, told
 from dpfl_plugin.measures.answers import answers, baseline
@@ -70,21 +70,16 @@ def predict(trained: FinishedRun, records: PredictionInput, *, made_up: bool = F
         DataError: a record is none of the model's fields, the model's file does not fit the configuration, or a file
             that preprocessing names is missing.
     """
-    config, x, outcome = trained.config, records.features.copy(), trained.outcome  # steps work in place
-    names = trained.labels or tuple(map(str, range(trained.inputs.num_classes)))
-    labels, known = records.labels or unlabelled(outcome, trained.inputs.num_classes, len(x))
-    # As a silo's test records, to which nothing is ever fitted; one to train on, as steps expect, is fitted to by none
-    # of those that get here.
-    silo = Silo(x[:1].copy(), labels[:1].copy(), x, labels.copy())
-    federation = _preprocessed(config, trained.base, trained.inputs, outcome, silo, names)
-    check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
-    model = trained_model(trained.folder, config, silo.test_x.shape[1:], federation.num_classes, federation.outcome)
-    fed = _fed(trained, silo.test_x)
+    labels, known = records.labels or unlabelled(trained.outcome, trained.inputs.num_classes, len(records.features))
+    ready = prepared(trained, records.features, labels)
+    model, federation, outcome = ready.model, ready.federation, trained.outcome
     if not made_up:
-        _check_fields(model, fed, records.lines)
+        _check_fields(model, ready.features, records.lines)
     with torch.no_grad():
-        outputs = torch.cat([model(piece).double() for piece in fed.split(AT_ONCE)])
-    answer = answers(outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=_gives_log_odds(config, outputs))
+        outputs = torch.cat([model(piece).double() for piece in ready.features.split(AT_ONCE)])
+    answer = answers(
+        outcome, outputs.reshape(len(outputs), -1).numpy(), probabilistic=gives_log_odds(trained.config, outputs)
+    )
     predictions = Predictions(
         _names(federation),
         answer.predicted,
@@ -94,7 +89,7 @@ def predict(trained: FinishedRun, records: PredictionInput, *, made_up: bool = F
     )
     if not known.any():
         return predictions
-    y = silo.test_y[known]
+    y = federation.silos[0].test_y[known]
     constant = baseline(outcome, y, len(predictions.classes), len(y))
     return replace(
         predictions,
@@ -102,6 +97,40 @@ def predict(trained: FinishedRun, records: PredictionInput, *, made_up: bool = F
         measures=table(outcome, answer.at(known), y),
         constant=table(outcome, constant, y, curves=False),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run's model, and records as it gets them.
+
+    Attributes:
+        federation: of these records, as test records of its one silo, after all steps.
+    """
+
+    model: torch.nn.Module
+    features: torch.Tensor
+    federation: Federation
+
+
+def prepared(
+    trained: FinishedRun, features: NDArray[np.floating], labels: Labels | None = None, dtype: torch.dtype | None = None
+) -> Prepared:
+    """Records [n, *shape] on their way to the model of a run: preprocessed as those of its training were, and scaled.
+
+    Args:
+        dtype: of the records; that of the run by default.
+    """
+    config, x = trained.config, features.copy()  # steps work in place
+    if labels is None:
+        labels = unlabelled(trained.outcome, trained.inputs.num_classes, len(x)).values
+    names = trained.labels or tuple(map(str, range(trained.inputs.num_classes)))
+    # As a silo's test records, to which nothing is ever fitted; one to train on, as steps expect, is fitted to by none
+    # of those that get here.
+    silo = Silo(x[:1].copy(), labels[:1].copy(), x, labels.copy())
+    federation = _preprocessed(config, trained.base, trained.inputs, trained.outcome, silo, names)
+    check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
+    model = trained_model(trained.folder, config, silo.test_x.shape[1:], federation.num_classes, federation.outcome)
+    return Prepared(model, _fed(trained, silo.test_x, dtype), federation)
 
 
 def shape_of(config: Config, base: Path, result: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
@@ -175,9 +204,9 @@ def trained_model(
     return model
 
 
-def _fed(trained: FinishedRun, x: Features) -> torch.Tensor:
+def _fed(trained: FinishedRun, x: NDArray[np.floating], dtype: torch.dtype | None) -> torch.Tensor:
     """Preprocessed records as the model gets them."""
-    fed = torch.from_numpy(x).to(getattr(torch, trained.config.runtime.dtype))
+    fed = torch.from_numpy(x).to(dtype or getattr(torch, trained.config.runtime.dtype))
     return fed if trained.scaling is None else torch.cat([trained.scaling(piece) for piece in fed.split(AT_ONCE)])
 
 
@@ -191,7 +220,7 @@ def _check_fields(model: torch.nn.Module, x: torch.Tensor, lines: Integers | Non
     raise DataError(f"{where}: {wrong}")
 
 
-def _gives_log_odds(config: Config, outputs: torch.Tensor) -> bool:
+def gives_log_odds(config: Config, outputs: torch.Tensor) -> bool:
     """Whether outputs for classes are; those of another loss need not be."""
     single = outputs.dim() == 1 or outputs.shape[1] == 1
     return config.loss in ("auto", "logistic" if single else "cross_entropy")

@@ -126,6 +126,7 @@ COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "check, wrong": lambda stage: ("check", "wrong.yaml"),
     "describe": lambda stage: ("describe", "tables.yaml", "--epsilon", "1", "--cross", "a,label", "--bins", "4"),
     "predict": lambda stage: ("predict", stage.of_tables, "hospital-0.csv", "--id", "patient"),
+    "coefficients": lambda stage: ("coefficients", stage.of_tables),
     "list": lambda stage: ("list",),
     "list, engines": lambda stage: ("list", "engines", "--for", "plain.yaml"),
     "quickstart": lambda stage: ("quickstart", "--seeds", "1", "--set", "rounds=2", "--out", "quickstart"),

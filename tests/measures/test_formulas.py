@@ -42,8 +42,14 @@ def test_of_probabilities(n: int, digits: int) -> None:
     several = metrics.roc_auc_score(y, p, multi_class="ovr", average="macro")
     assert formulas.each_class(formulas.auc, y, p) == pytest.approx(several)
     assert formulas.log_loss(y, p) == pytest.approx(metrics.log_loss(y, p, labels=range(3)))
-    share, mean = calibration.calibration_curve(positive, scores, n_bins=10)
-    np.testing.assert_allclose(formulas.calibration(positive, scores, 10), (mean, share))
+    share, mean = calibration.calibration_curve(positive, scores, n_bins=10, strategy="quantile")
+    *found, number = formulas.calibration(positive, scores, 10)
+    np.testing.assert_allclose(found, (mean, share))
+    assert number.sum() == n and number @ found[1] == pytest.approx(positive.sum())
+    theirs = metrics.roc_curve(positive, scores, drop_intermediate=False)
+    np.testing.assert_allclose(formulas.roc(positive, scores, n + 1), theirs[:2])
+    rates = formulas.roc(positive, scores, 5)
+    assert len(rates[0]) <= 5 and [rate[0] for rate in rates] == [0, 0] and [rate[-1] for rate in rates] == [1, 1]
 
 
 def test_of_numbers() -> None:
@@ -52,6 +58,23 @@ def test_of_numbers() -> None:
     assert formulas.r2(y, expected) == pytest.approx(metrics.r2_score(y, expected))
     assert formulas.r2(y * 0, y * 0) == 1 and formulas.r2(y * 0, expected) == 0
     assert formulas.poisson_deviance(y, expected) == pytest.approx(metrics.mean_poisson_deviance(y, expected))
+
+
+@pytest.mark.parametrize("size", [5, 300])
+def test_kaplan_meier_with_greenwoods_error(size: int) -> None:
+    """Nothing is said beyond the last observation, and an event of the last record leaves nobody."""
+    lifelines = pytest.importorskip("lifelines")
+    times, events = rng.integers(1, 12, size).astype(float), rng.integers(0, 2, size)
+    at = np.arange(0.5, 14.0)
+    curve = lifelines.KaplanMeierFitter().fit(times, events)
+    observed, error = formulas.kaplan_meier(times, events, at)
+    seen = at <= times.max()
+    np.testing.assert_allclose(observed[seen], curve.survival_function_at_times(at[seen]), atol=1e-12)
+    assert np.isnan(observed[~seen]).all() and np.isnan(error[~seen]).all()
+    variances = curve._cumulative_sq_
+    steps = variances.index.searchsorted(at[seen], side="right") - 1
+    np.testing.assert_allclose(error[seen], observed[seen] * np.sqrt(variances.to_numpy()[steps]), atol=1e-12)
+    assert formulas.kaplan_meier(np.ones(1), np.ones(1), np.ones(1)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("size", [12, 300])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.core.outcomes import Outcome, shortfall
 from dpfl_plugin.measures import tables
 from dpfl_plugin.measures.answers import Answers
 
@@ -62,6 +62,39 @@ def test_of_two_classes_the_second_is_positive() -> None:
     assert [nothing[name] for name in undefined] == [None] * 3 and nothing["specificity"] == 1
     wrong = tables.table(Outcome("classes"), Answers(None, said, scores), 0 * y)
     assert (wrong["sensitivity"], wrong["precision"], wrong["f1"]) == (None, 0, 0)
+
+
+def test_calibration_in_the_large_is_of_the_positive_class() -> None:
+    y, p = np.array([0, 0, 0, 1]), np.array([0.1, 0.2, 0.3, 0.2])
+    answers = Answers(np.column_stack([1 - p, p]), np.zeros(4, int), p)
+    found = tables.table(Outcome("classes"), answers, y)
+    assert found["calibration_in_the_large"] == pytest.approx(0.2 - 0.25)
+    assert found["predicted_observed_ratio"] == pytest.approx(0.8)
+    assert tables.table(Outcome("classes"), answers, 0 * y)["predicted_observed_ratio"] is None
+    values = {"calibration_in_the_large": [0.01, -0.02, 0.3], "predicted_observed_ratio": [1.1, 0.8, 2.0]}
+    for name, ordered in {**values, "auc": [0.9, 0.8, 0.7], "rmse": [1.0, 2.0, 3.0]}.items():
+        worse = [shortfall(name, value) for value in ordered]
+        assert worse == sorted(set(worse)) and len(worse) == 3
+
+
+def test_survival_curves_are_of_thirds_of_predicted_risk() -> None:
+    """Each against the Kaplan-Meier curve of its own records; what is said of a certain risk is seen there."""
+    rng = np.random.default_rng(5)
+    n, outcome = 3000, Outcome("survival", range=(0, 5), edges=(1.0, 2.0, 5.0))
+    rates = np.exp(rng.normal(-1.5, 1.0, n))
+    hazards = 1 - np.exp(-rates[:, None] * np.array([1.0, 1.0, 3.0]))
+    times, censored = rng.exponential(1 / rates), rng.uniform(1, 9, n)
+    ends = np.minimum(np.minimum(times, censored), 5.0)
+    labels = np.column_stack([ends, times == ends]).astype(np.float32)
+    curves = tables.table(outcome, Answers(hazards), labels)["survival_curves"]
+    assert [curve["group"] for curve in curves] == [*tables.THIRDS] and sum(curve["records"] for curve in curves) == n
+    for curve in curves:  # 9 intervals, 6 standard errors: a false alarm in 1e8
+        for predicted, observed, error in zip(
+            curve["predicted"], curve["observed"], curve["standard_error"], strict=True
+        ):
+            assert abs(predicted - observed) < 6 * error
+    (few,) = tables.table(outcome, Answers(hazards[:20]), labels[:20])["survival_curves"]
+    assert few["group"] == "all records" and few["records"] == 20
 
 
 def test_kappa_weighs_levels_that_do_not_occur() -> None:

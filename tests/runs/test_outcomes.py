@@ -168,7 +168,7 @@ def assert_alike(one: Any, other: Any) -> None:
         for part, others in zip(one, other, strict=True):
             assert_alike(part, others)
     else:
-        assert one == pytest.approx(other, rel=1e-5, abs=1e-6)
+        assert one == other or one == pytest.approx(other, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("how", ["csv", "npz"])
@@ -470,5 +470,8 @@ def test_classes_are_measured_beside_their_majority(tmp_path: Path) -> None:
         model["sensitivity"] == matrix[1, 1] / matrix[1].sum()
         and model["precision"] == matrix[1, 1] / matrix[:, 1].sum()
     )
-    curve = model["calibration_curve"]
-    assert len(curve["predicted"]) == len(curve["observed"]) and "log_loss" in model
+    assert done.measures["baseline_score"] == pytest.approx(baseline["accuracy"])  # silos are of one size
+    assert sum(model["calibration_curve"]["records"]) == matrix.sum() and "log_loss" in model
+    assert done.plot("roc").axes[0].get_title() == "run: test records"
+    with pytest.raises(ConfigError, match=r"plot.'survival'. is of survival"):
+        done.plot("survival")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dpfl_plugin.core.outcomes import higher_is_better
+from dpfl_plugin.core.outcomes import shortfall
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.experiments.reports import tables
@@ -158,10 +158,9 @@ def _in_common(groups: Sequence[Group]) -> list[str]:
 
 def _best_first(groups: Sequence[Group], metric: str) -> list[Group]:
     """The largest first, or the smallest of an error; what has no number comes last."""
-    sign = -1 if higher_is_better(metric) else 1
 
     def order(group: Group) -> float:
         mean = group.summary(metric).mean
-        return math.inf if mean is None else sign * mean
+        return math.inf if mean is None else shortfall(metric, mean)
 
     return sorted(groups, key=order)
