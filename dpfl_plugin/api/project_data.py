@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.api import tables
-from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.federation import alone
@@ -72,7 +71,6 @@ class DataBlock:
         fewest: how many records the smallest silo has, where a fixed share of these may be none.
         local_lr: a step small enough that the noise of small silos does not make a model over-confident, and large
             enough to leave the constant model. Squared errors and counts are steeper than classes.
-        has_classes: whether a tuning, whose scores count right answers, can compare steps.
         model: the linear model of the outcome.
     """
 
@@ -83,7 +81,6 @@ class DataBlock:
     dealt: int | None = None
     fewest: int | None = None
     local_lr: float = LOCAL_LR
-    has_classes: bool = True
     model: str = "softmax"
 
     @property
@@ -169,7 +166,6 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
         dealt=dealt,
         fewest=_if_few(draft.fewest),
         local_lr=STEEP_LR if outcome in ("regression", "counts") else LOCAL_LR,
-        has_classes=Outcome(outcome).has_classes,
         model={"classes": "softmax", "survival": "grouped_cox"}.get(outcome, "linear"),
     )
 
