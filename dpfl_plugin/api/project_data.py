@@ -16,7 +16,7 @@ import numpy as np
 
 from dpfl_plugin.api import tables
 from dpfl_plugin.api.training_defaults import TrainingDefaults, squared_norm_of, training_defaults
-from dpfl_plugin.core.outcomes import Outcome, OutcomeKind
+from dpfl_plugin.core.outcomes import OutcomeKind
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.federation import alone
@@ -71,7 +71,6 @@ class DataBlock:
         dataset: the block of that name. schema: drafted. classes: that were read from the records.
         dealt: how many silos the records of one file are dealt to; None: the silos that the data have.
         unequal: whether silos differ in their numbers of records. training: how to train; None: for made-up records.
-        has_classes: whether a tuning, whose scores count right answers, can compare steps.
         model: the linear model of the outcome.
     """
 
@@ -82,7 +81,6 @@ class DataBlock:
     dealt: int | None = None
     unequal: bool = False
     training: TrainingDefaults | None = None
-    has_classes: bool = True
     model: str = "softmax"
 
     @property
@@ -172,7 +170,6 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
         dealt=dealt,
         unequal=len({*draft.sizes}) > 1,
         training=training_of(outcome, squared_norm_of(draft.schema["columns"]), draft.sizes, dealt, draft.rarest),
-        has_classes=Outcome(outcome).has_classes,
         model={"classes": "softmax", "survival": "grouped_cox"}.get(outcome, "linear"),
     )
 

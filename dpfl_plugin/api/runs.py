@@ -18,6 +18,7 @@ from dpfl_plugin.core.outcomes import ACCURACY, Outcome, score_key
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.core.text import Printed, aligned, counted
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
@@ -435,8 +436,13 @@ def _private_scores(result: Mapping[str, Any]) -> list[str]:
     if private is None or not private["scores"]:
         return []
     after, score = private["scores"][-1]
-    noise = f"with noise of standard deviation {private['noise_std']:.4f}."
-    lines = [f"private accuracy after round {after}: {score:.4f}, {noise}"]
+    measure = "accuracy" if "auc" in private else private.get("measure", "accuracy")
+    kind = ValidationScore(measure, private.get("bound", 1.0))
+    text = f"private {kind.words} after round {after}: {kind.text(score)}"
+    if "intervals" in private:
+        low, high = map(kind.text, private["intervals"][-1])
+        text += f" (95 % interval {low} to {high}, noise and chance)"
+    lines = [f"{text}, with noise of standard deviation {kind.text(private['noise_std'])}."]
     for auc in private.get("auc", ())[-1:]:
         text = "the noise leaves nothing of it: a class has too few records for so much"
         if auc["value"] is not None:

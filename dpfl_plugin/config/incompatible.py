@@ -129,7 +129,7 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "private_evaluation": "the scores that stop a run are private already. Leave private_evaluation out"
     },
     "private_evaluation.at": {"private_evaluation.every": "both say after which rounds. Leave one of them out"},
-    "private_evaluation.bins": {"private_evaluation.measure=accuracy": "bins are for measure: auc. Leave bins out"},
+    "private_evaluation.bins": {"private_evaluation.measure!=auc": "bins are for measure: auc. Leave bins out"},
     "private_statistics": {
         "data.preprocess": "statistics are of columns as the schema makes them. Leave preprocess out",
         "data.memory_map": "scaled records are in memory. Leave memory_map out",

@@ -27,7 +27,7 @@ from pydantic import (
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.privacy import PrivacyConfig, SiloConfig
-from dpfl_plugin.config.scores import EarlyStoppingConfig, PrivateEvaluationConfig, ScoresConfig, Scoring
+from dpfl_plugin.config.scores import EarlyStoppingConfig, PrivateEvaluationConfig, Scoring
 from dpfl_plugin.errors import EarlierNameWarning
 
 SCHEMA_KEY: Final = "schema"
@@ -291,7 +291,7 @@ class Config(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     early_stopping: EarlyStoppingConfig | None = Field(default=None, description="by private validation scores")
     private_evaluation: PrivateEvaluationConfig | None = Field(
-        default=None, description="accuracy, or AUC, by noisy counts that are charged to the budget"
+        default=None, description="how well records are predicted, by noisy sums that are charged to the budget"
     )
     personalise: PersonaliseConfig | None = Field(
         default=None, description="a model of each silo's own, charged to the budget"
@@ -355,11 +355,20 @@ class Config(Strict):
     def scoring(self) -> Scoring | None:
         """The validation scores that are planned, for whichever purpose."""
         for key in ("early_stopping", "private_evaluation"):
-            asked: ScoresConfig | None = getattr(self, key)
+            asked: EarlyStoppingConfig | PrivateEvaluationConfig | None = getattr(self, key)
             if asked is not None:
                 own = asked if isinstance(asked, PrivateEvaluationConfig) else None
                 bins, at = (0, ()) if own is None else (own.histogram_bins, tuple(own.at or ()))
-                return Scoring(key, asked.share, asked.every or self.rounds, asked.noise_multiplier, bins, at)
+                return Scoring(
+                    key,
+                    asked.share,
+                    asked.every or self.rounds,
+                    asked.noise_multiplier,
+                    bins,
+                    at,
+                    asked.measure,
+                    asked.bound,
+                )
         return None
 
     def with_score_noise(self, noise_multiplier: float) -> Config:

@@ -11,11 +11,20 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from dpfl_plugin.config.blocks import Strict
 
 BINS_OF_AUC: Final = 10
+SumMeasure = Literal["accuracy", "log_loss", "mae", "deviance", "brier"]
+MEASURE: Final = (
+    "what a score is the mean of; left out: accuracy of classes, mae of levels and numbers, deviance of counts and "
+    "survival, brier of several labels"
+)
+BOUND: Final = "of a record's loss, which is cut there; left out: what the outcome says (docs/evaluation.md)"
+YOUNG: Final = frozenset({"measure", "bound", "at"})
+"""Keys that are left out of the names of runs where they are None."""
 
 
 class ScoresConfig(Strict):
     """Noisy validation scores, on records set apart."""
 
+    bound: float | None = Field(default=None, gt=0, lt=math.inf, description=BOUND)
     share: float = Field(
         default=0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on"
     )
@@ -26,19 +35,25 @@ class ScoresConfig(Strict):
         default=None,
         ge=0,
         lt=math.inf,
-        description="noise std of a count; left out: the least for which all scores fit epsilon",
+        description="noise std / sensitivity of a silo's sum; left out: the least for which all scores fit epsilon",
     )
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without keys that are younger than the names of runs, where they say nothing."""
+        values: dict[str, Any] = dump(self)
+        return {key: value for key, value in values.items() if value is not None or key not in YOUNG}
 
 
 class PrivateEvaluationConfig(ScoresConfig):
-    """Noisy counts on records set apart: of right answers, or of two classes by the model's score."""
+    """Noisy sums on records set apart: of how well each is predicted, or counts of two classes by the model's score."""
 
     at: list[Annotated[int, Field(ge=1)]] | None = Field(
         default=None, min_length=1, description="in place of every: the rounds after which scores are made, ascending"
     )
-    measure: Literal["accuracy", "auc"] = Field(
-        default="accuracy",
-        description="what is released; auc, of two classes: histograms, from which accuracy follows, too",
+    measure: Literal["accuracy", "log_loss", "mae", "deviance", "brier", "auc"] | None = Field(
+        default=None,
+        description=f"{MEASURE}; auc, of two classes: by histograms, from which accuracy follows, too",
     )
     bins: int | None = Field(
         default=None,
@@ -49,16 +64,15 @@ class PrivateEvaluationConfig(ScoresConfig):
 
     @property
     def histogram_bins(self) -> int:
-        """0 where right answers are counted."""
+        """0 where no histogram is released."""
         return (self.bins or BINS_OF_AUC) if self.measure == "auc" else 0
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs that count right answers have the names that they always had."""
+        """As of `ScoresConfig`; ``bins`` of histograms are always said."""
         values: dict[str, Any] = dump(self)
-        silent = set() if self.histogram_bins else {"measure", "bins"}
-        silent |= {"at"} if self.at is None else set()
-        return {key: value for key, value in values.items() if key not in silent}
+        silent = YOUNG if self.histogram_bins else {*YOUNG, "bins"}
+        return {key: value for key, value in values.items() if value is not None or key not in silent}
 
     @model_validator(mode="after")
     def _ascending(self) -> PrivateEvaluationConfig:
@@ -78,12 +92,13 @@ class PrivateEvaluationConfig(ScoresConfig):
 class EarlyStoppingConfig(ScoresConfig):
     """Noisy validation scores, on records set apart, and when they end the run."""
 
+    measure: SumMeasure | None = Field(default=None, description=MEASURE)
     every: int = Field(default=10, ge=1, description="rounds between scores")
     patience: int = Field(
         default=3, ge=1, description="scores in a row that are no better than the best, which end the run"
     )
     min_gain: float = Field(
-        default=0.0, ge=0, lt=1, description="by how much a score has to beat the best to be better"
+        default=0.0, ge=0, lt=math.inf, description="by how much a score has to beat the best to be better"
     )
     keep: Literal["best", "last"] = Field(
         default="best", description="the model that is the result: of the best score, or the last"
@@ -96,8 +111,9 @@ class Scoring:
 
     Attributes:
         every: rounds between scores; None where the number of rounds is not known, which is refused.
-        bins: of histograms; 0 where right answers are counted.
+        bins: of histograms; 0 for none.
         at: the rounds after which scores are made, in place of ``every``; () for none.
+        measure, bound: of a score; None where the outcome says.
     """
 
     key: str
@@ -106,6 +122,8 @@ class Scoring:
     noise_multiplier: float | None
     bins: int = 0
     at: tuple[int, ...] = ()
+    measure: str | None = None
+    bound: float | None = None
 
     def number(self, rounds: int) -> int:
         """How many scores so many rounds make."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from pydantic import Field
 
 from dpfl_plugin.config.blocks import Strict
+from dpfl_plugin.config.scores import BOUND, MEASURE, SumMeasure
 
 MOST_CANDIDATES: Final = 1000
 
@@ -29,6 +31,13 @@ class TuneConfig(Strict):
     share: float = Field(
         default=0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on"
     )
+    measure: SumMeasure | None = Field(default=None, description=MEASURE)
+    bound: float | None = Field(default=None, gt=0, lt=math.inf, description=BOUND)
+
+    @property
+    def score(self) -> dict[str, Any]:
+        """``measure`` and ``bound``, where they are given."""
+        return {key: value for key in ("measure", "bound") if (value := getattr(self, key)) is not None}
 
     def left(self, candidates: int) -> tuple[int, ...]:
         """How many candidates each rung compares."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.federation.outcome import RunOutcome
 from dpfl_plugin.federation.silo_group import SiloMetrics
@@ -45,11 +46,11 @@ class Progress:
     statistics: Tensor | None = None
     histograms: list[list[float]] = field(default_factory=list)
 
-    def scored(self, released: list[float]) -> None:
-        """A score of the global model was released: a noisy accuracy, or a histogram from which one follows."""
-        if len(released) > 1:
+    def scored(self, released: list[float], score: ValidationScore) -> None:
+        """A score of the global model was released: a noisy mean, or a histogram from which an accuracy follows."""
+        if score.bins:
             self.histograms.append(released)
-        self.scores.append((self.rounds, released[0] if len(released) == 1 else accuracy(released)))
+        self.scores.append((self.rounds, accuracy(released) if score.bins else score.of_share(released[0])))
 
     @property
     def lost(self) -> set[int]:

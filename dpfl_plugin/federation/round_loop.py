@@ -210,7 +210,7 @@ class RoundLoop:
         if not self.account.affords_extra("score", progress.rounds, draw.noise_id):
             return
         mean = self._sent(progress, down, plan, draw)
-        progress.scored(mean["score"].flatten().tolist())
+        progress.scored(mean["score"].flatten().tolist(), self.stopping.score)
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
             progress.best = progress.server["model"]
         if self.checkpoint_every == 1:

@@ -19,12 +19,13 @@ from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import FreshStream, Source, Stream
+from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
 from dpfl_plugin.core.vectors import Layout, Vectors, columns, stack
 from dpfl_plugin.errors import MemoryShortError, TrainingError
 from dpfl_plugin.federation.measuring import SiloAnswers, labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
 from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of
-from dpfl_plugin.federation.validation import counted, num_correct, outputs_of
+from dpfl_plugin.federation.validation import num_correct, outputs_of, summed
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.fixed_state import FixedState
@@ -108,6 +109,7 @@ class SiloGroup:
         train, test: records by silo id.
         states: (len(train), d) each, rows in the order of ascending ids.
         scores, statistics: how validation scores, and statistics of columns, are released, if they are.
+        validation: what scores are the mean of.
         chunk_bytes: for the gradients of single examples at a time, where another engine is made.
         lockstep: silos that are advanced together are answered together, if the engine and the rules allow it. Sums
             then round by who is in a stack.
@@ -131,6 +133,7 @@ class SiloGroup:
         test: Mapping[int, Records],
         states: Vectors,
         scores: Scores | None = None,
+        validation: ValidationScore = DEFAULT_SCORE,
         chunk_bytes: int = smoothing.CHUNK_BYTES,
         lockstep: bool = False,
         record: Record | None = None,
@@ -153,7 +156,7 @@ class SiloGroup:
         self._evaluator: torch.nn.Module | None = None
         self._pending: list[tuple[list[int], Vectors]] = []
         self._smoothed: dict[smoothing.Smoothing, Engine] = {}
-        self._scores, self._chunk_bytes = scores, chunk_bytes
+        self._scores, self._validation, self._chunk_bytes = scores, validation, chunk_bytes
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
         self.fixed_state = FixedState(model, loss, getattr(engine, "runs", None))
 
@@ -238,9 +241,9 @@ class SiloGroup:
 
     @torch.no_grad()
     def _score(self, ids: Sequence[int], model: Tensor, draw: Draw) -> tuple[Vectors, list[Charge]]:
-        """({"score": (m, 1) or (m, 2 bins)}, charges): noisy counts over the number of validation records.
+        """({"score": (m, 1) or (m, 2 bins)}, charges): noisy sums, or counts, over the number of validation records.
 
-        Over that number they are an accuracy, or shares: public post-processing of the counts.
+        To divide by that number is public post-processing.
         """
         assert self._scores is not None
         share, evaluator = self._scores.share, self._at(model)
@@ -248,9 +251,8 @@ class SiloGroup:
         values, persons = [], self._rules.unit == "person"
         for silo in ids:
             records, rng = part_of(self._train[silo], share), source.seek(draw.key("score", silo, 0))
-            usable = records.only_usable()
-            found = counted(evaluator, usable, self._outcome, bins=self._scores.bins, persons=persons)
-            values.append(self._scores.noisy(found, self._rules.neighbouring, rng) / len(records))
+            total = summed(evaluator, records, self._outcome, self._validation, persons=persons)
+            values.append(self._scores.noisy(total, self._rules.neighbouring, rng) / len(records))
         self.clock.lap("evaluation")
         charges = _once(ids, draw, "score", self._scores.release(self._rules.neighbouring, self._rules.unit), share)
         return {"score": torch.stack(values)}, charges

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
+
 Score = tuple[int, float]
-"""(rounds that were done, mean over silos of the noisy share of correct predictions)."""
+"""(rounds that were done, noisy score of the model: a mean over silos)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,15 +18,17 @@ class Stopping:
 
     Attributes:
         patience: None: scores are made, and end nothing.
-        min_gain: what a score has to be above the best one to count as better.
+        min_gain: by how much a score has to be better than the best one to count as better.
         keep_best: whether the model with the best score is the result, not the last one.
+        score: what scores are the mean of.
     """
 
     every: int
-    patience: int | None
-    min_gain: float
-    keep_best: bool
+    patience: int | None = None
+    min_gain: float = 0.0
+    keep_best: bool = False
     at: tuple[int, ...] = ()
+    score: ValidationScore = DEFAULT_SCORE
 
     def planned(self, rounds: int) -> int:
         """How many scores are planned in so many rounds."""
@@ -39,7 +43,7 @@ class Stopping:
         """Which score is the best: the last that was better than the best before it; None if there is none."""
         best = None
         for index, (_, score) in enumerate(scores):
-            if best is None or score > scores[best][1] + self.min_gain:
+            if best is None or self.score.gain(score, scores[best][1]) > self.min_gain:
                 best = index
         return best
 
@@ -53,6 +57,6 @@ class Stopping:
         assert best is not None
         after, score = scores[best]
         return (
-            f"stopped early after round {rounds} of {planned}: the best score, {score:.4f}, is that after "
+            f"stopped early after round {rounds} of {planned}: the best score, {self.score.text(score)}, is that after "
             f"round {after}; all {planned} rounds are charged"
         )

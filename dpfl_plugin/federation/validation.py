@@ -1,20 +1,23 @@
-"""What silos count on the records that are set apart to be scored: right answers, or a histogram of scores by class.
+"""What silos add up on the records that are set apart to be scored: how well each is predicted, or a histogram.
 
-A record adds 1 to one number; a person adds the shares of its records, in whole steps of `STEP`, 1 at most in all.
+A record adds a number in [0, 1] (`core.validation_scores`), or 1 to one number of a histogram; a person adds the mean
+of what its records add, in whole steps of `STEP`, 1 at most in all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.gradients.base import Records
-from dpfl_plugin.gradients.losses import predict
-from dpfl_plugin.gradients.persons import by_person
+from dpfl_plugin.gradients.losses import cross_entropy, logistic, predict
+from dpfl_plugin.gradients.outcome_losses import Hazards
+from dpfl_plugin.gradients.persons import by_person, has_label
 from dpfl_plugin.privacy.scores import STEP
 
 # Records in one forward pass of an evaluation, at most: of large ones so few on a processor that what convolutions make
@@ -43,31 +46,76 @@ def num_correct(model: Model, records: Records, outcome: Outcome) -> int:
     return sum(int((_predicted(outputs, outcome) == labels).sum()) for outputs, labels in found)
 
 
-def counted(model: Model, records: Records, outcome: Outcome, *, bins: int = 0, persons: bool = False) -> Tensor:
-    """What is released of ``records`` once it has noise, float64.
+@torch.no_grad()
+def summed(
+    model: Model, records: Records, outcome: Outcome, score: ValidationScore, *, persons: bool = False
+) -> Tensor:
+    """What is released of ``records`` once it has noise, float64: (1,) what they add; with ``score.bins`` (2 bins,), of
+    two classes, how many records of the first have a score in each bin of `edges`, and then of the second.
 
     Args:
-        bins: 0: (1,) how many are predicted correctly. Else (2 bins,): of two classes, how many records of the first
-            have a score in each bin of `edges`, and then of the second.
         persons: records are persons, each with its own.
     """
-    if not persons and not bins:
-        return torch.tensor([float(num_correct(model, records, outcome))], dtype=torch.float64)
-    total = torch.zeros(2 * bins or 1, dtype=torch.float64)
+    total = torch.zeros(2 * score.bins or 1, dtype=torch.float64)
+    first = 0
     for outputs, labels in outputs_of(by_person(model) if persons else model, records):
         rows = labels if persons else labels.unsqueeze(1)
-        flat = outputs.flatten(0, 1) if persons else outputs
-        real = rows >= 0
-        if bins:
-            cell = _bins(flat, bins).view(rows.shape) + bins * rows.clamp(min=0)
-            weight = real
+        real, known = has_label(rows), rows if rows.is_floating_point() else rows.clamp(min=0)
+        if records.usable is not None:  # at their places, so that the shapes of products are the same without them
+            real = real & records.usable[first : first + len(rows)].unsqueeze(1)
+        first += len(rows)
+        flat, of_flat = outputs.flatten(0, 1) if persons else outputs, known.flatten(0, 1)
+        cell, added = torch.zeros_like(real, dtype=torch.int64), real.double()
+        if score.bins:
+            cell = (_bins(flat, score.bins) + score.bins * of_flat).view(real.shape)
         else:
-            cell = torch.zeros_like(rows)
-            weight = _predicted(flat, outcome).view(rows.shape) == rows  # nothing predicts padding
+            added *= gains(score, outcome, flat, of_flat).view(real.shape)
         shares = torch.zeros(len(rows), len(total), dtype=torch.float64, device=rows.device)
-        shares.scatter_add_(1, cell, weight.double() / real.sum(dim=1, keepdim=True))
+        shares.scatter_add_(1, cell, added / real.sum(dim=1, keepdim=True).clamp(min=1))
         total += ((shares / STEP).floor_().sum(dim=0) * STEP).cpu()
     return total
+
+
+def gains(score: ValidationScore, outcome: Outcome, outputs: Tensor, labels: Tensor) -> Tensor:
+    """(n,) float64 in [0, 1]: 1 - min(loss, bound) / bound of each record, 0 where the loss is no number."""
+    losses = _LOSSES[score.measure](outcome, outputs, labels).double()
+    return (1 - losses / score.bound).nan_to_num(nan=0.0).clamp(0.0, 1.0)
+
+
+def _wrong(outcome: Outcome, outputs: Tensor, labels: Tensor) -> Tensor:
+    return _predicted(outputs, outcome) != labels
+
+
+def _log_loss(outcome: Outcome, outputs: Tensor, labels: Tensor) -> Tensor:
+    scores = outputs.double().reshape(len(outputs), -1)
+    return logistic(scores, labels) if scores.shape[1] == 1 else cross_entropy(scores, labels)
+
+
+def _absolute_error(outcome: Outcome, outputs: Tensor, labels: Tensor) -> Tensor:
+    if outcome.kind == "ordinal":
+        return (_predicted(outputs, outcome) - labels).abs()
+    return (outcome.middle + outcome.half_range * outputs.double().reshape(len(outputs)) - labels).abs()
+
+
+def _deviance(outcome: Outcome, outputs: Tensor, labels: Tensor) -> Tensor:
+    if outcome.kind == "survival":
+        return 2 * Hazards(outcome.edges)(outputs.double(), labels)
+    score, (counts, exposures) = outputs.double().reshape(len(outputs)), labels.double().unbind(1)
+    return 2 * (torch.xlogy(counts, counts / exposures) - counts * score - counts + exposures * score.exp())
+
+
+def _brier(outcome: Outcome, outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.double().reshape(labels.shape).sigmoid() - labels).square().mean(dim=1)
+
+
+_LOSSES: Final[Mapping[str, Callable[[Outcome, Tensor, Tensor], Tensor]]] = {
+    "accuracy": _wrong,
+    "log_loss": _log_loss,
+    "mae": _absolute_error,
+    "deviance": _deviance,
+    "brier": _brier,
+}
+"""{measure: the loss of each record, (n,), in its own unit}"""
 
 
 def edges(bins: int) -> Tensor:

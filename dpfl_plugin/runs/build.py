@@ -12,6 +12,7 @@ import torch
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Holding
@@ -43,7 +44,7 @@ from dpfl_plugin.runs.engines import (
 from dpfl_plugin.runs.extra_plan import extra_plan, statistics_of, statistics_planned
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
+from dpfl_plugin.runs.models import flat_model, model_and_loss, records_of, validation_score
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.privacy_rules import no_guarantee, privacy_rules, weak_claims
 from dpfl_plugin.runs.records import check_records, hold_all
@@ -77,6 +78,7 @@ class Parts:
         planned: what all rounds cost, how many of each, where noise was solved for them; else None.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         state: what the model's file may hold besides what is trained, as it was made.
+        score: what validation scores are the mean of; None where there are none.
         stack: silos advanced together; lockstep: whether they are answered together, too.
         own: silos with privacy settings of their own; their noise multipliers are in ``rules``.
     """
@@ -100,6 +102,7 @@ class Parts:
     train: dict[int, Records]
     test: dict[int, Records]
     state: Before
+    score: ValidationScore | None
     stack: int
     lockstep: bool
     own: OwnSettings = NO_OWN
@@ -177,6 +180,7 @@ class _Draft:
     loss: engines.Loss
     trial: torch.Tensor
     state: Before
+    score: ValidationScore | None
     own: OwnSettings
     setting: Setting
     model: torch.Tensor
@@ -244,6 +248,7 @@ def build(
         train=draft.train,
         test=draft.test,
         state=draft.state,
+        score=draft.score,
         stack=stack_of(config, lockstep),
         lockstep=lockstep,
         own=own,
@@ -265,7 +270,7 @@ def _draft(
     num_records = holding.survey.num_records
     module, loss, trial = model_and_loss(config, holding, module, loss)
     state = state_before(module)
-    check_outcome(config, holding.survey.outcome, holding.survey.num_classes)
+    score = validation_score(config, holding.survey.outcome, holding.survey.num_classes)
     statistics_of(config, holding.survey.inputs)
     if config.private_statistics is not None and config.private_statistics.classes:
         _check_classes(holding.survey.outcome, holding.survey.num_classes, module)
@@ -287,6 +292,7 @@ def _draft(
         loss=loss,
         trial=trial,
         state=state,
+        score=score,
         own=own,
         setting=setting,
         model=model,
@@ -331,6 +337,7 @@ def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Extra
         test=draft.test,
         states=draft.algorithm.init_silos(draft.model, len(draft.train)),
         scores=extra.scores,
+        validation=draft.score or DEFAULT_SCORE,
         chunk_bytes=draft.room.chunk,
         lockstep=lockstep,
         record=cuda_graph if graphs else None,

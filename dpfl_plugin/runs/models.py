@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.data.labels import Labels
@@ -22,6 +25,9 @@ from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.privacy_rules import views_of
+
+PROBABILISTIC: Final = ("auto", "cross_entropy", "logistic")
+"""Losses of classes by which a model's outputs are log-odds."""
 
 
 def model_and_loss(
@@ -53,21 +59,30 @@ def model_and_loss(
     return module, _loss(config.loss if loss is None else loss, module, trial, known), trial
 
 
-def check_outcome(config: Config, outcome: Outcome, num_classes: int) -> None:
-    """Raise UnsupportedError where something that is configured knows only classes, or two of them."""
-    if config.scoring is not None and config.scoring.bins and not (outcome.kind == "classes" and num_classes == 2):
-        what = f"{num_classes} classes" if outcome.kind == "classes" else f"an outcome of {outcome.kind}"
+def validation_score(
+    config: Config, outcome: Outcome, num_classes: int, key: str | None = None
+) -> ValidationScore | None:
+    """What the validation scores of a run are the mean of; None where it has none.
+
+    Args:
+        key: which asks for them; None: that of the configuration.
+
+    Raises:
+        UnsupportedError: the outcome, or the loss, has no such measure.
+    """
+    scoring = config.scoring
+    if scoring is None:
+        return None
+    try:
+        score = ValidationScore.of(outcome, num_classes, scoring.measure, scoring.bound, scoring.bins)
+    except ValueError as error:
+        raise UnsupportedError(f"{key or scoring.key}.{error}") from error
+    if score.measure == "log_loss" and config.loss not in PROBABILISTIC:
         raise UnsupportedError(
-            f"private_evaluation.measure='auc': it is of two classes, and there {'are' if num_classes > 1 else 'is'} "
-            f"{what}. Use measure: accuracy where there are right answers to count, or leave private_evaluation out."
+            f"{key or scoring.key}.measure='log_loss': outputs are log-odds by loss: {' or '.join(PROBABILISTIC)} "
+            f"only, and loss is {config.loss!r}. Use measure: accuracy, or another loss."
         )
-    if outcome.has_classes:
-        return
-    if config.scoring is not None:
-        raise UnsupportedError(
-            f"{config.scoring.key}: its noisy scores count right answers, and change by 1 at most with a record; an "
-            f"outcome of {outcome.kind} has no right answers to count. Leave it out, or predict classes."
-        )
+    return score
 
 
 def examples(

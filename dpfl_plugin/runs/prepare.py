@@ -17,6 +17,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, digits_down
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.text import counted
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError
 from dpfl_plugin.federation.evaluation_schedule import EvaluationSchedule, affordable, evaluation_work, round_work
 from dpfl_plugin.federation.participant_sampling import fresh_coins
@@ -376,15 +377,16 @@ def evaluations_of(run: PreparedRun) -> EvaluationSchedule:
     return affordable(run.expected, training, once)
 
 
-def stopping_of(config: Config) -> Stopping | None:
+def stopping_of(config: Config, score: ValidationScore | None) -> Stopping | None:
+    """When a run makes scores, and stops by them; ``score``: what they are the mean of, None where there are none."""
     early, scoring = config.early_stopping, config.scoring
-    if early is not None:
-        keep_best = early.keep == "best"
-        return Stopping(every=early.every, patience=early.patience, min_gain=early.min_gain, keep_best=keep_best)
-    if scoring is None:
+    if scoring is None or score is None:
         return None
     assert scoring.every is not None
-    return Stopping(every=scoring.every, patience=None, min_gain=0.0, keep_best=False, at=scoring.at)
+    stopping = Stopping(every=scoring.every, at=scoring.at, score=score)
+    if early is None:
+        return stopping
+    return replace(stopping, patience=early.patience, min_gain=early.min_gain, keep_best=early.keep == "best")
 
 
 def planner_of(config: Config, parts: Parts, coins: str = "") -> Planner:

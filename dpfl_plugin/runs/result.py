@@ -327,12 +327,14 @@ def _dearest(views: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> in
 
 
 def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[str, Any] | None:
-    stopping, scores = stopping_of(config), parts.extra_plan.scores
+    stopping, scores = stopping_of(config, parts.score), parts.extra_plan.scores
     if stopping is None or scores is None or config.early_stopping is None:
         return None
     best = stopping.best(progress.scores)
     kept = progress.rounds if best is None or not stopping.keep_best else progress.scores[best][0]
     return {
+        "measure": stopping.score.measure,
+        "bound": stopping.score.bound,
         "scores": progress.scores,
         "noise_multiplier": scores.noise_multiplier,
         "stopped": stopping.stops(progress.scores) and progress.rounds < (config.rounds or 0),
@@ -341,24 +343,28 @@ def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[st
 
 
 def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
-    """Scores, and the standard deviation of the noise in each: that of a mean of silos' noisy shares. Of histograms
-    they are the accuracies that follow, and beside them the AUCs."""
-    scores = parts.extra_plan.scores
-    if config.private_evaluation is None or scores is None:
+    """Scores, with 95 % confidence limits, and the standard deviation of the noise in each: that of a mean of silos'
+    noisy shares. Of histograms they are the accuracies that follow, and beside them the AUCs."""
+    scores, score = parts.extra_plan.scores, parts.score
+    if config.private_evaluation is None or scores is None or score is None:
         return {}
     planner = planner_of(config, parts)
     there = planner.alive(progress.lost)
     counts = [parts.num_records[silo] - training_records(config, parts.num_records[silo]) for silo in there]
-    shares = zip(planner.weights_of(there), counts, strict=True)
+    each = [weight / count for weight, count in zip(planner.weights_of(there), counts, strict=True)]
     std = scores.noise_multiplier * scores.sensitivity(parts.rules.neighbouring)
-    noise = math.sqrt(math.fsum((weight * std / count) ** 2 for weight, count in shares))
+    noise = math.sqrt(math.fsum((weight * std) ** 2 for weight in each))
+    # An accuracy of a histogram is the sum of as many shares as there are bins.
+    of_score = score.bound * noise * math.sqrt(max(1, scores.bins))
     entry: dict[str, Any] = {
+        "measure": score.measure,
+        "bound": score.bound,
         "scores": progress.scores,
+        "intervals": [score.interval(value, of_score, max(each)) for _, value in progress.scores],
         "noise_multiplier": scores.noise_multiplier,
-        "noise_std": noise,
+        "noise_std": of_score,
     }
     if scores.bins:
-        entry["noise_std"] = noise * math.sqrt(scores.bins)  # an accuracy is the sum of so many shares
         pairs = list(zip(progress.scores, progress.histograms, strict=True))
         entry["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
         entry["histograms"] = {"noise_std": noise, "shares": progress.histograms}

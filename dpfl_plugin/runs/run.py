@@ -329,7 +329,7 @@ class ActiveRun:
             checkpoint_every=every,
             checkpoint_seconds=seconds,
             first=first,
-            stopping=stopping_of(config),
+            stopping=stopping_of(config, parts.score),
             personalise=config.personalise,
             min_silos=config.runtime.min_silos,
             clock=run.clock,

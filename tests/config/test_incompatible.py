@@ -50,7 +50,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "private_evaluation.at": {"private_evaluation": {"noise_multiplier": 9.0, "at": [2]}},
     "private_evaluation.bins": {"private_evaluation": {"noise_multiplier": 9.0, "measure": "auc", "bins": 4}},
     "private_evaluation.every": {"private_evaluation": {"noise_multiplier": 9.0, "every": 2}},
-    "private_evaluation.measure=accuracy": {"private_evaluation": {"noise_multiplier": 9.0, "measure": "accuracy"}},
+    "private_evaluation.measure!=auc": {"private_evaluation": {"noise_multiplier": 9.0, "measure": "accuracy"}},
     "private_statistics": {"private_statistics": {"noise_multiplier": 9.0}},
     "private_statistics.classes": {"private_statistics": {"noise_multiplier": 9.0, "classes": True}},
     "runtime.graphs": {"runtime": {"graphs": True, "device": "cuda"}},

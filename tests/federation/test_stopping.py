@@ -2,6 +2,7 @@
 
 import pytest
 
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.federation.stopping import Stopping
 
 
@@ -28,6 +29,12 @@ def scores(*values):
 def test_patience(values, best, stops):
     assert stopping().best(scores(*values)) == best
     assert stopping().stops(scores(*values)) == stops
+
+
+def test_a_loss_is_better_where_it_is_smaller():
+    loss = stopping(score=ValidationScore("mae", 10.0), min_gain=0.5)
+    assert loss.best(scores(3.0, 2.6, 2.4, 2.0, 4.0)) == 2 and not loss.stops(scores(3.0, 2.6, 2.4))
+    assert loss.stops(scores(3.0, 2.4, 2.4, 2.0)) and "the best score, 2.400, is" in loss.why(scores(3.0, 2.4), 20, 60)
 
 
 def test_a_gain_below_the_least_is_none():

@@ -41,12 +41,13 @@ from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.core.scaling import Measured
 from dpfl_plugin.core.streams import PURPOSES, stream
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.data import persons
 from dpfl_plugin.data.base import Federation, Inputs, Silo
 from dpfl_plugin.data.memmap_store import Scratch
 from dpfl_plugin.errors import ConfigError, DataError, DpflError, LedgerError, LimitError, UnsupportedError
 from dpfl_plugin.federation.silo_group import SiloGroup
-from dpfl_plugin.federation.validation import counted
+from dpfl_plugin.federation.validation import summed
 from dpfl_plugin.gradients import blocks
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
@@ -742,15 +743,15 @@ def what_is_released_beside_the_rounds_is_charged() -> None:
 
 
 def one_record_moves_a_score_by_its_sensitivity_at_most() -> None:
-    """A count of right answers, and a histogram of scores, of all replacements of a record."""
+    """A sum of right answers or of log losses, and a histogram of scores, of all replacements of a record."""
     model = softmax()
-    for bins in (0, 4):
+    for score in (ValidationScore(), ValidationScore("log_loss", 0.5), ValidationScore("auc", bins=4)):
         found = []
         for features, label in EXTREMES[:6]:
             records = Records(torch.cat([features[None], BATCH.features]), torch.tensor([label, *BATCH.labels]))
-            found.append(counted(model, records, CLASSES, bins=bins))
-        without = counted(model, BATCH, CLASSES, bins=bins)
-        scores = Scores(share=(0.5, 1.0), noise_multiplier=1.0, bins=bins)
+            found.append(summed(model, records, CLASSES, score))
+        without = summed(model, BATCH, CLASSES, score)
+        scores = Scores(share=(0.5, 1.0), noise_multiplier=1.0, bins=score.bins)
         assert far_apart(found) <= scores.sensitivity("replace_one") * (1 + 1e-12)
         for one in found:
             assert far_apart([one, without]) <= scores.sensitivity("add_or_remove") * (1 + 1e-12)

@@ -92,6 +92,42 @@ def test_a_run_measures_its_outcome_beside_a_baseline(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", OUTCOMES)
+def test_scores_are_of_the_outcome_and_end_a_run(kind: str, tmp_path: Path) -> None:
+    """With little noise a private score is near the measure on test records; and a model that no longer gets better
+    ends the run."""
+    little = {"share": 0.5, "every": 10, "noise_multiplier": 1e-3}
+    done = train(federation(kind), tmp_path, rounds=20, private_evaluation=little)
+    private = done.result["private_evaluation"]
+    (first, _), (last, after) = private["scores"]
+    low, high = private["intervals"][1]
+    assert (first, last) == (10, 20) and low < after < high and "private mean " in str(done)
+    assert 0 < after < private["bound"] and private["noise_std"] < 1e-3 * private["bound"]
+    gain = {"share": 0.5, "every": 2, "noise_multiplier": 1e-3, "patience": 2, "min_gain": private["bound"] / 2}
+    stopped = train(federation(kind), tmp_path, rounds=20, early_stopping=gain)
+    assert (stopped.result["cause"], stopped.result["rounds"]) == ("early_stopping", 6)
+    assert stopped.result["early_stopping"]["measure"] == private["measure"]
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_tuning_chooses_the_step_that_predicts_best(kind: str, tmp_path: Path) -> None:
+    """Of a step that learns and two that hardly do; the noise is a hundredth of what there is between them."""
+    tuned = federation(kind).tune(
+        {"grid": {"algorithm.local_lr": [1e-4, 0.5, 1e-5]}, "rungs": [5], "eta": 3, "share": 0.5},
+        model={"name": "linear"},
+        algorithm=dpfl.algorithms.FedAvg(local_steps=5, local_lr=0.5),
+        privacy=dpfl.Privacy(epsilon=1e4, delta=1e-3, clip_norm=1.0, sampler="full"),
+        rounds=6,
+        seed=1,
+        out=tmp_path / "tuned",
+        progress=False,
+    )
+    assert tuned.result["winner"]["label"] == "algorithm.local_lr=0.5"
+    assert ("The smallest is the best" in tuned.statement) and tuned.result["bound"] > 0
+    values = [candidate["scores"][0][1] for candidate in tuned.result["ranking"]]
+    assert values[0] < min(values[1:]) - 10 * tuned.result["score_std"]
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
 def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> None:
     done = train(federation(kind), tmp_path, rounds=3)
     assert 0 < done.epsilon < math.inf
@@ -334,14 +370,18 @@ def test_outcomes_that_are_none_are_refused(outcome: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
-        ({"early_stopping": {"noise_multiplier": 1.0, "every": 1}}, "regression", "no right answers to count"),
-        ({"private_evaluation": {"noise_multiplier": 1.0}}, "regression", "no right answers to count"),
+        (
+            {"early_stopping": {"noise_multiplier": 1.0, "every": 1, "measure": "accuracy"}},
+            "regression",
+            "early_stopping.measure='accuracy' is not a score of an outcome of regression. Use mae.",
+        ),
+        ({"private_evaluation": {"noise_multiplier": 1.0, "measure": "auc"}}, "ordinal", "Use mae or accuracy"),
         ({"loss": "cox"}, "survival", "Cox's partial likelihood compares records"),
         ({"loss": "cross_entropy"}, "counts", "not for an outcome of counts"),
         ({"model": {"name": "logistic"}}, "regression", "is for 2 classes"),
     ],
 )
-def test_what_knows_classes_only_is_refused(changes: Any, kind: str, said: str, tmp_path: Path) -> None:
+def test_what_is_of_other_outcomes_is_refused(changes: Any, kind: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(DpflError, match=said):
         train(federation(kind), tmp_path, **changes)
 

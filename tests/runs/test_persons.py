@@ -19,8 +19,9 @@ from dpfl_plugin import Federation
 from dpfl_plugin.config.load import configure, run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES
+from dpfl_plugin.core.validation_scores import DEFAULT_SCORE
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.federation.validation import counted
+from dpfl_plugin.federation.validation import summed
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.privacy.scores import STEP
 from dpfl_plugin.runs.build import build
@@ -138,7 +139,7 @@ def test_a_person_adds_at_most_one_to_a_score(data: Any, count: int, k: int) -> 
 
     def score(labels: Tensor) -> float:
         persons = Records(torch.zeros(*labels.shape, 2), labels)
-        return float(counted(always_one, persons, CLASSES, persons=True))
+        return float(summed(always_one, persons, CLASSES, DEFAULT_SCORE, persons=True))
 
     whole = score(labels)
     shares = [float((row == 1).sum()) / float((row >= 0).sum()) for row in labels]

@@ -31,6 +31,7 @@ from typing import Any, Final
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate, TuneFile
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.calibration import least_noise, worst_epsilon
@@ -40,6 +41,7 @@ from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.runs.accounting import spec_of
 from dpfl_plugin.runs.extra_plan import extra_plan, training_records
 from dpfl_plugin.runs.forecast import Forecast, forecast
+from dpfl_plugin.runs.models import validation_score
 from dpfl_plugin.runs.records import federate
 
 RUNS: Final = "runs"  # folder of the candidates' run folders, in that of the tuning
@@ -74,7 +76,7 @@ class Price:
     Attributes:
         places: in order; the last one is what only the winner does.
         noise_multiplier: of every round of every candidate; score_noise: of every score.
-        score_std: standard deviation of the noise in a candidate's score, a share of right answers.
+        score: what a candidate's score is the mean of; score_std: standard deviation of the noise in it.
         noisiest: whose noise that is, most of all.
         epsilon: of everything; of_tuning: of all but the last place; of_rest: of the last place alone. At delta, for
             the server, of a silo in every round.
@@ -86,6 +88,7 @@ class Price:
     places: tuple[Place, ...]
     noise_multiplier: float
     score_noise: float
+    score: ValidationScore
     score_std: float
     noisiest: Noisiest
     epsilon: float
@@ -116,6 +119,8 @@ class Price:
         names = ("noise_multiplier", "score_noise", "score_std", "epsilon", "of_tuning", "of_rest", "delta", "without")
         return {
             **{name: getattr(self, name) for name in (*names, "accountant")},
+            "measure": self.score.measure,
+            "bound": self.score.bound,
             "noisiest": asdict(self.noisiest),
             "num_candidates": self.num_candidates,
             "rounds": self.rounds,
@@ -144,7 +149,7 @@ def configured(file: TuneFile, candidate: Candidate, noise: tuple[float, float] 
         noise: noise multipliers of rounds and of scores; None where they are not known yet.
     """
     rounds = file.config.rounds
-    scored: dict[str, Any] = {"share": file.spec.share, "at": [*file.rungs, rounds]}
+    scored: dict[str, Any] = {**file.spec.score, "share": file.spec.share, "at": [*file.rungs, rounds]}
     change: dict[str, Any] = {"private_evaluation": scored, "out": str(out / RUNS)}
     if noise is not None:
         change["privacy"] = {"noise_multiplier": noise[0]}
@@ -166,14 +171,10 @@ def price(
 
     Raises:
         ConfigError, DataError: the configuration or its records are wrong, or nothing fits the budget.
-        UnsupportedError: candidates do not all release the same, or the outcome has no right answers to count.
+        UnsupportedError: candidates do not all release the same, or the outcome has no such measure.
     """
     federation = federate(file.config, base) if federation is None else federation
-    if not federation.outcome.has_classes:
-        raise UnsupportedError(
-            f"{file.source}: tune: its scores count right answers, so that an outcome of {federation.outcome.kind} "
-            "cannot be tuned. Leave tune out; compare step sizes on public or made-up records, by dpfl sweep."
-        )
+    score = _score(file, known, out, federation)
     places, privacy = places_of(file), file.config.privacy
     assert privacy.epsilon is not None
     first = forecast(configured(file, file.candidates[0], known, out), base, federation=federation)
@@ -193,12 +194,13 @@ def price(
         return worst_epsilon(accountant, composed(noise, some), privacy.delta)
 
     noise = known[0] if known is not None else least_noise(epsilon, privacy.epsilon)
-    score_std, noisiest = _score_noise(ahead, score_noise)
+    share_std, noisiest = _score_noise(ahead, score_noise)
     return Price(
         places=places,
         noise_multiplier=noise,
         score_noise=score_noise,
-        score_std=score_std,
+        score=score,
+        score_std=score.bound * share_std,
         noisiest=noisiest,
         epsilon=epsilon(noise),
         of_tuning=epsilon(noise, places[:-1]),
@@ -209,6 +211,21 @@ def price(
         planned=tuple(composed(noise, places)),
         slots=slots(noise, places),
     )
+
+
+def _score(file: TuneFile, known: tuple[float, float] | None, out: Path, federation: Federation) -> ValidationScore:
+    """What scores are the mean of, which is the same for all candidates.
+
+    Raises:
+        UnsupportedError: the outcome, or a candidate's loss, has no such measure.
+    """
+    scores = {
+        validation_score(configured(file, candidate, known, out), federation.outcome, federation.num_classes, "tune")
+        for candidate in file.candidates
+    }
+    (score,) = scores
+    assert score is not None
+    return score
 
 
 def _least_of_scores(ahead: Forecast, number: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, odds
+from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.statement import SIMULATION
 
@@ -24,6 +26,7 @@ ANEW: Final = "A new tuning without what failed, in another folder, has to be ch
 
 def price_lines(price: Mapping[str, Any], budget: float) -> list[str]:
     """What a tuning will release and what it costs; ``price``: as of `Price.to_dict`."""
+    score, std = _score(price), price["score_std"]
     lines = [
         f"{place['candidates']} candidate{'s' * (place['candidates'] > 1)}: rounds {place['first'] + 1} to "
         f"{place['last']}, then a score each" + (" (the winner goes on to the end)" if last else "")
@@ -40,15 +43,14 @@ def price_lines(price: Mapping[str, Any], budget: float) -> list[str]:
         f"noise_multiplier {price['noise_multiplier']:g} of every round, {price['score_noise']:g} of every score. "
         f"Without tuning the same budget gives one run noise_multiplier {price['without']:g}: tuning costs "
         f"{price['noise_multiplier'] / price['without']:.2f} times the noise.",
-        f"A score is a share of right answers, ± {price['score_std']:.3f} by its noise alone. Candidates whose scores "
-        f"differ by less than {_reach(price['score_std']):.3f} are not told apart: that is two standard deviations of "
-        "a difference.",
+        f"A score is the {score.words}, ± {score.text(std, 3)} by its noise alone. Candidates whose scores differ by "
+        f"less than {score.text(_reach(std), 3)} are not told apart: that is two standard deviations of a difference.",
         *_noisiest(price["noisiest"]),
     ]
 
 
 def _noisiest(silo: Mapping[str, Any]) -> list[str]:
-    """A silo with few records has a noisy share of right answers, which may drown those of all others."""
+    """A silo with few records has a noisy score, which may drown those of all others."""
     if not MOST < silo["share"] < 1:  # 1: it is the only silo
         return []
     return [
@@ -69,15 +71,20 @@ def apart(result: Mapping[str, Any]) -> str:
     common = first["scores"].keys() & second["scores"].keys()
     if not common:
         return ""
-    at = max(common)
+    at, score = max(common), _score(result)
     gap, reach = first["scores"][at] - second["scores"][at], _reach(first["noise_std"])
-    text = f"After round {at} it scored {gap:.3f} more than the second, {second['label']}: "
-    if gap > reach:
-        return f"{text}more than two standard deviations of the noise in a difference, {reach:.3f}."
+    how, limit = "more" if gap > 0 else "less", score.text(reach, 3)
+    text = f"After round {at} it scored {score.text(abs(gap), 3)} {how} than the second, {second['label']}: "
+    if score.gain(gap, 0.0) > reach:
+        return f"{text}more than two standard deviations of the noise in a difference, {limit}."
     return (
-        f"{text}**not told apart**, since two standard deviations of the noise in a difference are {reach:.3f}. With "
+        f"{text}**not told apart**, since two standard deviations of the noise in a difference are {limit}. With "
         "other noise the second might have won."
     )
+
+
+def _score(price: Mapping[str, Any]) -> ValidationScore:
+    return ValidationScore(price["measure"], price["bound"])
 
 
 def statement(result: Mapping[str, Any], name: str) -> str:
@@ -99,10 +106,11 @@ def statement(result: Mapping[str, Any], name: str) -> str:
         "## What it cost",
         "\n".join(f"* {line}" for line in price_lines(result, epsilon)),
         "## Candidates",
-        "Scores are shares of right answers on records that no round reads, the mean over silos, with noise; ± is the "
-        f"standard deviation of the noise alone. Who went on was decided by them{_and_failures(result)} and written "
-        "down at each rung, once. No candidate that was left behind was evaluated on test records. In the order in "
-        "which they were left behind, the winner first.",
+        f"A score is the {_score(result).words} of records that no round reads, the mean over silos, with noise; ± is "
+        "the standard deviation of the noise alone. "
+        f"{'The largest' if _score(result).higher_is_better else 'The smallest'} is the best. Who went on was decided "
+        f"by them{_and_failures(result)} and written down at each rung, once. No candidate that was left behind was "
+        "evaluated on test records. In the order in which they were left behind, the winner first.",
         "\n".join(_table(result)),
         "\n".join(f"* {failure(entry)}" for entry in result.get("failures", ())),
         "## Winner",
@@ -145,14 +153,15 @@ def failed_winner(result: Mapping[str, Any], *, why: bool = False) -> str:
 
 
 def _table(result: Mapping[str, Any]) -> list[str]:
-    ends = [place["last"] for place in result["places"]]
+    ends, text = [place["last"] for place in result["places"]], functools.partial(_score(result).text, places=3)
     lines = [
         f"| candidate |{''.join(f' score after {end} |' for end in ends)}",
         f"| --- |{' ---: |' * len(ends)}",
     ]
     for candidate in result["ranking"]:
         scores = dict(map(tuple, candidate["scores"]))
-        cells = [f"{scores[end]:.3f} ± {candidate['noise_std']:.3f}" if end in scores else "" for end in ends]
+        noise = candidate["noise_std"]
+        cells = [f"{text(scores[end])} ± {text(noise)}" if end in scores else "" for end in ends]
         failed = " (failed)" if candidate["failed"] else ""  # why may tell of a record: it is in result.json
         lines.append(f"| {candidate['label']}{failed} | {' | '.join(cells)} |")
     return lines

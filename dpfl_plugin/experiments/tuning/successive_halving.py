@@ -24,6 +24,7 @@ from typing import Any, Final
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate, TuneFile
+from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, TrainingError
 from dpfl_plugin.experiments.tuning.price import Place, Price, configured, price
 from dpfl_plugin.experiments.tuning.registration import registered
@@ -59,14 +60,16 @@ class Standing:
     """A candidate and what it released so far.
 
     Attributes:
-        scores: (round, mean over silos of noisy shares of right answers).
+        scores: (round, mean over silos of noisy scores).
         result: what its `result.json` holds; {} before it began, or since it was killed.
+        kind: what scores are the mean of.
     """
 
     candidate: Candidate
     config: Config
     scores: tuple[tuple[int, float], ...]
     result: Mapping[str, Any]
+    kind: ValidationScore = DEFAULT_SCORE
 
     @property
     def noise_std(self) -> float | None:
@@ -82,13 +85,18 @@ class Standing:
         """That it made."""
         return int(self.result.get("rounds", 0))
 
-    def score(self, after: int) -> float:
-        """After so many rounds; -inf where it made none: it failed, or a crash lost it and the budget has no room."""
-        return dict(self.scores).get(after, -math.inf)
+    def score(self, after: int) -> float | None:
+        """After so many rounds; None where it made none: it failed, or a crash lost it and the budget has no room."""
+        return dict(self.scores).get(after)
+
+    def gain(self, after: int) -> float:
+        """By how much its score is better than 0, by which candidates are ranked; -inf where it made none."""
+        score = self.score(after)
+        return -math.inf if score is None else self.kind.gain(score, 0.0)
 
     def failed_before_score(self, after: int) -> bool:
         """Whether it failed before it released its score after so many rounds, and no later."""
-        return self.has_failed and self.rounds <= after and self.score(after) == -math.inf
+        return self.has_failed and self.rounds <= after and self.score(after) is None
 
     def reached(self, until: int | None) -> bool:
         """Whether nothing is left to do of it up to there."""
@@ -123,7 +131,7 @@ def decide(compared: Sequence[Standing], after: int, places: int) -> Decision:
     Args:
         places: how many go on at most.
     """
-    ranked = sorted(compared, key=lambda standing: (-standing.score(after), standing.failed_before_score(after)))
+    ranked = sorted(compared, key=lambda standing: (-standing.gain(after), standing.failed_before_score(after)))
     failed = tuple(standing.candidate.index for standing in ranked if standing.failed_before_score(after))
     ranking = tuple(standing.candidate.index for standing in ranked)
     return Decision(after, ranking, failed, tuple(index for index in ranking if index not in failed)[:places])
@@ -182,7 +190,7 @@ class Tuning:
             raise DataError(f"{folder.result} cannot be read. Restore it from a copy.")
         facts = result["private_evaluation"] if result else load_facts(folder.checkpoint) or {}
         scores = tuple((int(after), float(score)) for after, score in facts.get("scores", ()))
-        return Standing(candidate, self.config(candidate), scores, result)
+        return Standing(candidate, self.config(candidate), scores, result, self.price.score)
 
     def decisions(self) -> dict[int, Decision]:
         """What was decided, by round.
@@ -219,7 +227,7 @@ class Tuning:
             if decision.after not in decisions:
                 path = self.out / DECISIONS
                 before = json.loads(path.read_text())["decisions"] if decisions else []
-                # With the scores that it was made from, for people; -inf becomes null.
+                # With the scores that it was made from, for people.
                 scores = {standing.candidate.label: standing.score(decision.after) for standing in compared}
                 content = [*before, {**asdict(decision), "scores": scores}]
                 self._write(DECISIONS, {"schema": SCHEMA, "tuning": self.id, "decisions": content})
@@ -337,7 +345,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _digest(file: TuneFile) -> str:
     """Names what is tuned: the run of each candidate without noise, and when they are compared."""
     runs = [run_id(candidate.config) for candidate in file.candidates]
-    spec = json.dumps([runs, file.rungs, file.spec.eta, file.spec.share])
+    spec = json.dumps([runs, file.rungs, file.spec.eta, file.spec.share, *file.spec.score.items()])
     return hashlib.sha256(spec.encode()).hexdigest()[:12]
 
 

@@ -15,6 +15,7 @@ import pytest
 import dpfl_plugin as dpfl
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.tune import Candidate
+from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, TrainingError
 from dpfl_plugin.experiments.tuning.successive_halving import DECISIONS, Standing, decide
@@ -175,10 +176,18 @@ def test_where_all_fail_it_says_so_each_time_and_opens_nobody(tmp_path: Path) ->
     assert sorted(one["rounds"] for one in results) == [1, 1, 1, 1]
 
 
-def standing(index: int, score: float | None, status: str = "interrupted", rounds: int = 1) -> Standing:
+def standing(
+    index: int, score: float | None, status: str = "interrupted", rounds: int = 1, kind: ValidationScore = DEFAULT_SCORE
+) -> Standing:
     candidate: Any = Candidate(index, str(index), {}, None)  # type: ignore[arg-type]
     scores = () if score is None else ((1, score),)
-    return Standing(candidate, candidate.config, scores, {"status": status, "rounds": rounds})
+    return Standing(candidate, candidate.config, scores, {"status": status, "rounds": rounds}, kind)
+
+
+def test_of_losses_the_smallest_is_the_best_and_none_is_the_worst() -> None:
+    loss = ValidationScore("deviance", 10.0)
+    compared = [standing(index, score, kind=loss) for index, score in enumerate([3.0, -0.2, None, 1.0])]
+    assert decide(compared, 1, 2).ranking == (1, 3, 0, 2)
 
 
 def test_scores_decide_and_who_failed_before_one_is_behind_who_lost_one() -> None:
