@@ -221,7 +221,9 @@ def drawn(rng: random.Random) -> dict[str, Any]:
     """Settings from `SPACE`."""
     settings = {key: rng.choice(values) for key, values in SPACE.items()}
     rate = settings.pop("privacy.record_rate")
-    return settings | ({"privacy.sampler": "full"} if rate is None else {"privacy.record_rate": rate})
+    return settings | (
+        {"privacy.sampler": "full"} if rate is None else {"privacy.sampler": "fixed", "privacy.record_rate": rate}
+    )
 
 
 def best_of(name: str, path: Path, epsilon: float | None, *, search: bool) -> dict[str, Any] | None:

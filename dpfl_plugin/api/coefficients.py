@@ -25,7 +25,6 @@ from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.experiments.tuning.statement import check_run
-from dpfl_plugin.late import pandas_for
 from dpfl_plugin.models.fields import fields_of
 from dpfl_plugin.models.score_heads import BaselineHazards, ScoreHead, Thresholds
 from dpfl_plugin.runs.finished_run import FinishedRun
@@ -103,7 +102,9 @@ class Coefficients(Printed):
         Raises:
             ConfigError: pandas is not installed.
         """
-        return pandas_for("table", "rows").DataFrame(list(map(asdict, self.rows)))
+        import pandas
+
+        return pandas.DataFrame(list(map(asdict, self.rows)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `dpfl coefficients --json` prints them."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import aligned, counted
 from dpfl_plugin.data.variables import Variable
-from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.start_notes import total_in_words
 
 if TYPE_CHECKING:
@@ -84,7 +83,9 @@ class Description:
         Raises:
             ConfigError: pandas is not installed.
         """
-        return pandas_for("table", "rows").DataFrame(self.rows)
+        import pandas
+
+        return pandas.DataFrame(self.rows)
 
     def __str__(self) -> str:
         lines = [*([] if not self.sites else [_text(self), ""]), *self.notes]

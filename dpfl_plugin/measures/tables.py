@@ -240,7 +240,8 @@ def _survival(outcome: Outcome, said: Answers, labels: NDArray[Any], curves: boo
 def _survival_curves(outcome: Outcome, predicted: NDArray[Any], labels: NDArray[Any]) -> list[Table]:
     """Of each third of the records by predicted risk, of all where they are few: the mean of what is predicted for the
     ends of bins, and what is observed (Kaplan-Meier), with its standard error."""
-    risk, names = -predicted.sum(axis=1), THIRDS
+    risk = -predicted.sum(axis=1)
+    names: tuple[str, ...] = THIRDS
     ends = np.quantile(risk, [1 / 3, 2 / 3])
     if len(labels) < OF_GROUP * len(THIRDS) or ends[0] == ends[1]:
         ends, names = ends[:0], ("all records",)
@@ -249,7 +250,8 @@ def _survival_curves(outcome: Outcome, predicted: NDArray[Any], labels: NDArray[
     for number, name in enumerate(names):
         rows = group == number
         if rows.any():
-            observed, error = formulas.kaplan_meier(*labels[rows].astype(np.float64).T, np.asarray(outcome.edges))
+            times, events = labels[rows].astype(np.float64).T
+            observed, error = formulas.kaplan_meier(times, events, np.asarray(outcome.edges))
             curves.append(
                 {
                     "group": name,
