@@ -17,6 +17,7 @@ import functools
 import hashlib
 import os
 import struct
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
@@ -81,11 +82,16 @@ def agree(example: Callable[[], CounterWords], device: torch.device) -> bool:
         expected = torch.stack([*words.by_host(some, first, last)])
         try:
             found = to_host(torch.stack([*words.by_kernel(some, first, last, device)]))
-        except Exception:  # whatever is wrong with the compiler: the host draws the same
-            return False
+        except Exception as error:  # whatever is wrong with the compiler: the host draws the same
+            return _not_used(device, str(error))
         if not torch.equal(found, expected):
-            return False
+            return _not_used(device, "its words are not the host's")
     return True
+
+
+def _not_used(device: torch.device, why: str) -> bool:
+    warnings.warn(f"noise for {device} is drawn on the host, which is slower: a kernel failed: {why}", stacklevel=2)
+    return False
 
 
 # Seeded

@@ -504,7 +504,8 @@ def test_a_kernel_and_the_host_draw_the_same_words(
 
     for other in (wrong, None):
         monkeypatch.setattr(counter_words, "_kernel", other)
-        assert not agree(kind.example, torch.device(device))
+        with pytest.warns(UserWarning, match="drawn on the host, which is slower"):
+            assert not agree(kind.example, torch.device(device))
 
 
 def test_fresh_words_are_nobodys_else() -> None:
