@@ -27,9 +27,9 @@ from dpfl_plugin.federation.measuring import labels_of
 from dpfl_plugin.measures.answers import counts_by_bin
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import folder_of
-from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import callbacks_of
 from dpfl_plugin.runs.prepare import prepare
+from dpfl_plugin.runs.signal import weak_signal_of
 from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
 FEW_EVENTS: Final = 5  # of a bin of time
@@ -150,8 +150,7 @@ def _checked(variant: Variant, base: Path, warnings: tuple[str, ...]) -> RunChec
         run = prepare(config, base, folder_of(config.model_copy(update={"out": empty})))
     parts = run.parts
     as_read = tuple(text for text in parts.caveats if text.startswith(AS_READ))
-    solved = config.privacy.noise_multiplier is None and config.privacy.epsilon is not None
-    more = (parts.memory.warning, strain(parts.noise_multiplier) if solved else "")
+    more = (parts.memory.warning, weak_signal_of(parts))
     return RunCheck(
         run=variant.label or config.name,
         folder=folder_of(config).path,

@@ -25,7 +25,7 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, is_real, require
 from dpfl_plugin.privacy.pld import check_delta
-from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
+from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
 from dpfl_plugin.runs.prepare import total_with
 from dpfl_plugin.runs.records import check_records
@@ -250,7 +250,7 @@ def _planned(experiment: Experiment, variant: Variant, solve: str, budget: Mappi
         epsilon=epsilons,
         tried=tuple(item for item, _ in tried),
         capped=ahead.capped(value) if solve == "noise_multiplier" else None,
-        warning=strain(value) if solve == "noise_multiplier" else "",
+        warning=solution.weak_signal(value, costs) if solve == "noise_multiplier" else "",
         total=total_with(solution, solution.config.privacy.noise_multiplier or 0.0, len(costs), experiment.base),
     )
 

@@ -13,6 +13,7 @@ import torch
 from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import OutcomeKind
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.federation.planning import Planner
@@ -29,12 +30,12 @@ from dpfl_plugin.runs.extra_plan import extra_plan, statistics_of
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.privacy_rules import privacy_rules
-from dpfl_plugin.runs.records import check_records, federate
+from dpfl_plugin.runs.records import check_records, dimension, federate
+from dpfl_plugin.runs.signal import weak_signal
 
 MOST_PLANNED = 10**5  # rounds, local steps
 MANY_ROUNDS = 10**4  # planning them takes more than a second
 CAP_OVER_MEAN = 1.2  # of a silo's rounds: a cap this far above the mean hardly changes who is drawn
-MUCH_NOISE = 100.0  # a solved noise multiplier above it deserves a second thought
 
 
 def solving(config: Config) -> str:
@@ -44,17 +45,6 @@ def solving(config: Config) -> str:
     return f"solving for the noise of {config.rounds:,} rounds ..."
 
 
-def strain(noise_multiplier: float) -> str:
-    """Why noise that was solved for deserves a second thought, or ""."""
-    if noise_multiplier > MUCH_NOISE:
-        return (
-            f"noise_multiplier {noise_multiplier:g} is above {MUCH_NOISE:g}: the noise on a silo's mean over b records "
-            f"has a standard deviation of up to {2 * noise_multiplier:g} / b times clip_norm in every coordinate. "
-            "Fewer rounds, fewer local steps or a larger epsilon take less"
-        )
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """A run but for its records.
@@ -62,6 +52,7 @@ class Forecast:
     Attributes:
         num_records: of each silo that noise is solved for.
         rules: how releases are made with a noise multiplier, if the configuration leaves that open.
+        dimension: the model's parameters; 0 where they are not known. outcome: what labels are.
     """
 
     config: Config
@@ -70,6 +61,13 @@ class Forecast:
     setting: Setting
     num_records: tuple[int, ...]
     rules: Callable[[Config, float], PrivacyRules]
+    dimension: int = 0
+    outcome: OutcomeKind = "classes"
+
+    def weak_signal(self, noise_multiplier: float, costs: Mapping[int, RoundCost]) -> str:
+        """Why such rounds are hardly worth their budget, or ""."""
+        rules, steps = self.rules(self.config, noise_multiplier), sum(cost.num_releases for cost in costs.values())
+        return weak_signal(rules, self.setting, self.num_records, self.dimension, steps, self.outcome)
 
     def changed(
         self, *, max_participations: int | None = None, rounds: int | None = None, **privacy: object
@@ -283,4 +281,5 @@ def forecast(
     check_records(config, rules, num_records, federation.names)
     statistics_of(config, federation.inputs)
     setting = make_setting(config, num_records, federation.names)
-    return Forecast(config, algorithm, accountant, setting, num_records, privacy_rules)
+    parameters, outcome = dimension(config, federation), federation.outcome.kind
+    return Forecast(config, algorithm, accountant, setting, num_records, privacy_rules, parameters, outcome)

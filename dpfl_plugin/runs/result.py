@@ -35,6 +35,7 @@ from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.hooks import GIVEN, plan_charge
 from dpfl_plugin.runs.prepare import PreparedRun, planner_of, stopping_of
 from dpfl_plugin.runs.privacy_rules import privacy_rules
+from dpfl_plugin.runs.signal import signal_to_noise
 from dpfl_plugin.runs.statement import (
     ENDED_EARLY,
     MEASUREMENTS,
@@ -43,7 +44,7 @@ from dpfl_plugin.runs.statement import (
     statement,
     write_statement,
 )
-from dpfl_plugin.runs.training_diagnostics import price, signal_to_noise
+from dpfl_plugin.runs.training_diagnostics import price
 
 STAYED = (
     "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
@@ -213,7 +214,7 @@ def _result(
         **_statistics(config, parts, progress),
         "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
-        "signal_to_noise": signal_to_noise(parts, sum(cost.num_releases for cost in account.costs.values())),
+        "signal_to_noise": _signal(parts, sum(cost.num_releases for cost in account.costs.values())),
         **_capped(run, outcome),
         "warnings": [text for text in document["warnings"] if not text.startswith(SIMULATION[:25])],
         "epsilon": document["views"],
@@ -379,6 +380,10 @@ def _capped(run: PreparedRun, outcome: RunOutcome) -> dict[str, Any]:
     ahead = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
     capped = ahead.capped(parts.noise_multiplier)
     return {} if capped is None else {"capped": capped}
+
+
+def _signal(parts: Parts, num_steps: int) -> float | None:
+    return signal_to_noise(parts.rules, parts.setting, parts.num_records, parts.layout.dimension, num_steps)
 
 
 def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from dpfl_plugin.models.fields import FieldsModel
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import adaptive_total, runs_in
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.forecast import strain
 from dpfl_plugin.runs.hooks import Hooks
 from dpfl_plugin.runs.privacy_rules import weak_claims
+from dpfl_plugin.runs.signal import weak_signal_of
 from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
 FRESH: Final = "randomness fresh: batches and noise come from the operating system, and another run draws other ones."
@@ -57,7 +57,7 @@ def note_start(config: Config, parts: Parts, hooks: Hooks) -> None:
     if config.privacy.noise_multiplier is None:
         noise = digits(parts.noise_multiplier, 6)
         hooks.note(f"noise_multiplier solved: {noise}, {_solved_for(config)}")
-        if why := strain(parts.noise_multiplier):
+        if why := weak_signal_of(parts):
             hooks.note(f"warning: {why}.")
     every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
     if parts.rules.fresh and every != 1 and seconds:
@@ -96,11 +96,8 @@ def _note_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
     """Note what silos with settings of their own have, and what that may cost the others."""
     for text in describe_silos(parts.own, parts.rules, config):
         hooks.note(text)
-    noises = {silo: own.noise_multiplier for silo, own in parts.rules.silos.items()}
-    for silo, noise in noises.items():
-        if parts.own.config(config, silo).privacy.epsilon is not None and (why := strain(noise)):
-            hooks.note(f"warning: silo {parts.own.names[silo]}: {why}.")
-    if len({*noises.values(), parts.noise_multiplier}) > 1 and config.silo_weights in ("equal", "records"):
+    noises = {own.noise_multiplier for own in parts.rules.silos.values()}
+    if len({*noises, parts.noise_multiplier}) > 1 and config.silo_weights in ("equal", "records"):
         hooks.note("silos differ in their noise: silo_weights=noise weighs them by it.")
     for text in unequal(config, parts.num_records):
         hooks.note(f"{text}.")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dpfl_plugin.core.rounding import digits, places
 
 if TYPE_CHECKING:
-    from dpfl_plugin.runs.build import Parts
+    pass
 
 # What to say of them, where a model is worse than the baseline; the first that a result has counts.
 MEANS: Final = {
@@ -190,23 +190,6 @@ def _is_hidden(result: Mapping[str, Any]) -> bool:
     """Whether noise is larger than what all clipped gradients together can be: see `signal_to_noise`."""
     ratio = result.get("signal_to_noise")
     return ratio is not None and ratio < 1
-
-
-def signal_to_noise(parts: Parts, num_steps: int) -> float | None:
-    """The most that a model can move by the sum of so many clipped mean gradients, over the noise in that sum.
-
-    A mean gradient is of norm C at most, so that K of them move the model by K C if all of them agree; the noise in
-    their sum has the norm std sqrt(K d). None without noise, without a bound C, and where silos' updates are clipped.
-    """
-    rules, setting = parts.rules, parts.setting
-    std = rules.clip_norm * rules.noise_multiplier * rules.sampler.sensitivity
-    if rules.unit == "silo" or parts.own.of or not 0 < std < math.inf or not num_steps:
-        return None
-    weights = setting.weights or (1 / setting.num_silos,) * setting.num_silos
-    counts = zip(weights, parts.num_records, strict=True)
-    mean = math.fsum((weight / rules.sampler.divisor(count)) ** 2 for weight, count in counts)
-    mean *= setting.num_silos / setting.num_participants
-    return rules.clip_norm * math.sqrt(num_steps) / (std * math.sqrt(mean * parts.layout.dimension))
 
 
 def price(result: Mapping[str, Any]) -> str:
