@@ -44,7 +44,8 @@ class GivenBySchema(Given):
     @property
     def digest(self) -> str:
         persons = ["\0".join(map(str, one.table.persons)) for one in self._found if one.table.persons is not None]
-        return digest(super().digest.encode(), *(part.encode() for part in persons))
+        known = [one.table.known.tobytes() for one in self._found if not one.table.known.all()]
+        return digest(super().digest.encode(), *(part.encode() for part in persons), *known)
 
 
 def _table(one: Read) -> Table:

@@ -168,8 +168,10 @@ def assembled(
     if part_of is None:
         notes = (*reading.notes([*train, *test], schema), *_whose(schema, features))
         if outcome.has_classes:
-            every = labels if test_part is None else np.concatenate([labels, test_part.labels])
-            notes += data_files._rare(every, len(labels), groups, classes, silo_names)
+            known = [np.concatenate([one.table.known for one in part]) for part in (train, test) if part]
+            every = np.concatenate([labels[known[0]], *([] if test_part is None else [test_part.labels[known[1]]])])
+            silos = None if groups is None else groups[known[0]]
+            notes += data_files._rare(every, int(known[0].sum()), silos, classes, silo_names)
     return Dataset(
         features,
         labels,
