@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.compute as pc
 
-from dpfl_plugin.data.cells import empty_records
 from dpfl_plugin.data.draft_columns import (
     Drafted,
     alike,
@@ -30,12 +28,11 @@ from dpfl_plugin.data.draft_columns import (
 )
 from dpfl_plugin.data.draft_marks import NOT_USED, marks_of
 from dpfl_plugin.data.federation import alone
-from dpfl_plugin.data.flaws import NAMELESS, SHOWN, Flaws, no_header
+from dpfl_plugin.data.flaws import NAMELESS, SHOWN, no_header
 from dpfl_plugin.data.isolated_values import isolated
 from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table, sentence
-from dpfl_plugin.data.seen import Seen, Sites, is_number, nearly_all, numbers_of, outwards
+from dpfl_plugin.data.seen import Seen, Sites, is_number, nearly_all, numbers_of, outwards, read_columns, sites_of
 from dpfl_plugin.data.site_dates import doubts
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
@@ -133,26 +130,12 @@ def _check_header(pieces: Pieces, name: str, roles: Roles) -> None:
 def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, Seen]:
     """{name: column}, of all tables together."""
     header = tables[0].header
-    seen = {name: Seen(name) for name in header}
-    for place, (pieces, name) in enumerate(zip(tables, names, strict=True)):
+    for pieces, name in zip(tables, names, strict=True):
         if not pieces.header:
             raise DataError(f"{name} {EMPTY}")
         if set(pieces.header) != set(header):
             raise DataError(_other_columns(name, pieces.header, names[0], header))
-        flaws = Flaws(Path(name), pieces.unit)
-        with closing(pieces):
-            count = 0
-            for part in pieces.rows(header, flaws):
-                size = len(part[header[0]])
-                flaws.add_empty((np.flatnonzero(empty_records(part.values(), size)) + count).tolist())
-                count += size
-                for column, cells in part.items():
-                    seen[column].parts.append((place, cells))
-        flaws.move(pieces.lines)
-        flaws.check()
-        if not count:
-            raise DataError(f"{name} holds a header and no records.")
-    return seen
+    return read_columns(tables, names, {name: Seen(name) for name in header})
 
 
 def _other_columns(name: str, header: Sequence[str], first: str, of_first: Sequence[str]) -> str:
@@ -165,7 +148,7 @@ def _other_columns(name: str, header: Sequence[str], first: str, of_first: Seque
 def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
     _check_header(tables[0], names[0], roles)
     seen = _read(tables, names)
-    sites, dealt = _sites(seen, roles, tables, names), len(names) == 1 and roles.silo is None
+    sites, dealt = sites_of(tables, names, seen, roles.silo), len(names) == 1 and roles.silo is None
     unread = {
         name: f"{name} {NOT_USED}: its cells are of type {kind}." for name, one in seen.items() if (kind := one.unread)
     }
@@ -207,16 +190,6 @@ def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
         if pieces.note:
             by_note.setdefault(pieces.note, []).append(name)
     return [f"{', '.join(where)}: {note}." for note, where in by_note.items()]
-
-
-def _sites(seen: Mapping[str, Seen], roles: Roles, tables: Sequence[Pieces], names: Sequence[str]) -> Sites:
-    """Whose each record is: by their column, or else the files."""
-    any_column = next(iter(seen.values()))  # all are of one length
-    if roles.silo is None:
-        sizes = np.bincount([place for place, part in any_column.parts for _ in range(len(part))], minlength=len(names))
-        return Sites(tables, names, silo_names([Path(name) for name in names]), np.repeat(np.arange(len(names)), sizes))
-    encoded = seen[roles.silo].cells.fill_null("").dictionary_encode()
-    return Sites(tables, names, encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64))
 
 
 def _outcome(seen: Mapping[str, Seen], roles: Roles, sites: Sites) -> tuple[dict[str, Any], list[str]]:

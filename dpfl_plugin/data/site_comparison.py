@@ -6,7 +6,6 @@ Nothing here is private: it is for the eyes of those who hold the records.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,12 +13,11 @@ import numpy as np
 
 from dpfl_plugin.data.cells import written_otherwise
 from dpfl_plugin.data.draft_marks import without_thousands
-from dpfl_plugin.data.flaws import SHOWN, Flaws
+from dpfl_plugin.data.flaws import SHOWN
 from dpfl_plugin.data.isolated_values import isolated
-from dpfl_plugin.data.names import of_files as file_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
-from dpfl_plugin.data.seen import Seen, Sites, site_list
+from dpfl_plugin.data.seen import Seen, Sites, read_columns, site_list, sites_of
 from dpfl_plugin.data.site_dates import are_dates, forms_of, written
 
 LEAST: Final = 10  # cells of a site that are compared
@@ -53,7 +51,8 @@ def _filled(column: Seen, _: Column, sites: Sites) -> list[Any]:
 
 def _middles(column: Seen, _: Column, sites: Sites) -> list[Any]:
     """(10 %, 50 %, 90 %) of its numbers"""
-    values, where = column.numbers(sites)
+    values, rows = column.numbers()
+    where = sites.of_record[rows]
     order = np.argsort(where, kind="stable")
     parts = np.split(values[order], np.cumsum(np.bincount(where, minlength=len(sites.names)))[:-1])
     return [tuple(np.quantile(part, (0.1, 0.5, 0.9)).tolist()) if len(part) >= LEAST else None for part in parts]
@@ -135,16 +134,7 @@ def compare(tables: Sequence[Pieces], names: Sequence[str], schema: TableSchema)
         name: Seen(name, nothing=[*schema.missing_values, *(stated[name].missing_values if name in kept else ())])
         for name in (*kept, *roles)
     }
-    num_records = []
-    for place, table in enumerate(tables):
-        with closing(table):
-            count = 0
-            for part in table.rows(list(seen), Flaws(Path(names[place]), table.unit)):
-                count += len(next(iter(part.values())))
-                for name, cells in part.items():
-                    seen[name].parts.append((place, cells))
-            num_records.append(count)
-    sites = _sites(seen, tables, names, schema, num_records)
+    sites = sites_of(tables, names, read_columns(tables, names, seen), schema.silo)
     told = []
     for name in kept:
         if seen[name].unread:
@@ -161,16 +151,6 @@ def _labels(label: Label) -> dict[str, Column]:
         return {str(label.column): Column(type="category", values=[cell for cells in label.cells for cell in cells])}
     name = label.time or label.column
     return {} if name is None or label.range is None else {name: Column(type="number", range=label.range)}
-
-
-def _sites(
-    seen: Mapping[str, Seen], tables: Sequence[Pieces], names: Sequence[str], schema: TableSchema, counts: Sequence[int]
-) -> Sites:
-    if schema.silo is None:
-        of_record = np.repeat(np.arange(len(tables)), counts)
-        return Sites(tables, names, file_names([Path(name) for name in names]), of_record)
-    encoded = seen[schema.silo].cells.fill_null("").dictionary_encode()
-    return Sites(tables, names, encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64))
 
 
 def _compared(column: Seen, stated: Column, sites: Sites) -> list[str]:
@@ -212,15 +192,13 @@ def _isolated(column: Seen, stated: Column, sites: Sites, key: str) -> list[str]
     """Numbers that are far from all others."""
     if stated.type not in NUMBERS:
         return []
-    values, _ = column.numbers(sites)
+    values, rows = column.numbers()
     different, counts = np.unique(values, return_counts=True)
     far = [number for numbers in isolated(different, counts) for number in numbers]
     if not far:
         return []
     rest = different[~np.isin(different, far)]
-    every = np.full(len(column.cells), np.nan)
-    every[column.cells.is_valid().to_numpy(zero_copy_only=False)] = values
-    where = "; ".join(column.at(np.flatnonzero(np.isin(every, far)), sites))
+    where = "; ".join(column.at(rows[np.isin(values, far)], sites))
     shown, verb = ", ".join(f"{number:g}" for number in far), "is" if len(far) == 1 else "are"
     mend = "leave the record out" if key == "label" else f"list it in {WHERE}.{key}.missing_values"
     return [
