@@ -41,7 +41,7 @@ class Sites(NamedTuple):
 
 
 @dataclass
-class Seen:
+class ColumnProfile:
     """One column: its cells, as words or typed, in pieces, each with the place of its table among all.
 
     Attributes:
@@ -139,7 +139,9 @@ class Seen:
         return pc.if_else(nothing, pa.scalar(None, pa.string()), text)
 
 
-def read_columns(tables: Sequence[Pieces], names: Sequence[str], columns: dict[str, Seen]) -> dict[str, Seen]:
+def read_columns(
+    tables: Sequence[Pieces], names: Sequence[str], columns: dict[str, ColumnProfile]
+) -> dict[str, ColumnProfile]:
     """The cells of ``columns`` of all tables, which are closed then.
 
     Raises:
@@ -162,7 +164,9 @@ def read_columns(tables: Sequence[Pieces], names: Sequence[str], columns: dict[s
     return columns
 
 
-def sites_of(tables: Sequence[Pieces], names: Sequence[str], columns: Mapping[str, Seen], silo: str | None) -> Sites:
+def sites_of(
+    tables: Sequence[Pieces], names: Sequence[str], columns: Mapping[str, ColumnProfile], silo: str | None
+) -> Sites:
     """Whose each record is: by the column ``silo``, or else the files."""
     if silo is not None:
         encoded = columns[silo].cells.fill_null("").dictionary_encode()
@@ -264,7 +268,7 @@ def numbers_of(words: Sequence[str]) -> NDArray[Any] | None:
     return None if not all(map(is_number, words)) else np.array(found, dtype=np.float64)
 
 
-def marks(column: Seen) -> tuple[list[str], list[str]]:
+def marks(column: ColumnProfile) -> tuple[list[str], list[str]]:
     """(cells with a decimal comma, cells with a point); none of a column of words."""
     if not any("," in word for word in column.counts) or (found := nearly_all(column.counts, is_number)) is None:
         return [], []
