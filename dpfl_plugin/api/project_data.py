@@ -158,7 +158,7 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
     dataset: dict[str, Any] = {"name": "table", "files": _one(patterns)}
     dataset |= {"decimal": draft.form.decimal} if draft.form.decimal != "." else {}
     dataset |= {key: value for key, value in form.items() if value is not None}
-    told = [*draft.told, f"The schema was {tables.NOT_PRIVATE}. Then remove drafted: true."]
+    told = [*draft.notes, f"The schema was {tables.NOT_PRIVATE}. Then remove drafted: true."]
     if own.person is not None:
         told += [
             f"person: {own.person}. A person's records stay together; to protect them all at once, set "

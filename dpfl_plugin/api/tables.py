@@ -208,7 +208,7 @@ def draft_schema(
     with _encoding_by("encoding='windows-1252'"):
         made = draft.of_tables(named, draft.Roles(**columns), TextFormat(encoding=encoding, sheet=sheet))
     warnings.warn(f"this schema was {NOT_PRIVATE}.", stacklevel=2)
-    for line in made.told:
+    for line in made.notes:
         say(line)
     if made.form.decimal == ",":
         say("Give decimal=',' to check_tables and read_tables; pandas.read_csv takes it, too, before from_table.")

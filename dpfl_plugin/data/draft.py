@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,25 +16,32 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.compute as pc
 
-from dpfl_plugin.data.cells import empty_records
+from dpfl_plugin.data.column_profile import (
+    ColumnProfile,
+    Sites,
+    is_number,
+    nearly_all,
+    numbers_of,
+    outwards,
+    read_columns,
+    sites_of,
+)
 from dpfl_plugin.data.draft_columns import (
     Drafted,
     alike,
     draft_column,
     kinds_of,
     plain_value,
+    slip_notes,
     spelt,
     times,
-    told_of_slips,
 )
 from dpfl_plugin.data.draft_marks import NOT_USED, marks_of
 from dpfl_plugin.data.federation import alone
-from dpfl_plugin.data.flaws import NAMELESS, SHOWN, Flaws, no_header
+from dpfl_plugin.data.flaws import NAMELESS, SHOWN, no_header
 from dpfl_plugin.data.isolated_values import isolated
 from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.names import of_files as silo_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table, sentence
-from dpfl_plugin.data.seen import Seen, Sites, is_number, nearly_all, numbers_of, outwards
 from dpfl_plugin.data.site_dates import doubts
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
@@ -47,12 +53,12 @@ EMPTY: Final = "is empty: its first line must name the columns, and records foll
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A schema as plain values, and how the files are written; told: what to look at; sizes: records
+    """A schema as plain values, and how the files are written; notes: what to look at; sizes: records
     of each silo, of all together where there are no silos; rarest: the share of the rarer of two classes."""
 
     schema: dict[str, Any]
     form: TextFormat
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
     sizes: tuple[int, ...] = ()
     rarest: float | None = None
 
@@ -131,29 +137,15 @@ def _check_header(pieces: Pieces, name: str, roles: Roles) -> None:
         raise DataError(f"{name}, header: two columns have the name {', '.join(map(repr, twice))}. Rename one.")
 
 
-def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, Seen]:
+def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, ColumnProfile]:
     """{name: column}, of all tables together."""
     header = tables[0].header
-    seen = {name: Seen(name) for name in header}
-    for place, (pieces, name) in enumerate(zip(tables, names, strict=True)):
+    for pieces, name in zip(tables, names, strict=True):
         if not pieces.header:
             raise DataError(f"{name} {EMPTY}")
         if set(pieces.header) != set(header):
             raise DataError(_other_columns(name, pieces.header, names[0], header))
-        flaws = Flaws(Path(name), pieces.unit)
-        with closing(pieces):
-            count = 0
-            for part in pieces.rows(header, flaws):
-                size = len(part[header[0]])
-                flaws.add_empty((np.flatnonzero(empty_records(part.values(), size)) + count).tolist())
-                count += size
-                for column, cells in part.items():
-                    seen[column].parts.append((place, cells))
-        flaws.move(pieces.lines)
-        flaws.check()
-        if not count:
-            raise DataError(f"{name} holds a header and no records.")
-    return seen
+    return read_columns(tables, names, {name: ColumnProfile(name) for name in header})
 
 
 def _other_columns(name: str, header: Sequence[str], first: str, of_first: Sequence[str]) -> str:
@@ -165,14 +157,14 @@ def _other_columns(name: str, header: Sequence[str], first: str, of_first: Seque
 
 def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
     _check_header(tables[0], names[0], roles)
-    seen = _read(tables, names)
-    sites, dealt = _sites(seen, roles, tables, names), len(names) == 1 and roles.silo is None
+    profiles = _read(tables, names)
+    sites, dealt = sites_of(tables, names, profiles, roles.silo), len(names) == 1 and roles.silo is None
     unread = {
-        name: f"{name} {NOT_USED}: its cells are of type {kind}." for name, one in seen.items() if (kind := one.unread)
+        name: f"{name} {NOT_USED}: its cells are {kind}." for name, one in profiles.items() if (kind := one.unread)
     }
-    measured = {name: one for name, one in seen.items() if name not in (roles.silo, roles.person, *unread)}
+    measured = {name: one for name, one in profiles.items() if name not in (roles.silo, roles.person, *unread)}
     written = marks_of(measured, [name for name in (roles.label, roles.time, roles.event) if name is not None])
-    seen |= written.plain
+    profiles |= written.plain
     left_out, dates = doubts(measured, written.left_out, sites)
     left_out = {**unread, **written.left_out, **left_out}
     for name in roles.columns.values():
@@ -181,26 +173,26 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     form = replace(form, decimal=written.decimal)
     columns = {
         name: Drafted({"type": "ignored"}) if name in left_out else draft_column(one, sites, written, roles.person)
-        for name, one in seen.items()
+        for name, one in profiles.items()
         if name not in roles.columns.values()
     }
     entries = {name: one.entry for name, one in columns.items()}
-    of_columns = [line for one in columns.values() for line in one.told]
+    of_columns = [line for one in columns.values() for line in one.notes]
     if all(entry["type"] in ("identifier", "ignored") for entry in entries.values()):
         used = ", ".join(roles.columns.values())
         why = [*kinds_of(columns), *left_out.values(), *of_columns]
         raise DataError(" ".join([f"{names[0]}: no column is left to learn from besides {used}.", *why]))
-    label, told = _outcome(seen, roles, sites)
+    label, notes = _outcome(profiles, roles, sites)
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
     schema = {"drafted": True, "label": label, **named, "columns": entries}
     classes = label.get("classes", ())
-    told += [*alike(label.get("column"), classes), *(times(label["column"], columns) if len(classes) == 2 else ())]
-    told += [*kinds_of(columns), *written.told, *dates, *left_out.values(), *of_columns]
+    notes += [*alike(label.get("column"), classes), *(times(label["column"], columns) if len(classes) == 2 else ())]
+    notes += [*kinds_of(columns), *written.notes, *dates, *left_out.values(), *of_columns]
     count = len(sites.of_record)
     sizes = [count] if dealt else np.bincount(sites.of_record).tolist()
     rarest = min(seen[label["column"]].counts.values()) / count if len(classes) == 2 else None
-    told += [*(() if dealt else alone(sites.names[place] for place in sites.of_record)), *_sheets(tables, names)]
-    return Draft(schema, form, tuple(told), tuple(sizes), rarest)
+    notes += [*(() if dealt else alone(sites.names[place] for place in sites.of_record)), *_sheets(tables, names)]
+    return Draft(schema, form, tuple(notes), tuple(sizes), rarest)
 
 
 def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
@@ -212,39 +204,29 @@ def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
     return [f"{', '.join(where)}: {note}." for note, where in by_note.items()]
 
 
-def _sites(seen: Mapping[str, Seen], roles: Roles, tables: Sequence[Pieces], names: Sequence[str]) -> Sites:
-    """Whose each record is: by their column, or else the files."""
-    any_column = next(iter(seen.values()))  # all are of one length
-    if roles.silo is None:
-        sizes = np.bincount([place for place, part in any_column.parts for _ in range(len(part))], minlength=len(names))
-        return Sites(tables, names, silo_names([Path(name) for name in names]), np.repeat(np.arange(len(names)), sizes))
-    encoded = seen[roles.silo].cells.fill_null("").dictionary_encode()
-    return Sites(tables, names, encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64))
-
-
-def _outcome(seen: Mapping[str, Seen], roles: Roles, sites: Sites) -> tuple[dict[str, Any], list[str]]:
+def _outcome(profiles: Mapping[str, ColumnProfile], roles: Roles, sites: Sites) -> tuple[dict[str, Any], list[str]]:
     """(the schema's label, what to say of it)"""
     if roles.label is not None:
-        found, far = _label(seen[roles.label], sites)
+        found, far = _label(profiles[roles.label], sites)
         listed = found["classes"] if "classes" in found else found["range"]
-        told = [f"label: {roles.label}, {found['outcome']} [{', '.join(map(str, listed))}]."]
+        notes = [f"label: {roles.label}, {found['outcome']} [{', '.join(map(str, listed))}]."]
         if found["outcome"] == "classes" and len(listed) > 2 and all(isinstance(name, int) for name in listed):
-            told.append(
+            notes.append(
                 f"Classes have no order. If {roles.label} has one: outcome: ordinal; if it counts something: outcome: "
                 "counts, with a range that begins at 0 in place of classes."
             )
         if found["outcome"] == "classes" and len(listed) == 2:
             other, positive = listed
-            told.append(
+            notes.append(
                 f"{positive} is the positive class of auc, f1 and the like, as the second of two; "
                 f"classes: [{positive}, {other}] would make it {other}."
             )
-        numbers = numbers_of(list(seen[roles.label].counts))
+        numbers = numbers_of(list(profiles[roles.label].counts))
         if found["outcome"] == "regression" and numbers is not None and (numbers == np.floor(np.abs(numbers))).all():
-            told.append(f"If {roles.label} counts something: outcome: counts, with a range that begins at 0.")
-        return found, told + far
+            notes.append(f"If {roles.label} counts something: outcome: counts, with a range that begins at 0.")
+        return found, notes + far
     assert roles.time is not None and roles.event is not None
-    words = list(seen[roles.time].counts)
+    words = list(profiles[roles.time].counts)
     numbers = numbers_of(words)
     if numbers is None or not len(numbers) or numbers.min() < 0 or numbers.max() == 0:
         odd = [word for word in words if (one := numbers_of([word])) is None or one.min() < 0]
@@ -257,12 +239,12 @@ def _outcome(seen: Mapping[str, Seen], roles: Roles, sites: Sites) -> tuple[dict
             f"column {roles.time!r} {holds} no times: numbers from 0 on, in days, months or years. Mend these "
             "records, leave them out, or name another column."
         )
-    words = sorted(seen[roles.event].counts)
+    words = sorted(profiles[roles.event].counts)
     if len(words) != 2:
         shown = ", ".join(map(repr, words[:10])) or "no value"
         raise DataError(f"column {roles.event!r} holds {shown}: it must have two words, for no event and for one.")
     no, yes = words
-    every, happened = seen[roles.time].cells, seen[roles.event].cells
+    every, happened = profiles[roles.time].cells, profiles[roles.event].cells
     with_event = every.filter(pc.fill_null(pc.equal(happened, yes), fill_value=False)).drop_null().to_pylist()
     events = numbers_of(with_event)
     assert events is not None
@@ -302,7 +284,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _label(column: Seen, sites: Sites) -> tuple[dict[str, Any], list[str]]:
+def _label(column: ColumnProfile, sites: Sites) -> tuple[dict[str, Any], list[str]]:
     """(the schema's label, what to say of numbers that are far from the others)"""
     different, name = sorted(column.counts), column.name
     if len(different) < 2:
@@ -324,5 +306,5 @@ def _label(column: Seen, sites: Sites) -> tuple[dict[str, Any], list[str]]:
     far = {*itertools.chain(*isolated(each, np.bincount(place, [column.counts[word] for word in different])))}
     words = [word for word, number in zip(different, numbers.tolist(), strict=True) if number in far]
     rest = each[~np.isin(each, list(far))]
-    told = told_of_slips(column, words, rest, sites, "Correct these cells, leave the records out, or widen the range.")
-    return {"column": name, "outcome": "regression", "range": list(outwards(rest))}, told
+    notes = slip_notes(column, words, rest, sites, "Correct these cells, leave the records out, or widen the range.")
+    return {"column": name, "outcome": "regression", "range": list(outwards(rest))}, notes

@@ -11,15 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from dpfl_plugin.data.cells import censored_number
-from dpfl_plugin.data.draft_marks import Marks
-from dpfl_plugin.data.flaws import SHOWN
-from dpfl_plugin.data.identifiers import KEEPS, are_different, are_identifiers, are_persons, whose
-from dpfl_plugin.data.isolated_values import isolated
-from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.schema import Column
-from dpfl_plugin.data.seen import (
+from dpfl_plugin.data.column_profile import (
+    ColumnProfile,
     Counts,
-    Seen,
     Sites,
     Sorted,
     best,
@@ -30,6 +24,12 @@ from dpfl_plugin.data.seen import (
     numbers_of,
     outwards,
 )
+from dpfl_plugin.data.draft_marks import Marks
+from dpfl_plugin.data.flaws import SHOWN
+from dpfl_plugin.data.identifiers import KEEPS, are_different, are_identifiers, are_persons, whose
+from dpfl_plugin.data.isolated_values import isolated
+from dpfl_plugin.data.names import column_list
+from dpfl_plugin.data.schema import Column
 from dpfl_plugin.data.site_dates import DATES, SERIALS
 from dpfl_plugin.data.thousands import unit_of
 
@@ -63,11 +63,11 @@ class Drafted(NamedTuple):
 
     entry: dict[str, Any]
     why: str = ""
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     is_code: bool = False
 
 
-def draft_column(column: Seen, sites: Sites, written: Marks, person: str | None) -> Drafted:
+def draft_column(column: ColumnProfile, sites: Sites, written: Marks, person: str | None) -> Drafted:
     """``person``: the column that says whose record it is, if it was named."""
     counts = column.counts
     if len(counts) < 2:
@@ -84,18 +84,18 @@ def draft_column(column: Seen, sites: Sites, written: Marks, person: str | None)
     return drafted or _words(column, sites, person, lacking=lacking)
 
 
-def _dates(column: Seen, sites: Sites, form: str | None, found: Sorted, *, lacking: bool) -> Drafted | None:
+def _dates(column: ColumnProfile, sites: Sites, form: str | None, found: Sorted, *, lacking: bool) -> Drafted | None:
     if len(found.fit) < 2:
         return None
     entry = _date(found.fit, form) | _missing(lacking, found.nothing)
     what = f"{'a date' if found.num_strays == 1 else 'dates'} as {form or '2020-01-31'}"
     return Drafted(
-        entry, told=(*_told_of_missing(column.name, found.nothing), *_told_of_strays(column, found, what, sites))
+        entry, notes=(*_missing_notes(column.name, found.nothing), *_stray_notes(column, found, what, sites))
     )
 
 
 def _numbers(
-    column: Seen, sites: Sites, found: Sorted, written: Marks, person: str | None, *, lacking: bool
+    column: ColumnProfile, sites: Sites, found: Sorted, written: Marks, person: str | None, *, lacking: bool
 ) -> Drafted | None:
     """Of a column nearly all of whose words are numbers; None where all of its words are better listed."""
     name, fit = column.name, found.fit
@@ -125,38 +125,38 @@ def _numbers(
     rest = different[~np.isin(different, [*codes, *slips])]
     whole = bool((rest == np.floor(rest)).all())
     nothing = [*found.nothing, *(word for word in fit if numbers[word] in codes)]
-    told = [
-        *_told_of_missing(name, nothing),
-        *told_of_slips(column, [word for word in fit if numbers[word] in slips], rest, sites, OR_MISSING),
-        *_told_of_strays(column, found, "a number" if found.num_strays == 1 else "numbers", sites),
+    notes = [
+        *_missing_notes(name, nothing),
+        *slip_notes(column, [word for word in fit if numbers[word] in slips], rest, sites, OR_MISSING),
+        *_stray_notes(column, found, "a number" if found.num_strays == 1 else "numbers", sites),
     ]
     if few or (mark is None and whole and len(rest) <= MOST_LEVELS and not (slips or limits or found.strays)):
         words = spelt({word: number for word, number in numbers.items() if word not in nothing})
         if not {word.removesuffix(".0") for word in numbers if word not in nothing} <= set(words):
             return _words(column, sites, person, lacking=lacking, is_code=True)
-        return Drafted(_category(words) | _missing(lacking, nothing, "category"), told=tuple(told))
+        return Drafted(_category(words) | _missing(lacking, nothing, "category"), notes=tuple(notes))
     entry: dict[str, Any] = {"type": "integer" if whole else "number", "range": list(outwards(rest))}
     entry |= _missing(lacking, nothing) | ({} if mark is None else {"thousands": mark})
-    told += _told_of_marks(column, written.decimal)
+    notes += _mark_notes(column, written.decimal)
     if limits:
         cells = sum(column.counts[word] for word in limits)
-        told.append(
+        notes.append(
             f"{name}: {cells} cells, such as {limits[0]!r}, are below or above a limit: each is read as that limit."
         )
     if whole and are_different(values, where):
-        told.append(
+        notes.append(
             f"another whole number in every record: {column_list([name])}. Of a column that says which record it is, "
             "and measures nothing, write type: identifier."
         )
     if whole and DAY.match(name) and SERIALS[0] <= rest[0] and rest[-1] <= SERIALS[1]:
-        told.append(
+        notes.append(
             f"{name}: whole numbers from {rest[0]:g} to {rest[-1]:g} may be days as spreadsheets count them. If so, "
             "write dates in the files."
         )
-    return Drafted(entry, told=tuple(told))
+    return Drafted(entry, notes=tuple(notes))
 
 
-def _words(column: Seen, sites: Sites, person: str | None, *, lacking: bool, is_code: bool = False) -> Drafted:
+def _words(column: ColumnProfile, sites: Sites, person: str | None, *, lacking: bool, is_code: bool = False) -> Drafted:
     counts, name = column.counts, column.name
     values, where = column.values(sites)
     why = "many" if len(counts) > MOST_VALUES else ""
@@ -165,17 +165,17 @@ def _words(column: Seen, sites: Sites, person: str | None, *, lacking: bool, is_
     if are_different(values, where):
         why = UNIQUE
     if why and not is_code and (shown := _number_and_more(counts)) is not None:
-        told = (
+        notes = (
             f"not used: {column_list([name])}: its cells, such as {shown!r}, are no plain numbers. If they are meant "
             "as numbers, write digits, a sign and a decimal mark alone.",
         )
-        return Drafted({"type": "ignored"}, NUMBER_LIKE, told)
+        return Drafted({"type": "ignored"}, NUMBER_LIKE, notes)
     if why != UNIQUE and are_persons(name, values, where, numeric=False):
         return _person(name, person)
     if why:
         return Drafted({"type": "identifier" if why == UNIQUE else "ignored"}, why, is_code=is_code)
     entry = _category(sorted(counts)) | _missing(lacking, (), "category")
-    return Drafted(entry, told=alike(name, entry["values"]), is_code=is_code)
+    return Drafted(entry, notes=alike(name, entry["values"]), is_code=is_code)
 
 
 def _person(name: str, person: str | None) -> Drafted:
@@ -183,7 +183,7 @@ def _person(name: str, person: str | None) -> Drafted:
     return Drafted({"type": "ignored"}, PERSON, (whose(name, f"{name_it}It is not used."),))
 
 
-def _are_codes(column: Seen, numbers: Mapping[str, float], sites: Sites) -> bool:
+def _are_codes(column: ColumnProfile, numbers: Mapping[str, float], sites: Sites) -> bool:
     """Whether numbers are spelt as codes: with leading zeros, or one in two ways at a site, as 10.1 and 10.10."""
     if any(_CODE.match(word) for word in numbers):
         return True
@@ -242,7 +242,7 @@ def _missing(lacking: bool, words: Collection[str], how: str = "indicator") -> d
     return missing | ({"missing_values": sorted(words)} if words else {})
 
 
-def _told_of_missing(name: str, words: Collection[str]) -> list[str]:
+def _missing_notes(name: str, words: Collection[str]) -> list[str]:
     if not words:
         return []
     verb = "stands" if len(words) == 1 else "stand"
@@ -250,7 +250,7 @@ def _told_of_missing(name: str, words: Collection[str]) -> list[str]:
     return [f"{name}: {shown} {verb} for no value in this draft: if not so, correct its missing_values."]
 
 
-def _told_of_strays(column: Seen, found: Sorted, what: str, sites: Sites) -> list[str]:
+def _stray_notes(column: ColumnProfile, found: Sorted, what: str, sites: Sites) -> list[str]:
     """Which words are none of the kind, and where the first of them are."""
     if not found.strays:
         return []
@@ -264,7 +264,7 @@ def _told_of_strays(column: Seen, found: Sorted, what: str, sites: Sites) -> lis
     ]
 
 
-def told_of_slips(column: Seen, words: Sequence[str], rest: Any, sites: Sites, mend: str) -> list[str]:
+def slip_notes(column: ColumnProfile, words: Sequence[str], rest: Any, sites: Sites, mend: str) -> list[str]:
     """Which numbers are far from the ``rest``, and where they are."""
     if not words:
         return []
@@ -275,7 +275,7 @@ def told_of_slips(column: Seen, words: Sequence[str], rest: Any, sites: Sites, m
     ]
 
 
-def _told_of_marks(column: Seen, decimal: str) -> list[str]:
+def _mark_notes(column: ColumnProfile, decimal: str) -> list[str]:
     commas, points = marks(column)
     other = points if decimal == "," else commas
     if not other:
@@ -307,20 +307,20 @@ def kinds_of(drafted: Mapping[str, Drafted]) -> list[str]:
             why.setdefault(one.why, []).append(name)
         elif one.entry["type"] != "ignored":
             kinds.setdefault(one.entry["type"], []).append(name)
-    told = [f"{kind}: {column_list(names)}." for kind, names in kinds.items()]
-    told += [f"not used: {column_list(why[key])}: {text}" for key, text in REASONS.items() if key in why]
+    notes = [f"{kind}: {column_list(names)}." for kind, names in kinds.items()]
+    notes += [f"not used: {column_list(why[key])}: {text}" for key, text in REASONS.items() if key in why]
     whole = [name for name in kinds.get("category", ()) if _are_counts(drafted[name])]
     if whole:
-        told.append(
+        notes.append(
             f"whole numbers as categories: {column_list(whole)}. Other numbers than those listed are refused later: of "
             "a column that counts or measures something, write type: integer and its range, such as range: [0, 10]."
         )
     if codes := [name for name, one in drafted.items() if one.is_code]:
-        told.append(
+        notes.append(
             f"codes, by leading zeros or several spellings of a number: {column_list(codes)}. Each spelling is a value "
             "of its own. Of a column that counts or measures something, write type: number and its range."
         )
-    return told
+    return notes
 
 
 def _are_counts(drafted: Drafted) -> bool:

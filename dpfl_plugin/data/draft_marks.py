@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import is_text
+from dpfl_plugin.data.column_profile import ColumnProfile, is_number, marks, nearly_all, outwards
 from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.seen import Seen, is_number, marks, nearly_all, outwards
 from dpfl_plugin.data.thousands import Mark, Points, decimal_beside, grouped, ungrouped, without_marks
 
 _LIKE: Final = re.compile(r"[-+]?[1-9][0-9]{0,2}[,.'’ \u00a0\u2009\u202f][0-9]{3}")  # how words with marks begin
@@ -27,15 +27,15 @@ class Marks:
     """How numbers are written.
 
     Attributes:
-        decimal: "." or ",". left_out: {column: why no number is read from it}. told: what to look at, of the others.
+        decimal: "." or ",". left_out: {column: why no number is read from it}. notes: what to look at, of the others.
         thousands: {column: its mark of thousands}, of those whose numbers have some for certain. plain: these without.
     """
 
     decimal: str
     left_out: Mapping[str, str]
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
     thousands: Mapping[str, Mark]
-    plain: Mapping[str, Seen]
+    plain: Mapping[str, ColumnProfile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Thousands:
     shown: str
 
 
-def marks_of(columns: Mapping[str, Seen], labels: Collection[str]) -> Marks:
+def marks_of(columns: Mapping[str, ColumnProfile], labels: Collection[str]) -> Marks:
     """Of all columns that may hold numbers, together.
 
     A file has one decimal mark: that of most cells of which it is certain. A column that may have marks of thousands
@@ -69,18 +69,18 @@ def marks_of(columns: Mapping[str, Seen], labels: Collection[str]) -> Marks:
         certain = {name: (found, points or _points(columns[name])) for name, (found, points) in certain.items()}
     totals = [sum(len(found[mark]) for found in certain.values()) for mark in (0, 1)]
     decimal = "," if totals[0] > totals[1] else "."
-    left_out, told = dict[str, str](), list[str]()
+    left_out, notes = dict[str, str](), list[str]()
     if decimal == ",":
-        told.append(
+        notes.append(
             f"decimal: ',', as the cells of {column_list(commas)} have it, such as {certain[commas[0]][0][0]!r}."
         )
     for name, found in thousands.items():
         if name in grouped_by:
             continue
         if found.sure or found.mark != decimal:
-            left_out[name] = _told_of_thousands(columns[name], found, name in labels)
+            left_out[name] = _thousands_note(columns[name], found, name in labels)
         elif decimal == ",":
-            told.append(
+            notes.append(
                 f"{name}: {found.shown!r} is read as a decimal, since other columns have decimal commas. If it is "
                 f"{without_marks(found.shown)}, write it so, without marks of thousands."
             )
@@ -92,14 +92,16 @@ def marks_of(columns: Mapping[str, Seen], labels: Collection[str]) -> Marks:
                 f"mark than those of other columns, {decimal!r}. Write all of the files' numbers alike."
             )
     if decimal == ".":
-        told += [line for name, one in columns.items() if name not in left_out for line in _told_of_points(one)]
+        notes += [line for name, one in columns.items() if name not in left_out for line in _point_notes(one)]
     for name in [name for name in grouped_by if name not in left_out]:
         found = thousands[name]
-        told.append(f"{name}: thousands: {found.mark!r}, as in {found.shown!r}, which is {without_marks(found.shown)}.")
-    return Marks(decimal, left_out, tuple(told), grouped_by, {name: columns[name] for name in grouped_by})
+        notes.append(
+            f"{name}: thousands: {found.mark!r}, as in {found.shown!r}, which is {without_marks(found.shown)}."
+        )
+    return Marks(decimal, left_out, tuple(notes), grouped_by, {name: columns[name] for name in grouped_by})
 
 
-def without_thousands(column: Seen, mark: Mark) -> Seen:
+def without_thousands(column: ColumnProfile, mark: Mark) -> ColumnProfile:
     """A column whose cells of text have no marks of thousands, and a point where these say the decimal mark."""
     decimal = decimal_beside(mark)
 
@@ -116,17 +118,17 @@ def without_thousands(column: Seen, mark: Mark) -> Seen:
         at = pc.index_in(text.cast(pa.string()), value_set=pa.array(list(by_word), pa.string()))
         return pc.coalesce(pa.array(list(by_word.values()), pa.string()).take(at), text.cast(pa.string()))
 
-    return Seen(column.name, [(place, plain(part)) for place, part in column.parts])
+    return ColumnProfile(column.name, [(place, plain(part)) for place, part in column.parts])
 
 
-def _points(column: Seen) -> list[str]:
+def _points(column: ColumnProfile) -> list[str]:
     """Cells of text with a decimal point, of a column of numbers."""
     words = {word: count for word, count in column.texts.items() if "." in word}
     found = nearly_all(words, is_number)
     return [] if found is None else [word for word, count in words.items() if word in found.fit for _ in range(count)]
 
 
-def _thousands(column: Seen) -> _Thousands | None:
+def _thousands(column: ColumnProfile) -> _Thousands | None:
     by_word = {word: found for word in column.texts if _LIKE.match(word) and (found := grouped(word)) is not None}
     if not by_word:
         return None
@@ -143,7 +145,7 @@ def _thousands(column: Seen) -> _Thousands | None:
     return _Thousands(mark, sure, next(word for word, found in by_word.items() if found.mark == mark))
 
 
-def _told_of_thousands(column: Seen, found: _Thousands, is_label: bool) -> str:
+def _thousands_note(column: ColumnProfile, found: _Thousands, is_label: bool) -> str:
     """Of one whose cells may be something else; or of what is to be predicted."""
     name, whole = column.name, without_marks(found.shown)
     if found.sure or found.mark not in ",.":
@@ -166,7 +168,7 @@ def _told_of_thousands(column: Seen, found: _Thousands, is_label: bool) -> str:
     )
 
 
-def _told_of_points(column: Seen) -> list[str]:
+def _point_notes(column: ColumnProfile) -> list[str]:
     points = Points()
     if any("." in word for word in column.texts):
         points.add(column.texts)

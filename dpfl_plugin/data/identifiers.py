@@ -32,18 +32,18 @@ def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:
     columns, features = tables[0].columns, np.concatenate([table.features for table in tables])
     sites = np.repeat(np.arange(len(tables)), [len(table.features) for table in tables])
     named = "" if tables[0].persons is not None else f"name it as person_column (from_frame: person), {KEEPS}; or "
-    told = [
+    notes = [
         whose(name, f"If so, {named}leave it out: ignore_columns") for name in person_columns(columns, features, sites)
     ]
     found = identifier_columns(columns, features, sites)
     if not found:
-        return tuple(told)
+        return tuple(notes)
     which = f"columns {', '.join(map(repr, found))} have" if len(found) > 1 else f"column {found[0]!r} has"
     where = f"each of the {len(sites)} records{' of its file' if len(tables) > 1 else ''}"
     return (
         f"{which} another whole number in {where}, as identifiers have: the model would learn from them who it is. If "
         "so, name them in ignore_columns",
-        *told,
+        *notes,
     )
 
 

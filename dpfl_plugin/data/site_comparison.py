@@ -6,20 +6,18 @@ Nothing here is private: it is for the eyes of those who hold the records.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from dpfl_plugin.data.cells import written_otherwise
+from dpfl_plugin.data.column_profile import ColumnProfile, Sites, read_columns, site_list, sites_of
 from dpfl_plugin.data.draft_marks import without_thousands
-from dpfl_plugin.data.flaws import SHOWN, Flaws
+from dpfl_plugin.data.flaws import SHOWN
 from dpfl_plugin.data.isolated_values import isolated
-from dpfl_plugin.data.names import of_files as file_names
 from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
-from dpfl_plugin.data.seen import Seen, Sites, site_list
 from dpfl_plugin.data.site_dates import are_dates, forms_of, written
 
 LEAST: Final = 10  # cells of a site that are compared
@@ -38,22 +36,23 @@ class Comparison(NamedTuple):
     """
 
     types: frozenset[str]
-    facts: Callable[[Seen, Column, Sites], list[Any]]
+    facts: Callable[[ColumnProfile, Column, Sites], list[Any]]
     stated: Callable[[Column], Any]
     differ: Callable[[Any, Any], bool]
     shown: Callable[[Sequence[Any]], str]
     mend: str
 
 
-def _filled(column: Seen, _: Column, sites: Sites) -> list[Any]:
+def _filled(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
     values = np.bincount(column.values(sites)[1], minlength=len(sites.names))
     counts = np.bincount(sites.of_record, minlength=len(sites.names))
     return [bool(value) if count >= LEAST else None for value, count in zip(values, counts, strict=True)]
 
 
-def _middles(column: Seen, _: Column, sites: Sites) -> list[Any]:
+def _middles(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
     """(10 %, 50 %, 90 %) of its numbers"""
-    values, where = column.numbers(sites)
+    values, rows = column.numbers()
+    where = sites.of_record[rows]
     order = np.argsort(where, kind="stable")
     parts = np.split(values[order], np.cumsum(np.bincount(where, minlength=len(sites.names)))[:-1])
     return [tuple(np.quantile(part, (0.1, 0.5, 0.9)).tolist()) if len(part) >= LEAST else None for part in parts]
@@ -64,7 +63,7 @@ def _are_apart(one: Sequence[float], other: Sequence[float]) -> bool:
     return low > other_high and abs(middle) > TIMES * abs(other_middle)
 
 
-def _words(column: Seen, stated: Column, sites: Sites) -> list[Any]:
+def _words(column: ColumnProfile, stated: Column, sites: Sites) -> list[Any]:
     """Those that are listed, as they are listed there."""
     listed = {written_otherwise(word): word for word in stated.listed} | {word: word for word in stated.listed}
     return [
@@ -78,7 +77,7 @@ def _are_other_words(one: frozenset[str], other: frozenset[str]) -> bool:
     return (not one & other and max(len(one), len(other)) > 1) or (len(one) == len(other) == 2 and one != other)
 
 
-def _forms(column: Seen, _: Column, sites: Sites) -> list[Any]:
+def _forms(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
     return [forms_of(counts) or None for counts in column.by_site(sites)] if are_dates(column) else []
 
 
@@ -131,28 +130,21 @@ def compare(tables: Sequence[Pieces], names: Sequence[str], schema: TableSchema)
     stated = {name: column for name, column in stated.items() if all(name in table.header for table in tables)}
     roles = [name for name in (schema.silo, schema.person) if name is not None]
     kept = [name for name, column in stated.items() if column.type != "identifier" and name not in roles]
-    seen = {
-        name: Seen(name, nothing=[*schema.missing_values, *(stated[name].missing_values if name in kept else ())])
-        for name in (*kept, *roles)
+    profiles = {
+        name: ColumnProfile(
+            name, nothing=[*schema.missing_values, *(stated[name].missing_values if name in kept else ())]
+        )
+        for name in dict.fromkeys((*kept, *roles, *schema.label.named))
     }
-    num_records = []
-    for place, table in enumerate(tables):
-        with closing(table):
-            count = 0
-            for part in table.rows(list(seen), Flaws(Path(names[place]), table.unit)):
-                count += len(next(iter(part.values())))
-                for name, cells in part.items():
-                    seen[name].parts.append((place, cells))
-            num_records.append(count)
-    sites = _sites(seen, tables, names, schema, num_records)
-    told = []
+    sites = sites_of(tables, names, read_columns(tables, names, profiles), schema.silo)
+    notes = []
     for name in kept:
-        if seen[name].unread:
+        if profiles[name].unread:
             continue
-        column = seen[name] if (mark := stated[name].thousands) is None else without_thousands(seen[name], mark)
+        column = profiles[name] if (mark := stated[name].thousands) is None else without_thousands(profiles[name], mark)
         key = f"columns.{name}" if name in schema.columns else "label"
-        told += _compared(column, stated[name], sites) + _isolated(column, stated[name], sites, key)
-    return (*told, *_copies([one for one in seen.values() if one.name != schema.silo and not one.unread], sites))
+        notes += _compared(column, stated[name], sites) + _isolated(column, stated[name], sites, key)
+    return (*notes, *_copies([one for one in profiles.values() if one.name != schema.silo and not one.unread], sites))
 
 
 def _labels(label: Label) -> dict[str, Column]:
@@ -163,19 +155,9 @@ def _labels(label: Label) -> dict[str, Column]:
     return {} if name is None or label.range is None else {name: Column(type="number", range=label.range)}
 
 
-def _sites(
-    seen: Mapping[str, Seen], tables: Sequence[Pieces], names: Sequence[str], schema: TableSchema, counts: Sequence[int]
-) -> Sites:
-    if schema.silo is None:
-        of_record = np.repeat(np.arange(len(tables)), counts)
-        return Sites(tables, names, file_names([Path(name) for name in names]), of_record)
-    encoded = seen[schema.silo].cells.fill_null("").dictionary_encode()
-    return Sites(tables, names, encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64))
-
-
-def _compared(column: Seen, stated: Column, sites: Sites) -> list[str]:
+def _compared(column: ColumnProfile, stated: Column, sites: Sites) -> list[str]:
     """Sites whose facts differ, those that do not together; or those that differ from what the schema states."""
-    told = []
+    notes = []
     for comparison in COMPARISONS.values():
         if stated.type not in comparison.types:
             continue
@@ -191,8 +173,8 @@ def _compared(column: Seen, stated: Column, sites: Sites) -> list[str]:
             shown.append(("the schema", [by_schema]))
         if len(shown) > 1:
             each = "; ".join(f"{who}: {comparison.shown(known)}" for who, known in shown)
-            told.append(f"column {column.name!r} differs: {each}. {comparison.mend[0].upper()}{comparison.mend[1:]}")
-    return told
+            notes.append(f"column {column.name!r} differs: {each}. {comparison.mend[0].upper()}{comparison.mend[1:]}")
+    return notes
 
 
 def _groups(facts: Mapping[int, Any], differ: Callable[[Any, Any], bool]) -> list[list[int]]:
@@ -208,19 +190,17 @@ def _groups(facts: Mapping[int, Any], differ: Callable[[Any, Any], bool]) -> lis
     return groups
 
 
-def _isolated(column: Seen, stated: Column, sites: Sites, key: str) -> list[str]:
+def _isolated(column: ColumnProfile, stated: Column, sites: Sites, key: str) -> list[str]:
     """Numbers that are far from all others."""
     if stated.type not in NUMBERS:
         return []
-    values, _ = column.numbers(sites)
+    values, rows = column.numbers()
     different, counts = np.unique(values, return_counts=True)
     far = [number for numbers in isolated(different, counts) for number in numbers]
     if not far:
         return []
     rest = different[~np.isin(different, far)]
-    every = np.full(len(column.cells), np.nan)
-    every[column.cells.is_valid().to_numpy(zero_copy_only=False)] = values
-    where = "; ".join(column.at(np.flatnonzero(np.isin(every, far)), sites))
+    where = "; ".join(column.at(rows[np.isin(values, far)], sites))
     shown, verb = ", ".join(f"{number:g}" for number in far), "is" if len(far) == 1 else "are"
     mend = "leave the record out" if key == "label" else f"list it in {WHERE}.{key}.missing_values"
     return [
@@ -229,7 +209,7 @@ def _isolated(column: Seen, stated: Column, sites: Sites, key: str) -> list[str]
     ]
 
 
-def _copies(columns: Sequence[Seen], sites: Sites) -> list[str]:
+def _copies(columns: Sequence[ColumnProfile], sites: Sites) -> list[str]:
     """Rows that are the same in all columns, where so many columns would not be so by chance."""
     if not columns or (size := len(columns[0].cells)) < 2:
         return []

@@ -6,8 +6,17 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from dpfl_plugin.data.column_profile import (
+    ColumnProfile,
+    Counts,
+    Sites,
+    is_date,
+    is_number,
+    nearly_all,
+    numbers_of,
+    site_list,
+)
 from dpfl_plugin.data.draft_marks import NOT_USED
-from dpfl_plugin.data.seen import Counts, Seen, Sites, is_date, is_number, nearly_all, numbers_of, site_list
 
 DAY_FIRST: Final = "%d/%m/%Y"
 MONTH_FIRST: Final = "%m/%d/%Y"
@@ -32,12 +41,12 @@ def forms_of(counts: Counts) -> Forms:
     return frozenset(form for form, num in strays.items() if num == fewest)
 
 
-def are_dates(column: Seen) -> bool:
+def are_dates(column: ColumnProfile) -> bool:
     """Whether some cells of text look like dates."""
     return not column.is_time and any(_LIKE.match(word) for word in column.texts)
 
 
-def by_forms(column: Seen, sites: Sites) -> dict[Forms, list[int]]:
+def by_forms(column: ColumnProfile, sites: Sites) -> dict[Forms, list[int]]:
     """{formats of dates: the places of the sites that write them so}; sites without dates are left out."""
     found: dict[Forms, list[int]] = {}
     for site, counts in enumerate(column.by_site(sites)):
@@ -51,7 +60,9 @@ def written(forms: Forms) -> str:
     return " or ".join(EXAMPLES.get(form, str(form)) for form in sorted(forms, key=str))
 
 
-def doubts(columns: Mapping[str, Seen], known: Collection[str], sites: Sites) -> tuple[dict[str, str], list[str]]:
+def doubts(
+    columns: Mapping[str, ColumnProfile], known: Collection[str], sites: Sites
+) -> tuple[dict[str, str], list[str]]:
     """({column: why no date is read from it}, what to say of others that one site's dates leave open).
 
     A format is decided by each site's own cells. Where all dates of all sites have a day that may be a month, and where
@@ -60,7 +71,7 @@ def doubts(columns: Mapping[str, Seen], known: Collection[str], sites: Sites) ->
     Args:
         known: columns of which more is known already.
     """
-    left_out, told = dict[str, str](), list[str]()
+    left_out, notes = dict[str, str](), list[str]()
     for name, column in columns.items():
         if name in known or not are_dates(column) or not (found := by_forms(column, sites)):
             continue
@@ -77,11 +88,11 @@ def doubts(columns: Mapping[str, Seen], known: Collection[str], sites: Sites) ->
                     f"last], format: '{DAY_FIRST}'}}, or format: '{MONTH_FIRST}'."
                 )
         elif several := [place for forms, places in found.items() if forms > common for place in places]:
-            told.append(
+            notes.append(
                 f"{name}: in all dates of {site_list(sites, several)} either number may be the day. They are read as "
                 f"{written(common)}, as other sites write them: check that."
             )
-    return left_out, told
+    return left_out, notes
 
 
 def _is_open(word: str) -> bool:

@@ -162,7 +162,7 @@ def test_a_column_is_drafted_by_its_words_at_each_site(
     paths = write(tmp_path, {site: {"u": values} for site, values in cells.items()})
     found = drafted(paths)
     assert found.schema["columns"]["u"] == entry
-    assert sum(said.replace("v, u", "u, v") in line for line in found.told) == 1, found.told
+    assert sum(said.replace("v, u", "u, v") in line for line in found.notes) == 1, found.notes
     check_tables(paths, found.schema)
 
 
@@ -176,7 +176,7 @@ def test_a_drafted_code_for_no_value_is_read_as_none_in_typed_columns_too(tmp_pa
 
 def test_days_of_a_spreadsheet_are_named_by_what_the_column_is_called(tmp_path: Path) -> None:
     days = rng.integers(45000, 45300, 60).tolist()
-    told = drafted(write(tmp_path, {"a": {"admission_date": days, "salary": days[::-1]}})).told
+    told = drafted(write(tmp_path, {"a": {"admission_date": days, "salary": days[::-1]}})).notes
     (line,) = (line for line in told if "as spreadsheets count" in line)
     assert line.startswith("admission_date: whole numbers from 45")
 
@@ -186,14 +186,14 @@ def test_sites_may_be_in_one_file(tmp_path: Path) -> None:
     columns = {"site": ["a"] * 60 + ["b"] * 60, "row": [*range(60), *range(60)], "seen": DAYS[:60] + US_DAYS[:60]}
     found = of_files(write(tmp_path, {"all": columns}), TextFormat(), Roles(label="ill", silo="site"))
     assert found.schema["columns"]["row"] == IDENTIFIER and found.schema["columns"]["seen"] == IGNORED
-    assert any("a %d/%m/%Y; b %m/%d/%Y" in line for line in found.told)
+    assert any("a %d/%m/%Y; b %m/%d/%Y" in line for line in found.notes)
 
 
 def test_a_quantity_to_be_predicted_has_the_range_of_the_numbers_that_are_not_far(tmp_path: Path) -> None:
     paths = write(tmp_path, {"a": {"stay": some(AGES, _3=999)}})
     found = of_files(paths, TextFormat(), Roles(label="stay"))
     assert found.schema["label"]["range"] == [20, 90]
-    assert any("'999' (" in line and "leave the records out" in line for line in found.told)
+    assert any("'999' (" in line and "leave the records out" in line for line in found.notes)
 
 
 @pytest.mark.parametrize("shape", ["uniform", "normal", "poisson", "lognormal", "exponential"])

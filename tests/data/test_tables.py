@@ -338,7 +338,7 @@ def test_a_workbook_of_several_sheets_says_which_is_read(tmp_path: Path) -> None
     said = "a.xlsx: the first sheet, 'Data', is read, not 'Info': data.dataset.sheet names another"
     assert [note for note in load(tmp_path, "a.xlsx").notes if said in note]
     assert not [note for note in load(tmp_path, "a.xlsx", sheet="Info").notes if "sheet" in note]
-    assert [line for line in of_files([tmp_path / "a.xlsx"], TextFormat(), Roles(label="ill")).told if said in line]
+    assert [line for line in of_files([tmp_path / "a.xlsx"], TextFormat(), Roles(label="ill")).notes if said in line]
 
 
 def test_cells_of_truth_values_are_the_words_of_python() -> None:

@@ -116,9 +116,9 @@ def test_a_draft_guesses_no_mark_and_passes_its_own_check(
     found = drafted(path)
     assert found.form.decimal == decimal
     assert {name: found.schema["columns"][name]["type"] for name in columns} == types
-    assert sum(said in one for one in found.told) == 1, found.told
+    assert sum(said in one for one in found.notes) == 1, found.notes
     assert [name for name, kind in types.items() if kind == "ignored"] == [
-        name for name in columns if any(one.startswith(f"{name} is not used") for one in found.told)
+        name for name in columns if any(one.startswith(f"{name} is not used") for one in found.notes)
     ]
     check_tables(path, found.schema, decimal=found.form.decimal)
 
@@ -129,7 +129,7 @@ def test_a_draft_guesses_no_mark_and_passes_its_own_check(
 def test_decimals_are_none(tmp_path: Path, cells: list[str]) -> None:
     found = drafted(table(tmp_path, u=cells))
     assert found.schema["columns"]["u"]["type"] in ("number", "integer") and not any(
-        "thousands" in o for o in found.told
+        "thousands" in o for o in found.notes
     )
 
 
@@ -151,7 +151,7 @@ def test_a_draft_does_not_guess_which_number_of_a_date_is_the_day(
     found = drafted(path)
     assert found.schema["columns"]["u"].get("format") == form
     assert (found.schema["columns"]["u"]["type"] == "ignored") == (form is None)
-    assert sum(said in one for one in found.told) == 1, found.told
+    assert sum(said in one for one in found.notes) == 1, found.notes
     check_tables(path, found.schema)
 
 
@@ -176,7 +176,7 @@ def test_numbers_with_something_beside_them_are_left_out_as_what_they_are(
     path = table(tmp_path, u=list(map(write, WHOLE)), v=DECIMALS)
     found = drafted(path)
     assert not found.schema["columns"]["u"].keys() - {"type"}
-    told = [one for one in found.told if "not used" in one]
+    told = [one for one in found.notes if "not used" in one]
     assert len(told) == 1 and ("are no plain numbers" in told[0]) == is_number, told
     check_tables(path, found.schema)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpfl_plugin.data.cells import censored_number, is_text, kind_of, plain
-from dpfl_plugin.data.flaws import SHOWN, is_decimal_comma, with_point
-from dpfl_plugin.data.names import tidy
+from dpfl_plugin.data.cells import censored_number, empty_records, is_text, kind_of, plain
+from dpfl_plugin.data.flaws import SHOWN, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.names import of_files, tidy
 from dpfl_plugin.data.pieces import Pieces
 from dpfl_plugin.data.schema import MISSING, Column
+from dpfl_plugin.errors import DataError
 
 STRAYS: Final = 20  # at most 1 in so many words may be something else: more are no slips, but a column of another kind
 SPELLED: Final = frozenset(
@@ -38,7 +41,7 @@ class Sites(NamedTuple):
 
 
 @dataclass
-class Seen:
+class ColumnProfile:
     """One column: its cells, as words or typed, in pieces, each with the place of its table among all.
 
     Attributes:
@@ -99,16 +102,19 @@ class Seen:
             kept = ~np.isnan(values)
         return values[kept], sites.of_record[kept]
 
-    def numbers(self, sites: Sites) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """(number, the place of its site) [n] of each cell that is a value; nan of one that is no number."""
-        cells, where = self.cells.drop_null(), sites.of_record[self.cells.is_valid().to_numpy(zero_copy_only=False)]
+    def numbers(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """(number, place of the record) [n] of each cell that is one."""
+        rows = np.flatnonzero(self.cells.is_valid())
+        cells = self.cells.drop_null()
         try:
             values = pc.cast(cells, pa.float64()).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid:
             encoded = cells.dictionary_encode()
             numbers = [_number(word) for word in encoded.dictionary.to_pylist()]
             values = np.array([np.nan if number is None else number for number in numbers])[encoded.indices.to_numpy()]
-        return values, where
+        nothing = [number for word in self.nothing if (number := _number(word)) is not None]
+        kept = np.isfinite(values) & ~np.isin(values, nothing)
+        return values[kept], rows[kept]
 
     def first(self, words: Collection[str], sites: Sites) -> list[str]:
         """Where the first few cells with one of these ``words`` are, and what they hold."""
@@ -131,6 +137,43 @@ class Seen:
         text = pa.chunked_array(texts, pa.string()).combine_chunks()
         nothing = pc.is_in(text, value_set=pa.array(sorted(self.nothing), pa.string()))
         return pc.if_else(nothing, pa.scalar(None, pa.string()), text)
+
+
+def read_columns(
+    tables: Sequence[Pieces], names: Sequence[str], columns: dict[str, ColumnProfile]
+) -> dict[str, ColumnProfile]:
+    """The cells of ``columns`` of all tables, which are closed then.
+
+    Raises:
+        DataError: a table has no records, or rows that are wrong.
+    """
+    for place, (pieces, name) in enumerate(zip(tables, names, strict=True)):
+        flaws = Flaws(Path(name), pieces.unit)
+        with closing(pieces):
+            count = 0
+            for part in pieces.rows(list(columns), flaws):
+                size = len(next(iter(part.values())))
+                flaws.add_empty((np.flatnonzero(empty_records(part.values(), size)) + count).tolist())
+                count += size
+                for column, cells in part.items():
+                    columns[column].parts.append((place, cells))
+        flaws.move(pieces.lines)
+        flaws.check()
+        if not count:
+            raise DataError(f"{name} holds a header and no records.")
+    return columns
+
+
+def sites_of(
+    tables: Sequence[Pieces], names: Sequence[str], columns: Mapping[str, ColumnProfile], silo: str | None
+) -> Sites:
+    """Whose each record is: by the column ``silo``, or else the files."""
+    if silo is not None:
+        encoded = columns[silo].cells.fill_null("").dictionary_encode()
+        return Sites(tables, names, encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64))
+    parts = next(iter(columns.values())).parts  # all columns are of one length
+    of_record = np.repeat([place for place, _ in parts], [len(cells) for _, cells in parts])
+    return Sites(tables, names, of_files([Path(name) for name in names]), of_record)
 
 
 def site_list(sites: Sites, places: Iterable[int]) -> str:
@@ -225,7 +268,7 @@ def numbers_of(words: Sequence[str]) -> NDArray[Any] | None:
     return None if not all(map(is_number, words)) else np.array(found, dtype=np.float64)
 
 
-def marks(column: Seen) -> tuple[list[str], list[str]]:
+def marks(column: ColumnProfile) -> tuple[list[str], list[str]]:
     """(cells with a decimal comma, cells with a point); none of a column of words."""
     if not any("," in word for word in column.counts) or (found := nearly_all(column.counts, is_number)) is None:
         return [], []
