@@ -190,7 +190,7 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     notes += [*kinds_of(columns), *written.notes, *dates, *left_out.values(), *of_columns]
     count = len(sites.of_record)
     sizes = [count] if dealt else np.bincount(sites.of_record).tolist()
-    rarest = min(seen[label["column"]].counts.values()) / count if len(classes) == 2 else None
+    rarest = min(profiles[label["column"]].counts.values()) / count if len(classes) == 2 else None
     notes += [*(() if dealt else alone(sites.names[place] for place in sites.of_record)), *_sheets(tables, names)]
     return Draft(schema, form, tuple(notes), tuple(sizes), rarest)
 

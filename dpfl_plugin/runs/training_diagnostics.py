@@ -199,8 +199,13 @@ def price(result: Mapping[str, Any]) -> str:
         return ""
     after = result.get("total_after_another")
     if after is None:  # each is private by itself: epsilons and deltas add up, whatever was seen in between
-        after = {key: 2 * alone[key] for key in ("epsilon", "delta")}
+        both = _epsilon(2 * alone["epsilon"], 2 * alone["delta"])
+        return f" Another private run like this one adds to it: {both} for both."
     if after["epsilon"] is None:
         return " After another private run like this one no total holds."
-    total = f"epsilon {places(after['epsilon'], 3)} at delta {digits(after['delta'], 6)}"
-    return f" Another private run like this one brings the total to {total}."
+    total = _epsilon(after["epsilon"], after["delta"])
+    return f" Another private run like this one brings the total, as it was when this run ended, to {total}."
+
+
+def _epsilon(epsilon: float, delta: float) -> str:
+    return f"epsilon {places(epsilon, 3)} at delta {digits(delta, 6)}"
