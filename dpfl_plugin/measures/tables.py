@@ -21,7 +21,7 @@ Table = dict[str, Any]
 GROUPS: Final = 10  # of a calibration curve
 OF_GROUP: Final = 10  # records in each of its groups, or more
 POINTS: Final = 101  # of a ROC curve
-THIRDS: Final = ("lowest third of risk", "middle third of risk", "highest third of risk")
+THIRDS: Final[tuple[str, ...]] = ("lowest third of risk", "middle third of risk", "highest third of risk")
 MOST_CLASSES: Final = 30  # of a confusion matrix
 
 
@@ -249,7 +249,8 @@ def _survival_curves(outcome: Outcome, predicted: NDArray[Any], labels: NDArray[
     for number, name in enumerate(names):
         rows = group == number
         if rows.any():
-            observed, error = formulas.kaplan_meier(*labels[rows].astype(np.float64).T, np.asarray(outcome.edges))
+            times, events = labels[rows].astype(np.float64).T
+            observed, error = formulas.kaplan_meier(times, events, np.asarray(outcome.edges))
             curves.append(
                 {
                     "group": name,
