@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dpfl_plugin.api.predict import COVERED, NOT_COVERED, statement_of
 from dpfl_plugin.core.outcomes import Outcome, score_key
 from dpfl_plugin.core.text import Printed, aligned
+from dpfl_plugin.data import heart_disease
 from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.experiments.tuning.statement import check_run
@@ -41,7 +42,11 @@ YEAR: Final = 365.25
 OF_ONE_COLUMN: Final = ("scale", "standardise")
 """Steps of preprocessing that leave each feature a multiple of itself, and a constant."""
 NO_INTERVALS: Final = (
-    "no confidence intervals: a model alone does not tell its sampling error (docs/outcomes.md#coefficients)."
+    "no confidence intervals: those that follow from a private model miss the true value too often "
+    "(docs/outcomes.md#intervals)."
+)
+SHRUNK: Final = (
+    "noise moves the coefficients; clipped gradients and few rounds leave them nearer to 0 than they would be."
 )
 CLIPPED: Final = "a number outside the range of its column counts as the end of the range."
 FROM_MODEL: Final = "The coefficients follow from the model and the schema: they reveal no more than the model does."
@@ -221,19 +226,28 @@ def _columns(trained: FinishedRun) -> list[_TableColumn]:
                 f"data.preprocess[{index}]: after {step['name']}, what a column adds to a prediction is not a multiple "
                 "of its value. Train without it, to have coefficients of columns."
             )
-    dataset = trained.config.data.dataset
-    if has_schema(trained.config):
-        scaling = trained.scaling
-        columns = () if scaling is None else zip(scaling.measured, scaling.centres, scaling.scales, strict=True)
-        scaled = {one.name: (centre, scale) for one, centre, scale in columns if one.kind != "counts"}
-        schema = TableSchema.parse(dataset.options["schema"]).columns
+    scaling = trained.scaling
+    statistics = () if scaling is None else zip(scaling.measured, scaling.centres, scaling.scales, strict=True)
+    scaled = {one.name: (centre, scale) for one, centre, scale in statistics if one.kind != "counts"}
+    if (schema := _schema(trained)) is not None:
         return [_of_schema(name, column, scaled.get(name)) for name, column in schema.items() if column.features(name)]
-    if not trained.inputs.columns or dataset.name not in ("csv", None):
+    name = trained.config.data.dataset.name
+    if not trained.inputs.columns or name not in ("csv", None):
         raise UnsupportedError(
-            f"the run was trained on {dataset.name or 'arrays'}: only columns of a table, csv or by a schema, have "
+            f"the run was trained on {name or 'arrays'}: only columns of a table, csv or by a schema, have "
             "coefficients in its units. Run.model has the weights."
         )
-    return [_TableColumn([0.0], [_Change(name, [1.0], 0.0, step=1.0)]) for name in trained.inputs.columns]
+    return [_TableColumn([0.0], [_Change(column, [1.0], 0.0, step=1.0)]) for column in trained.inputs.columns]
+
+
+def _schema(trained: FinishedRun) -> Mapping[str, Column] | None:
+    """What the columns of the run's table hold; None where nothing says so."""
+    dataset = trained.config.data.dataset
+    if has_schema(trained.config):
+        return TableSchema.parse(dataset.options["schema"]).columns
+    if dataset.name == "heart_disease":
+        return heart_disease.columns(keep_all=dataset.options.get("missing") != "drop")
+    return None
 
 
 def _of_schema(name: str, column: Column, scaled: tuple[float, float] | None) -> _TableColumn:
@@ -401,8 +415,10 @@ def _label(trained: FinishedRun) -> str:
 
 def _notes(trained: FinishedRun, changes: Sequence[_Change]) -> Iterator[str]:
     yield from trained.notes
-    if has_schema(trained.config) and any(change.level is None for change in changes):
+    if _schema(trained) is not None and any(change.level is None for change in changes):
         yield CLIPPED
+    if trained.result["epsilon"]["server"]["epsilon"] is not None:
+        yield SHRUNK
     yield NO_INTERVALS
     scores = [line.get(score_key(line)) for line in trained.folder.read_metrics()]
     useless = worse_than_baseline(trained.result, trained.config.algorithm.options, scores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib import resources
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.data.base import Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.record_order import OrderKeys
+from dpfl_plugin.data.schema import Column
 from dpfl_plugin.errors import ConfigError, DataError, require
 
 # Files, their rows, and what the hospitals are called; in the order of their ids.
@@ -39,8 +40,10 @@ COLUMNS: Final[dict[str, tuple[float, float] | tuple[int, ...]]] = {
     "ca": (0, 1, 2, 3),
     "thal": (3, 6, 7),
 }
+UNITS: Final = {"age": "years", "trestbps": "mmHg", "chol": "mg/dL", "thalach": "beats/min", "oldpeak": "mm"}
 ZERO_IS_MISSING: Final = ("trestbps", "chol")  # nobody's blood pressure or cholesterol is 0
 SELDOM: Final = ("slope", "ca", "thal")  # hardly ever measured outside Cleveland
+NEVER_MISSING: Final = ("age", "sex")
 
 
 def heart_disease(
@@ -141,7 +144,7 @@ def encode(
         if keep_all and name in ZERO_IS_MISSING:
             found[found == 0] = math.nan
         encoded, called = _encode(found, name)
-        if keep_all and name not in ("age", "sex"):  # which nobody's record lacks
+        if keep_all and name not in NEVER_MISSING:
             encoded, called = [*encoded, np.isnan(found).astype(float)], [*called, f"{name}_missing"]
         parts += encoded
         names += called
@@ -159,3 +162,20 @@ def _encode(values: NDArray[np.float64], name: str) -> tuple[list[NDArray[np.flo
         return [(values == category).astype(float) for category in kind], [f"{name}_{category}" for category in kind]
     low, high = kind
     return [np.nan_to_num((2 * (values - low) / (high - low) - 1).clip(-1, 1))], [name]
+
+
+def columns(*, keep_all: bool) -> dict[str, Column]:
+    """The schema by which a table becomes the features of `encode`."""
+    names = [name for name in COLUMNS if keep_all or name not in SELDOM]
+    return {name: Column.model_validate(_described(name, keep_all and name not in NEVER_MISSING)) for name in names}
+
+
+def _described(name: str, indicated: bool) -> dict[str, Any]:
+    """A column of a schema. One of two categories with an indicator, of which a schema makes three features, is a
+    number that stays what it is."""
+    kind, missing = COLUMNS[name], {"missing": "indicator"} if indicated else {}
+    if isinstance(kind[0], float):
+        return {"type": "number", "range": kind, "unit": UNITS[name], **missing}
+    if indicated and kind == (0, 1):
+        return {"type": "integer", "range": (-1, 1), **missing}
+    return {"type": "category", "values": [*map(str, kind)], **missing}

@@ -21,7 +21,7 @@ Table = dict[str, Any]
 GROUPS: Final = 10  # of a calibration curve
 OF_GROUP: Final = 10  # records in each of its groups, or more
 POINTS: Final = 101  # of a ROC curve
-THIRDS: Final = ("lowest third of risk", "middle third of risk", "highest third of risk")
+THIRDS: Final[tuple[str, ...]] = ("lowest third of risk", "middle third of risk", "highest third of risk")
 MOST_CLASSES: Final = 30  # of a confusion matrix
 
 

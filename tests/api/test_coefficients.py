@@ -166,8 +166,10 @@ def intercepts(run: dpfl.Run) -> list[float]:
     return [row.estimate for row in run.coefficients.rows if row.column == "(intercept)"]
 
 
-@pytest.mark.parametrize("encoding", ["statistics", "constants"])
-@pytest.mark.parametrize("kind", LABELS)
+CASES = [*((kind, "statistics") for kind in LABELS), ("regression", "constants"), ("survival", "constants")]
+
+
+@pytest.mark.parametrize(("kind", "encoding"), CASES)
 def test_a_prediction_by_coefficients_is_the_models(kind: str, encoding: str, tmp_path: Path) -> None:
     label, model, made = LABELS[kind]
     columns, keys = (COLUMNS, BY_STATISTICS) if encoding == "statistics" else (PUBLIC, BY_CONSTANTS)

@@ -77,6 +77,10 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     ):
         assert line in str(told) and html.escape(line) in told._repr_html_(), line
     found = dpfl.predict(run, FRAME.assign(unknown=1))
+    drawn = [each.get_label() for each in found.plot("roc").axes[0].lines]
+    assert f"AUC {found.measures['auc']:.3f}" in drawn
+    with pytest.raises(ConfigError, match="survival"):
+        found.plot("survival")
     noted = "note: not used, as the model was not trained on it: column 'unknown'."
     for line in (noted, *found.statement, f"of {N} records with a label", "... and 50 more"):
         assert line in str(found) and html.escape(line) in found._repr_html_(), line

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
+from dpfl_plugin import read_tables
 from dpfl_plugin.data import heart_disease as module
 from dpfl_plugin.data.base import validate
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.heart_disease import HOSPITALS, encode, heart_disease
+from dpfl_plugin.data.heart_disease import HOSPITALS, columns, encode, heart_disease
 from dpfl_plugin.errors import ConfigError, DataError
 
 NOWHERE = DataSource(folder=Path("/nowhere"))  # no file, no network
@@ -52,6 +54,18 @@ def test_one_patient_by_hand():
     expected |= {"slope_missing": 1, "ca_missing": 1, "thal_missing": 1}
     assert y.tolist() == [0] and usable.tolist() == [True]
     assert found == pytest.approx({name: expected.get(name, 0) for name in names}, abs=1e-6)
+
+
+@pytest.mark.parametrize("keep_all", [True, False])
+def test_the_encoding_is_that_of_its_schema(keep_all, tmp_path):
+    table = module._read("cleveland")
+    schema = {"label": {"column": "num", "classes": list("01234")}, "columns": columns(keep_all=keep_all)}
+    x, _, usable, names = encode(table, keep_all=keep_all)
+    frame = pandas.DataFrame(table[usable], columns=[*module.COLUMNS, "num"]).astype("Float64")
+    frame.to_csv(tmp_path / "cleveland.csv", index=False, float_format="%g")
+    found = read_tables(tmp_path / "cleveland.csv", {**schema, "other_columns": "ignore"})
+    assert len(found.columns) == len(names)
+    np.testing.assert_allclose(found.features, x[usable], atol=1e-6)
 
 
 def test_zero_is_missing_where_nobody_has_it():
