@@ -253,6 +253,8 @@ class Cells:
         return ": {} is not a finite number.", "are not finite numbers", fix
 
     def _parsed(self) -> tuple[Doubles, Mask]:
+        if self.decimal != "," and self.thousands is None and (plain_numbers := self._plain_numbers()) is not None:
+            return plain_numbers, np.zeros(len(plain_numbers), dtype=bool)
         text, nothing = self.words()
         text = pc.if_else(pa.array(nothing), pa.scalar(None, text.type), text)
         decimal = self.decimal
@@ -260,16 +262,33 @@ class Cells:
             text, decimal = self._without_thousands(text, self.thousands), decimal_beside(self.thousands) or decimal
         if decimal == ",":
             text = self._without_points(text)
-        elif decimal is None and not self.asked:
-            points = self.found.points.setdefault(self.name, Points())
-            if not points.are_decimals and pc.any(pc.match_substring(text, ".")).as_py():
-                points.add(pc.unique(text.drop_null()).to_pylist())
+        elif decimal is None:
+            self._note_points(text)
         try:
             values = _doubles(pc.cast(text, pa.float64()))
         except pa.ArrowInvalid:
             values = self._one_by_one(text)
         # "nan" that is no missing value is an infinite one here: flagged by the caller, never taken for missing.
         return np.where(np.isnan(values) & ~nothing, np.inf, values), nothing
+
+    def _plain_numbers(self) -> Doubles | None:
+        """Of cells that hold nothing but digits, signs, points and exponents, as most columns of numbers do."""
+        text = plain(self.array)
+        try:
+            values = _doubles(pc.cast(text, pa.float64()))
+        except pa.ArrowInvalid:
+            return None
+        if np.isnan(values).any():
+            return None
+        self._note_points(text)
+        return values
+
+    def _note_points(self, text: pa.Array) -> None:
+        """Gather whether points may be marks of thousands, where nothing was said of the decimal mark."""
+        if self.decimal is None and not self.asked:
+            points = self.found.points.setdefault(self.name, Points())
+            if not points.are_decimals and pc.any(pc.match_substring(text, ".")).as_py():
+                points.add(pc.unique(text.drop_null()).to_pylist())
 
     def _without_thousands(self, text: pa.Array, mark: Mark) -> pa.Array:
         """Cells without marks of thousands; 0 where one is not before three digits, which is flagged here."""
