@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -118,7 +118,7 @@ def without_thousands(column: ColumnProfile, mark: Mark) -> ColumnProfile:
         at = pc.index_in(text.cast(pa.string()), value_set=pa.array(list(by_word), pa.string()))
         return pc.coalesce(pa.array(list(by_word.values()), pa.string()).take(at), text.cast(pa.string()))
 
-    return ColumnProfile(column.name, [(place, plain(part)) for place, part in column.parts])
+    return replace(column, parts=[(place, plain(part)) for place, part in column.parts])
 
 
 def _points(column: ColumnProfile) -> list[str]:

@@ -96,7 +96,7 @@ COMPARISONS: Final = {
         lambda column: (column.bounds[0], sum(column.bounds) / 2, column.bounds[1]),
         _are_apart,
         lambda facts: f"mostly {min(fact[0] for fact in facts):.4g} to {max(fact[2] for fact in facts):.4g}",
-        "are these different units? Convert the numbers in the files of one",
+        "are these different units? Convert the numbers of one of the sites",
     ),
     "categories": Comparison(
         LISTED,

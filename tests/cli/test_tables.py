@@ -243,56 +243,20 @@ def test_a_site_is_told_what_its_schema_was_made_of(tmp_path: Path, drafted: boo
     assert (DRAFTED in said["caveats"]) == drafted and (PUBLIC_SCHEMA in " ".join(said["assumptions"])) == (not drafted)
 
 
-def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decimal mark is that of most numbers; codes for no value and words in other capitals are named."""
-    monkeypatch.chdir(tmp_path)
-    pressures = [f"{100 + row}.5" for row in range(40)]
-    for name, cells, mark in (
-        ("points", [*pressures[:38], "132,5", "99,5"], None),
-        ("commas", [*(cell.replace(".", ",") for cell in pressures[:38]), "132.5", "99.5"], ","),
-    ):
-        lines = [
-            f"{-99 if row == 5 else 20 + row % 30};{'M' if row == 7 else 'fm'[row % 2]};"
-            f"P{row // 2};{cells[row]};{row % 2}"
-            for row in range(40)
-        ]
-        Path(f"{name}.csv").write_text("\n".join(["age;sex;patient;pressure;ill", *lines]))
-        done = command("init", name, "--from", f"{name}.csv", "--label", "ill")
-        told = " ".join(done.out.split())
-        assert "age: '-99' stands for no value in this draft" in told, done.err
-        assert "sex: 'M', 'm' differ only in capitalization" in told
-        assert "pressure: 2 cells, such as '132" in told
-        assert "column 'patient' looks like whose record it is: its values recur. If so, name it as the person" in told
-        data = yaml.safe_load((tmp_path / name / "run.yaml").read_text())["data"]
-        assert data["dataset"].get("decimal") == mark
-        assert data["schema"]["columns"]["pressure"] == {"type": "number", "range": [90, 140]}
-        one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
-
-
-def test_numbers_that_vary_as_measurements_are_features_and_numbers_of_records_are_none(
+def test_numbers_of_records_are_left_out_of_csv_files_of_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a schema and without; what may be either, and counts among categories, are told of."""
+    """By what they are called, or because measurements would recur; others are told of."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    columns: dict[str, tuple[Any, str]] = {
-        "income": (rng.choice(80_000, 120, replace=False), "integer"),
-        "row": (np.arange(120), "identifier"),
-        "file": (np.concatenate([np.arange(60), 1000 + np.arange(60)]), "identifier"),  # numbered in two places
-        "customer_id": (rng.choice(10**6, 120, replace=False), "identifier"),
-        "late_payments": (np.arange(120) % 5, "category"),
-        "smoker": (np.arange(120) % 2, "category"),
+    columns = {
+        "income": rng.choice(80_000, 120, replace=False),
+        "row": np.arange(120),
+        "file": np.concatenate([np.arange(60), 1000 + np.arange(60)]),
+        "customer_id": rng.choice(10**6, 120, replace=False),
+        "late_payments": np.arange(120) % 5,
     }
-    table = pandas.DataFrame({name: values for name, (values, _) in columns.items()})
-    table.assign(ill=np.arange(120) % 2).to_csv("all.csv", index=False)
-    done = command("init", "study", "--from", "all.csv", "--label", "ill")
-    assert done.code == 0, done.err
-    drafted = yaml.safe_load(Path("study/run.yaml").read_text())["data"]["schema"]["columns"]
-    assert {name: entry["type"] for name, entry in drafted.items()} == {
-        name: kind for name, (_, kind) in columns.items()
-    }
-    assert "another whole number in every record: income." in done.out
-    assert "whole numbers as categories: late_payments. Other numbers than those listed are refused later" in done.out
+    pandas.DataFrame(columns).assign(ill=np.arange(120) % 2).to_csv("all.csv", index=False)
     plain = command("init", "plain", "--data", "all.csv", "--label", "ill")
     dataset = yaml.safe_load(Path("plain/run.yaml").read_text())["data"]["dataset"]
     assert dataset["ignore_columns"] == ["row", "file", "customer_id"], plain.err

@@ -14,6 +14,7 @@ from dpfl_plugin.api.tables import check_tables
 from dpfl_plugin.data.draft import Draft, Roles, of_files
 from dpfl_plugin.data.isolated_values import isolated
 from dpfl_plugin.data.pieces import TextFormat
+from dpfl_plugin.errors import DataError
 
 Cells = Sequence[Any]
 rng = np.random.default_rng(0)
@@ -56,6 +57,21 @@ COLUMNS: dict[str, tuple[dict[str, Cells], dict[str, Any], str]] = {
         {f"s{n}": [f"ward {n % 7}", f"ward {(n + 1 + n % 5) % 7}"] for n in range(30)},
         {"type": "category", "values": [f"ward {n}" for n in range(7)]},
         "category: u.",
+    ),
+    "numbers of two places in one file": (
+        {"a": [*range(60), *range(1000, 1060)]},
+        IDENTIFIER,
+        "not used: u: every value is unique within its site",
+    ),
+    "incomes": (
+        {"a": rng.choice(80_000, 120, replace=False).tolist()},
+        {"type": "integer", "range": [0, 80000]},
+        "another whole number in every record: u.",
+    ),
+    "words in other capitals": (
+        {"a": some(["f", "m"] * 30, _7="M")},
+        {"type": "category", "values": ["M", "f", "m"]},
+        "u: 'M', 'm' differ only in capitalization and are treated as different.",
     ),
     "long identifiers that recur": (
         {s: [10**15 + 7 * (n % 40) for n in range(120)] for s in "ab"},
@@ -172,6 +188,25 @@ def test_a_drafted_code_for_no_value_is_read_as_none_in_typed_columns_too(tmp_pa
     schema = drafted([tmp_path / "a.parquet"]).schema
     notes = check_tables(tmp_path / "a.parquet", schema).notes
     assert "cells with no value, of 122: u 2, w 2" in notes and not any("clipped" in note for note in notes)
+
+
+@pytest.mark.parametrize("mark", [".", ","])
+def test_numbers_with_the_other_decimal_mark_than_most_are_named(tmp_path: Path, mark: str) -> None:
+    cells = [f"{100 + row}{mark if row < 38 else ',.'[mark == ',']}5" for row in range(40)]
+    rows = [f"{cell};{row % 2}" for row, cell in enumerate(cells)]
+    (tmp_path / "a.csv").write_text("\n".join(["pressure;ill", *rows]))
+    found = drafted([tmp_path / "a.csv"])
+    assert found.form.decimal == mark and found.schema["columns"]["pressure"]["range"] == [100, 140]
+    assert any(note.startswith("pressure: 2 cells, such as '138") for note in found.notes)
+    with pytest.raises(DataError, match="column 'pressure'"):
+        check_tables(tmp_path / "a.csv", found.schema, decimal=mark)
+
+
+def test_a_name_says_what_numbers_are(tmp_path: Path) -> None:
+    ids = rng.choice(10**6, 120, replace=False).tolist()
+    columns = {"customer_id": ids, "income": ids[::-1], "case no": [n % 30 for n in range(120)]}
+    found = drafted(write(tmp_path, {"a": columns})).schema["columns"]
+    assert [found[name]["type"] for name in columns] == ["identifier", "integer", "ignored"]
 
 
 def test_days_of_a_spreadsheet_are_named_by_what_the_column_is_called(tmp_path: Path) -> None:
