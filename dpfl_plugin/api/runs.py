@@ -23,7 +23,7 @@ from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.training_diagnostics import price, too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import cut_short, price, too_small_a_step, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -369,6 +369,7 @@ def doubts(run: Run) -> list[tuple[str, str]]:
     scores, options = [line[score_key(line)] for line in run.lines], run.config.algorithm.options
     texts = (
         ("warning", worse_than_baseline(run.result, options, scores)),
+        ("warning", cut_short(run.result, run.config.privacy.clip_norm)),
         ("note", too_small_a_step(run.result, scores, options)),
     )
     return [(kind, text) for kind, text in texts if text is not None]

@@ -375,11 +375,31 @@ class SiloGroup:
 
     def measures(self, model: Tensor) -> dict[str, Any]:
         """All measures of ``model`` (d,), and of silos' own models, on their test records: `measuring.measures`."""
-        return self._measured(model, measures)
+        found, share = self._measured(model, measures), None if self._rules.fresh else self._clipped_share(model)
+        return found if share is None or not found else {**found, "clipped_share": share}
 
     def measures_of_each(self, model: Tensor) -> dict[int, dict[str, Any]]:
         """As `measures`, of each silo by itself: `measuring.of_each`."""
         return self._measured(model, of_each)
+
+    @torch.no_grad()
+    def _clipped_share(self, model: Tensor) -> float | None:
+        """The share of the training records whose gradients at ``model`` (d,) are cut; None where norms are not known
+        or nothing is cut. Of simulations: it is computed from records without noise."""
+        rules, cut, count = self._rules, 0, 0
+        if rules.unit == "silo" or rules.clipping.adapts or rules.clipping.measures or rules.clipping.normalises:
+            return None
+        bounds = rules.clipping.bounds(rules.clip_norm, self._layers)
+        if isinstance(bounds, float) and not math.isfinite(bounds):
+            return None
+        total = torch.empty_like(model, dtype=torch.float64)
+        for silo in self.ids:
+            norms = self._engine.clipped_sum(model, self._train[silo].only_usable(), bounds, total)
+            if norms is None:
+                return None
+            over = norms > torch.tensor(bounds, dtype=norms.dtype, device=norms.device)
+            cut, count = cut + int((over if over.dim() == 1 else over.any(dim=1)).sum()), count + len(norms)
+        return cut / count if count else None
 
     @torch.no_grad()
     def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:

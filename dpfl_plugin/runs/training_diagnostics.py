@@ -12,12 +12,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, places
-
-if TYPE_CHECKING:
-    pass
 
 # What to say of them, where a model is worse than the baseline; the first that a result has counts.
 MEANS: Final = {
@@ -26,6 +23,9 @@ MEANS: Final = {
     "deviance": "its predictions are no better than a constant",
     "rmse": "its predictions are no better than a constant",
 }
+OFF: Final = (0.8, 1.25)  # predicted over observed risk, between which clipping does little harm
+ERRORS: Final = 3.0  # standard errors of an observed risk, within which a difference may be chance
+CUT: Final = 0.03  # of the training records: gradients that are cut
 FEWER: Final = 10  # times smaller is the step that is proposed
 MORE: Final = 3  # times larger
 CLOSE: Final = 0.02  # of a score: so near the best it counts as the best; by so much it changes, or has converged
@@ -125,6 +125,33 @@ def worse_than_baseline(
         f"the model's {name.replace('_', ' ')} {value:.4g} is worse than that of a baseline without features, "
         f"{known:.4g}: {MEANS[name]}. {_cause(result, judged, scores if ranked else (), algorithm)}"
     ).rstrip()
+
+
+def cut_short(result: Mapping[str, Any], clip_norm: float) -> str | None:
+    """A warning where a model of two classes says risks that are too low or too high on average, and clipping may be
+    why: it cuts the records of a rare class most. None where the difference may be chance, or few gradients are cut.
+
+    Args:
+        result: as in `result.json`; its ``clipped_share`` is known of simulations.
+    """
+    model = _measured(result).get("model", {})
+    ratio, difference = model.get("predicted_observed_ratio"), model.get("calibration_in_the_large")
+    confusion, share = model.get("confusion_matrix"), (result.get("measures") or {}).get("clipped_share")
+    if ratio is None or not confusion or OFF[0] < ratio < OFF[1] or not result.get("noise_multiplier"):
+        return None
+    records, observed = sum(map(sum, confusion)), difference / (ratio - 1)
+    if abs(difference) < ERRORS * math.sqrt(observed * (1 - observed) / records) or (share or 1.0) < CUT:
+        return None
+    text = f"the mean predicted risk is {observed + difference:.3f}, and {observed:.3f} was observed"
+    if share is None:
+        return (
+            f"{text}. Clipping may be why: a simulation (seed=1) says how many gradients "
+            f"privacy.clip_norm={clip_norm:g} cuts"
+        )
+    return (
+        f"{text}; privacy.clip_norm={clip_norm:g} cuts the gradients of {share:.0%} of the training records. A larger "
+        "one cuts less, with as much more noise"
+    )
 
 
 def _judged(result: Mapping[str, Any]) -> tuple[str, float, float] | None:

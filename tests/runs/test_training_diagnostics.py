@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.runs.training_diagnostics import _cause, price, too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import _cause, cut_short, price, too_small_a_step, worse_than_baseline
 
 
 def result(
@@ -154,3 +154,31 @@ def test_evaluations_are_means_over_silos_and_so_is_the_baseline_that_they_are_c
     found = result(TRAINED, {"log_loss": 0.68, "accuracy": 0.61})
     found["measures"] |= {"ranked_by": "accuracy", "silos": {n: {"baseline": {"accuracy": n}} for n in (0.5, 0.7)}}
     assert "in 3 of 6" in str(too_small_a_step(found, [0.4, 0.6] * 3, {"lr": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("risks", "share", "parts"),
+    [
+        ((0.029, 0.107), 0.11, ["risk is 0.029, and 0.107 was observed", "cuts the gradients of 11% of the training"]),
+        ((0.029, 0.107), None, ["0.107 was observed. Clipping may be why: a simulation (seed=1)"]),
+        ((0.029, 0.107), 0.01, []),  # hardly any is cut
+        ((0.1, 0.107), 0.11, []),
+        ((0.0, 0.002), 0.11, []),  # two of a thousand: chance
+    ],
+)
+def test_risks_that_clipping_biases_are_told_of(
+    risks: tuple[float, float], share: float | None, parts: list[str]
+) -> None:
+    predicted, observed = risks
+    events = round(1000 * observed)
+    found = FRESH | result(
+        {
+            "predicted_observed_ratio": predicted / observed,
+            "calibration_in_the_large": predicted - observed,
+            "confusion_matrix": [[1000 - events, 0], [events, 0]],
+        },
+        {},
+    )
+    found["measures"] |= {"clipped_share": share}
+    said = cut_short(found, 1.0)
+    assert (said is None) == (not parts) and all(part in str(said) for part in parts), said
