@@ -387,7 +387,13 @@ class SiloGroup:
         """The share of the training records whose gradients at ``model`` (d,) are cut; None where norms are not known
         or nothing is cut. Of simulations: it is computed from records without noise."""
         rules, cut, count = self._rules, 0, 0
-        if rules.unit == "silo" or rules.clipping.adapts or rules.clipping.measures or rules.clipping.normalises:
+        if (
+            rules.unit == "silo"
+            or rules.augmentation
+            or rules.clipping.adapts
+            or rules.clipping.measures
+            or rules.clipping.normalises
+        ):
             return None
         bounds = rules.clipping.bounds(rules.clip_norm, self._layers)
         if isinstance(bounds, float) and not math.isfinite(bounds):

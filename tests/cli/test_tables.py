@@ -495,7 +495,9 @@ def test_a_draft_for_small_silos_runs_as_it_is(tmp_path: Path, monkeypatch: pyte
     assert "silo_weights" not in yaml.safe_load(Path("large/run.yaml").read_text()), "its silos are of one size"
 
 
-def test_a_drafted_model_of_a_rare_outcome_predicts_its_risk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafted_model_of_a_rare_outcome_predicts_its_risk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: None
+) -> None:
     """11 % events and 20 columns of two values: on average within a quarter of what is observed, with and without
     noise. Seeded, so that it is the same each time; clipping at 1 predicts a third of it."""
     monkeypatch.chdir(tmp_path)
