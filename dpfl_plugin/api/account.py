@@ -227,7 +227,7 @@ def _row(
 def _of_config(label: str, config: Config, base: Path) -> Iterator[AccountRow]:
     """The views of all rounds of a configuration; nothing is trained."""
     from dpfl_plugin.runs.forecast import forecast, solving
-    from dpfl_plugin.runs.prepare import total_with
+    from dpfl_plugin.runs.prepare import slots_ahead, total_with
 
     ahead = forecast(config, base)
     ahead.check()
@@ -264,7 +264,7 @@ def _of_config(label: str, config: Config, base: Path) -> Iterator[AccountRow]:
 
     yield from _by_all_accountants(rows_by)
     yield from _recipe(label, config, rules, setting, ahead.num_records, costs.values())
-    if total := total_with(ahead, noise, len(costs), base):
+    if total := total_with(config, base, lambda: slots_ahead(ahead, noise, len(costs))):
         relation = rules.release(1.0).neighbouring
         there = f"with the {counted(total['num_runs'], 'run')} that {total['ledger']} holds: {total['why']}"
         row = _row(label, total["delta"], relation, named_accountant("pld"), ADAPTIVE, total["epsilon"], there)

@@ -19,6 +19,7 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.config.incompatible import check_compatible
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.core.streams import FreshStream, stream
+from dpfl_plugin.core.text import sentence
 from dpfl_plugin.data.base import Federation, Silo, Survey, survey
 from dpfl_plugin.data.record_order import OrderKeys
 from dpfl_plugin.data.schema import TableSchema
@@ -339,7 +340,7 @@ class _Study:
     def _notes(self, noisy: Mapping[int, Any]) -> Iterator[str]:
         if not self.config.fresh:
             yield SEEDED.format(seed=self.config.seed)
-        yield from self.caveats
+        yield from map(sentence, self.caveats)
         if noisy:
             yield NOISE_ONLY.format(unit=self.rules.unit)
             if self.numbers:

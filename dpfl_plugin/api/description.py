@@ -157,7 +157,7 @@ def _count_rows(cells: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[st
 
 def _count(cell: Mapping[str, Any]) -> str:
     mark = "*" * (cell["noisy"] < 0)
-    return f"{cell['value']:.0f}{mark} ± {_spread(cell['noise_std'])} ({cell['share']:.1%})"
+    return f"{cell['value']:.0f}{mark} ± {_spread(cell['noise_std'])} ({100 * cell['share']:.1f} %)"
 
 
 def _spread(std: float) -> str:

@@ -22,14 +22,14 @@ from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import Variant, in_file, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
-from dpfl_plugin.core.text import Printed, counted
+from dpfl_plugin.core.text import Printed
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, is_real, require
 from dpfl_plugin.privacy.pld import check_delta
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast
 from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
-from dpfl_plugin.runs.prepare import total_with
+from dpfl_plugin.runs.prepare import slots_ahead, total_with
 from dpfl_plugin.runs.records import check_records
-from dpfl_plugin.runs.start_notes import total_in_words
+from dpfl_plugin.runs.start_notes import total_with_others
 
 KEYS: Final = {
     "noise_multiplier": "privacy.noise_multiplier",
@@ -237,6 +237,8 @@ def _planned(experiment: Experiment, variant: Variant, solve: str, budget: Mappi
         settings.append(f"privacy.noise_multiplier={noise:g}")
     words = ["dpfl", "run", str(experiment.path), *([] if variant.label is None else ["--variant", variant.label])]
     words += [word for setting in settings for word in ("--set", setting)]
+    own_noise = solution.config.privacy.noise_multiplier or 0.0
+    slots = functools.partial(slots_ahead, solution, own_noise, len(costs))
     return PlannedRun(
         run=_label(variant),
         solved=solve,
@@ -251,7 +253,7 @@ def _planned(experiment: Experiment, variant: Variant, solve: str, budget: Mappi
         tried=tuple(item for item, _ in tried),
         capped=ahead.capped(value) if solve == "noise_multiplier" else None,
         warning=solution.weak_signal(value, costs) if solve == "noise_multiplier" else "",
-        total=total_with(solution, solution.config.privacy.noise_multiplier or 0.0, len(costs), experiment.base),
+        total=total_with(solution.config, experiment.base, slots),
     )
 
 
@@ -392,11 +394,7 @@ def _show(console: Console, runs: Sequence[PlannedRun]) -> None:
             )
         lines += [f"{item.run}: warning: {item.warning}."] if item.warning else []
         if item.total is not None:
-            runs_there = counted(item.total["num_runs"], "run")
-            lines.append(
-                f"{item.run}: with the {runs_there} that {item.total['ledger']} holds, {total_in_words(item.total)}, "
-                "also if this run was chosen by looking at them."
-            )
+            lines.append(f"{item.run}: {total_with_others(item.total)}.")
     terminal.show_table(console, table)
     for item in [item for item in runs if item.value is not None][:1]:
         console.print(

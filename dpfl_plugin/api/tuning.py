@@ -28,6 +28,8 @@ from dpfl_plugin.interrupts import startup_is_over, stopping
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
+from dpfl_plugin.runs.prepare import total_with
+from dpfl_plugin.runs.start_notes import total_with_others
 from dpfl_plugin.runtimes.choice import backend_here
 
 if TYPE_CHECKING:
@@ -281,7 +283,14 @@ def plan_tuning(experiment: Experiment | str | Path, *, out: str | Path | None =
 
 
 def _price(file: TuneFile, base: Path, out: str | Path | None) -> Price:
-    return _priced(file, successive_halving.begin(file, base, _folder(file, out)).price)
+    tuning = successive_halving.begin(file, base, _folder(file, out))
+    price = _priced(file, tuning.price)
+    begun = tuning.ledger.exists()  # then it is registered
+    total = None if begun else total_with(file.config, base, lambda: tuning.price.slots)
+    if total is not None:
+        price["lines"].append(f"In the ledger of the project: {total_with_others(total)}.")
+        price["total"] = total
+    return price
 
 
 def _priced(file: TuneFile, price: prices.Price) -> Price:

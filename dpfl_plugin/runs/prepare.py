@@ -203,26 +203,36 @@ def _slots(ahead: Forecast, rules: PrivacyRules, expected: int) -> dict[int, tup
     return {silo: of_size[size] for silo, size in enumerate(ahead.num_records)}
 
 
-def total_with(ahead: Forecast, noise: float, expected: int, base: Path) -> dict[str, Any] | None:
-    """What the ledger that a configuration names comes to with a run that has not begun; None if it holds no run.
-
-    The run is taken to be on the records of the last one.
+def slots_ahead(ahead: Forecast, noise: float, expected: int) -> dict[int, tuple[Planned, ...]]:
+    """What each silo releases at most in a run that has not begun.
 
     Args:
-        noise: noise multiplier of the run; expected: how many rounds it has. base: where relative paths start.
+        noise: noise multiplier of the run; expected: how many rounds it has.
+    """
+    return _slots(ahead, privacy_rules(ahead.config, noise), expected)
+
+
+def total_with(
+    config: Config, base: Path, slots: Callable[[], Mapping[int, Sequence[Planned]]]
+) -> dict[str, Any] | None:
+    """What the ledger that a configuration names comes to with these slots; None if it holds no run.
+
+    They are taken to be on the records of the last run there.
+
+    Args:
+        base: where relative paths start.
 
     Raises:
         LedgerError: the ledger is damaged. ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
-    config, path = ahead.config, ledger_of(ahead.config, base)
+    path = ledger_of(config, base)
     if path is None or not is_begun(path):
         return None
     shared = read_shared(path)
     runs = runs_in(shared)
     if not runs:
         return None
-    plan = RegisteredPlan(runs[-1].records, _slots(ahead, privacy_rules(config, noise), expected))
-    total = adaptive_total(shared, config.privacy.delta, [plan])
+    total = adaptive_total(shared, config.privacy.delta, [RegisteredPlan(runs[-1].records, slots())])
     return {**total, "ledger": str(path), "num_runs": len(runs)}
 
 

@@ -84,6 +84,13 @@ def total_in_words(total: Mapping[str, Any]) -> str:
     return f"epsilon {places(total['epsilon'], 3)} at delta {digits(total['delta'], 6)}"
 
 
+def total_with_others(total: Mapping[str, Any]) -> str:
+    """What `prepare.total_with` gives."""
+    runs = counted(total["num_runs"], "run")
+    amount = total_in_words(total)
+    return f"with the {runs} that {total['ledger']} holds, this comes to {amount}, also if they decided on this one"
+
+
 def _solved_for(config: Config) -> str:
     privacy = config.privacy
     view = privacy.budget_view.replace("_", " ")

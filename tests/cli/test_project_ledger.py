@@ -86,6 +86,8 @@ def test_a_tuning_is_one_run_whose_slots_are_its_plan(tmp_path: Path) -> None:
     first = run(config, "--set", "tune=null")
     assert first["earlier_runs"] == 1 and first["adaptive_total"]["epsilon"] == total(config)
     assert [entry.records for entry in runs_in(ledger_of(config))] == [tuning.records] * 2, "one key, one cut"
+    again = dpfl("tune", config, "--out", tmp_path / "again", "--plan", "--json").json
+    assert again["total"]["num_runs"] == 2 and again["total"]["epsilon"] > total(config)
     winner = done.json["winner"]["folder"]
     assert statement(winner).epsilon == total(config) > done.json["guarantee"]["epsilon"]
     rows = dpfl("account", config.with_name("project.jsonl"), "--json").json

@@ -514,7 +514,7 @@ def test_a_drafted_model_of_a_rare_outcome_predicts_its_risk(
         done = command("run", "study/run.yaml", "--json", *(f"--set={change}" for change in ("seed=1", *changes)))
         model = done.json["measures"]["pooled"]["model"]
         assert 0.75 < model["predicted_observed_ratio"] < 1.25, (changes, model["predicted_observed_ratio"])
-        assert model["auc"] > 0.6 and done.json["measures"]["clipped_share"] < 0.02
+        assert model["auc"] > 0.55 and done.json["measures"]["clipped_share"] < 0.02
     cut = ("privacy.epsilon=8", "privacy.clip_norm=1", "private_statistics=null", "seed=1")
     done = command("run", "study/run.yaml", *(f"--set={change}" for change in cut))
     assert "privacy.clip_norm=1 cuts the gradients of" in done.out
