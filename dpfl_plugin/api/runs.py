@@ -397,8 +397,13 @@ def _stopping(result: Mapping[str, Any]) -> list[str]:
     lines = [f"{result['reason']}."] if cause_of(result) in (Cause.EARLY_STOPPING, *BY_CALLBACK) else []
     if early is None:
         return lines
-    kept = f"the model that is kept is that after round {early['kept_round']}."
-    return lines if early["kept_round"] == result["rounds"] else [*lines, kept]
+    if early["kept_round"] != result["rounds"]:
+        lines.append(f"the model that is kept is that after round {early['kept_round']}.")
+    if "noise_std" in early:
+        kind = ValidationScore(early["measure"], early["bound"])
+        noise = f"with noise of standard deviation {kind.text(early['noise_std'])}"
+        lines.append(f"scores are the {kind.words} of records set apart, {noise}; all of them are in result.json.")
+    return lines
 
 
 def _private_scores(result: Mapping[str, Any]) -> list[str]:

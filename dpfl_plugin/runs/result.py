@@ -27,6 +27,7 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
+from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.extra_plan import statistics_planned, training_records
@@ -330,9 +331,20 @@ def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[st
         "bound": stopping.score.bound,
         "scores": progress.scores,
         "noise_multiplier": scores.noise_multiplier,
+        "noise_std": stopping.score.bound * _noise_of_scores(config, parts, scores, progress)[0],
         "stopped": stopping.stops(progress.scores) and progress.rounds < (config.rounds or 0),
         "kept_round": kept,
     }
+
+
+def _noise_of_scores(config: Config, parts: Parts, scores: Scores, progress: Progress) -> tuple[float, float]:
+    """(standard deviation of the noise in a mean of silos' shares, the largest weight of a record in it)"""
+    planner = planner_of(config, parts)
+    there = planner.alive(progress.lost)
+    counts = [parts.num_records[silo] - training_records(config, parts.num_records[silo]) for silo in there]
+    each = [weight / count for weight, count in zip(planner.weights_of(there), counts, strict=True)]
+    std = scores.noise_multiplier * scores.sensitivity(parts.rules.neighbouring)
+    return math.sqrt(math.fsum((weight * std) ** 2 for weight in each)), max(each)
 
 
 def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
@@ -341,19 +353,14 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
     scores, score = parts.extra_plan.scores, parts.score
     if config.private_evaluation is None or scores is None or score is None:
         return {}
-    planner = planner_of(config, parts)
-    there = planner.alive(progress.lost)
-    counts = [parts.num_records[silo] - training_records(config, parts.num_records[silo]) for silo in there]
-    each = [weight / count for weight, count in zip(planner.weights_of(there), counts, strict=True)]
-    std = scores.noise_multiplier * scores.sensitivity(parts.rules.neighbouring)
-    noise = math.sqrt(math.fsum((weight * std) ** 2 for weight in each))
+    noise, most_weight = _noise_of_scores(config, parts, scores, progress)
     # An accuracy of a histogram is the sum of as many shares as there are bins.
     of_score = score.bound * noise * math.sqrt(max(1, scores.bins))
     entry: dict[str, Any] = {
         "measure": score.measure,
         "bound": score.bound,
         "scores": progress.scores,
-        "intervals": [score.interval(value, of_score, max(each)) for _, value in progress.scores],
+        "intervals": [score.interval(value, of_score, most_weight) for _, value in progress.scores],
         "noise_multiplier": scores.noise_multiplier,
         "noise_std": of_score,
     }
