@@ -24,7 +24,7 @@ from dpfl_plugin.errors import DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
 from dpfl_plugin.late import pandas_for
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.training_diagnostics import too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import WEIGHTED, too_small_a_step, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -340,7 +340,7 @@ def doubts(run: Run) -> list[tuple[str, str]]:
     which accuracy hides, and of one that was hardly trained."""
     scores, options = [line[score_key(line)] for line in run.lines], run.config.algorithm.options
     texts = (
-        ("warning", worse_than_baseline(run.result, options, scores)),
+        ("warning", WEIGHTED if run.config.class_weights else worse_than_baseline(run.result, options, scores)),
         ("note", too_small_a_step(run.result, scores, options)),
     )
     return [(kind, text) for kind, text in texts if text is not None]

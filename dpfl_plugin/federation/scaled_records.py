@@ -35,7 +35,8 @@ def noisy_sums(
     for silo in ids:
         part, rng = part_of(silos[silo], share).only_usable(), source.seek(draw.key("statistics", silo, 0))
         real = has_label(part.labels) if rules.unit == "person" else torch.ones(len(part), 1, dtype=torch.bool)
-        sums.append(statistics.noisy(part.features, real, rules.neighbouring, rng).to(part.features.device))
+        labels = part.labels if statistics.counts_classes else None
+        sums.append(statistics.noisy(part.features, real, rules.neighbouring, rng, labels).to(part.features.device))
     return torch.stack(sums)
 
 

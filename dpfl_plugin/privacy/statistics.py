@@ -1,4 +1,4 @@
-"""Private statistics of columns: one noisy sum of each silo, before the first round.
+"""Private statistics of columns, and counts of classes: one noisy sum of each silo, before the first round.
 
 What a record adds, and that it is of norm 1 at most for each column: `dpfl_plugin.core.scaling`. So with m columns of
 which q have a mean, one record moves a silo's sum by sqrt(m) where it counts as zero, and by sqrt(4 q + 2 (m - q))
@@ -46,6 +46,10 @@ class Statistics:
         """D, the numbers of a sum."""
         return sum(one.size for one in self.measured)
 
+    @property
+    def counts_classes(self) -> bool:
+        return any(one.kind == "labels" for one in self.measured)
+
     def sensitivity(self, neighbouring: Neighbouring) -> float:
         """By how much one record, or person, moves a sum; see the module."""
         if neighbouring == "add_or_remove":
@@ -56,11 +60,19 @@ class Statistics:
         """What the sum of one silo is charged as."""
         return Gaussian(self.noise_multiplier).event("full", 1.0, neighbouring, unit)
 
-    def noisy(self, features: Tensor, real: Tensor, neighbouring: Neighbouring, rng: np.random.Generator) -> Tensor:
+    def noisy(
+        self,
+        features: Tensor,
+        real: Tensor,
+        neighbouring: Neighbouring,
+        rng: np.random.Generator,
+        labels: Tensor | None = None,
+    ) -> Tensor:
         """The sum (D,) float64 over a silo's records, with its noise.
 
         Args:
             features: (n, d), or (n, k, d) of n persons; real: (n, k), which of these are records; of records (n, 1).
+            labels: (n,) or (n, k) classes, where they are measured.
 
         Raises:
             UnsupportedError: so many records that their sum does not fit into the integers of the noise.
@@ -71,18 +83,20 @@ class Statistics:
                 "the integers that noise is added to. Split the silo."
             )
         steps = torch.zeros(self.size, dtype=torch.int64)
-        for rows in self._added(features, real):
+        for rows in self._added(features, real, labels):
             steps += (rows / STEP).round().long().sum(dim=0)
         total = steps.double() * STEP
         Gaussian(self.noise_multiplier)(total, self.sensitivity(neighbouring), rng, total)
         return total
 
-    def _added(self, features: Tensor, real: Tensor) -> Iterator[Tensor]:
+    def _added(self, features: Tensor, real: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
         """What each record or person adds, (some, D) at a time."""
         size = max(1, AT_ONCE // real.shape[1])
         for first in range(0, len(features), size):
             some, there = features[first : first + size].cpu(), real[first : first + size].cpu().double()
-            rows = contributions(some.reshape(-1, some.shape[-1]), self.measured).view(*there.shape, self.size)
+            classes = None if labels is None else labels[first : first + size].cpu().flatten()
+            flat = some.reshape(there.numel(), -1)
+            rows = contributions(flat, self.measured, classes).view(*there.shape, self.size)
             yield (rows * (there / there.sum(dim=1, keepdim=True)).unsqueeze(2)).sum(dim=1)
 
     def scaling(self, sums: Tensor, num_records: float, num_silos: float, neighbouring: Neighbouring) -> Scaling:

@@ -270,7 +270,7 @@ def _draft(
     module, loss, trial = model_and_loss(config, holding, module, loss)
     state = state_before(module)
     score = validation_score(config, holding.survey.outcome, holding.survey.num_classes)
-    statistics_of(config, holding.survey.inputs)
+    statistics_of(config, holding.survey.inputs, holding.survey.num_classes)
     own = own_settings(config, len(num_records), holding.names)
     check_records(config, with_own(rules, config, own, dict.fromkeys(own.of, 1.0)), num_records, holding.names)
     setting = make_setting(config, num_records, holding.names)
@@ -316,6 +316,7 @@ def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...]) -> Fo
 
 
 def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: ExtraPlan, *, lockstep: bool) -> SiloGroup:
+    known = draft.holding.survey
     graphs = bool(draft.train) and graphs_of(config, draft.engine, rules)
     return SiloGroup(
         model=draft.module,
@@ -331,6 +332,6 @@ def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Extra
         chunk_bytes=draft.room.chunk,
         lockstep=lockstep,
         record=cuda_graph if graphs else None,
-        outcome=draft.holding.survey.outcome,
-        statistics=statistics_planned(config, draft.holding.survey.inputs, extra),
+        outcome=known.outcome,
+        statistics=statistics_planned(config, known.inputs, known.num_classes, extra),
     )

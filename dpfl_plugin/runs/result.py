@@ -383,7 +383,7 @@ def _capped(run: PreparedRun, outcome: RunOutcome) -> dict[str, Any]:
 
 def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
     """Private statistics of columns, and the scaling by them: releases, or made of them; {} without any."""
-    statistics = statistics_planned(config, parts.inputs, parts.extra_plan)
+    statistics = statistics_planned(config, parts.inputs, parts.holding.survey.num_classes, parts.extra_plan)
     if statistics is None or progress.statistics is None:
         return {}
     scaling = scaling_of(statistics, progress.statistics, parts.rules.neighbouring)

@@ -334,6 +334,7 @@ def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> lis
         "pages/beside.md.jinja",
         persons=config.privacy.unit == "person",
         statistics=account.extra_plan.statistics,
+        classes=config.class_weights == "balanced",
         scores=scores,
         share=None if scores is None else round(1 - scores.share[0], 12),
         std=None if scores is None else scores.noise_multiplier * scores.sensitivity(rules.neighbouring),

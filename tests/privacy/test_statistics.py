@@ -107,6 +107,35 @@ def test_neighbours_sums_are_as_far_apart_as_the_sensitivity_at_most(persons: bo
     assert farthest > 1.5, "the records do not differ: nothing was tried"
 
 
+@pytest.mark.parametrize(("neighbouring", "limit"), [("replace_one", math.sqrt(2)), ("add_or_remove", 1.0)])
+def test_a_record_moves_the_counts_of_classes_by_their_sensitivity(neighbouring, limit) -> None:
+    statistics = Statistics((Measured("class_weights", "labels", 0, values=("no", "yes", "?")),), 0.0)
+    assert statistics.sensitivity(neighbouring) == limit and statistics.counts_classes
+    rng, labels = stream(3, "trial"), torch.tensor([0, 0, 2, 1])
+
+    def counts(classes: torch.Tensor) -> torch.Tensor:
+        return statistics.noisy(
+            torch.zeros(len(classes), 2, 2), torch.ones(len(classes), 1), neighbouring, rng, classes
+        )
+
+    assert counts(labels).tolist() == [2, 1, 1]
+    others = [labels[:3]] if neighbouring == "add_or_remove" else [torch.tensor([0, 0, 2, k]) for k in range(3)]
+    assert max(float((counts(labels) - counts(other)).norm()) for other in others) == pytest.approx(limit)
+    persons = torch.tensor([[1, 2, -1], [0, -1, -1]])
+    found = statistics.noisy(torch.zeros(2, 3, 4), (persons >= 0).float(), neighbouring, rng, persons)
+    assert found.tolist() == [1, 0.5, 0.5]
+
+
+def test_balanced_weights_are_inverse_counts_and_lengthen_no_gradient() -> None:
+    """Of counts that noise makes negative, or nothing of, the noise's standard deviation is what is known."""
+    label = Measured("class_weights", "labels", 0, values=("no", "yes"))
+    for counts, noise, expected in (([90.0, 10.0], 1.0, [1 / 9, 1.0]), ([90.0, -4.0], 3.0, [1 / 30, 1.0])):
+        scaling = Scaling.by((MEASURED[0], label), torch.tensor([0.0, 0.0, *counts]), 100, noise)
+        assert scaling.measured == MEASURED[:1] and list(scaling.class_weights.values()) == pytest.approx(expected)
+        assert Scaling.of(json.loads(json.dumps(scaling.plain()))) == scaling
+        assert scaling.told()["class_weights"] == scaling.class_weights
+
+
 def test_a_person_counts_as_the_mean_of_its_records() -> None:
     features = encoded(stream(2, "trial"), 6)
     real = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
