@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.config.load import configure
@@ -21,10 +22,12 @@ NOISY = {"noise_multiplier": 1.0}
 STATISTICS: dict[str, Any] = {"private_statistics": {"noise_multiplier": 0.5}}
 
 
-def train(out: Path, **changes: Any) -> dpfl.Run:
+def federation() -> dpfl.Federation:
     names = np.array(["well", "ill"])[Y]
-    silos = {"a": (X[:90], names[:90]), "b": (X[90:], names[90:])}
-    records = dpfl.Federation.from_arrays(silos, classes=["well", "ill"])
+    return dpfl.Federation.from_arrays({"a": (X[:90], names[:90]), "b": (X[90:], names[90:])}, classes=["well", "ill"])
+
+
+def train(out: Path, **changes: Any) -> dpfl.Run:
     given: dict[str, Any] = {
         "model": "softmax",
         "algorithm": dpfl.algorithms.FedAvg(local_steps=3, local_lr=0.5),
@@ -34,7 +37,7 @@ def train(out: Path, **changes: Any) -> dpfl.Run:
         "out": out,
         **changes,
     }
-    return dpfl.train(records, **given)
+    return dpfl.train(federation(), **given)
 
 
 def test_balanced_weights_are_one_release_and_train_as_the_same_weights_given(tmp_path: Path) -> None:
@@ -60,6 +63,31 @@ def test_weights_find_more_of_a_rare_class_and_make_its_probability_too_large(tm
     assert "do not read them as risks" in str(weighted) and "read them as risks" not in str(plain)
     tables = [run.measures["pooled"]["model"] for run in (plain, weighted) if run.measures is not None]
     assert tables[1]["sensitivity"] > tables[0]["sensitivity"] and tables[1]["brier"] > tables[0]["brier"]
+
+
+def test_tuning_by_log_loss_finds_the_step_that_learns_a_rare_class(tmp_path: Path) -> None:
+    """By accuracy the three are alike: all predict that everybody is well."""
+    tuned = federation().tune(
+        {"grid": {"algorithm.local_lr": [1e-4, 0.1, 1e-5]}, "rungs": [5], "share": 0.5, "measure": "log_loss"},
+        model="softmax",
+        algorithm=dpfl.algorithms.FedAvg(local_steps=5, local_lr=0.5),
+        privacy=dpfl.Privacy(epsilon=1e4, delta=1e-3, clip_norm=1.0, sampler="full"),
+        rounds=6,
+        seed=1,
+        out=tmp_path / "tuned",
+        progress=False,
+    )
+    assert tuned.result["winner"]["label"] == "algorithm.local_lr=0.1"
+    assert "A score is the mean log loss (a record's is cut at 4.605)" in tuned.statement
+
+
+@pytest.mark.parametrize("engine", ["closed_form", "bookkeeping", "vmap"])
+def test_engines_agree_on_weights(engine: str, tmp_path: Path) -> None:
+    weights = {"class_weights": {"well": 0.1}, "engine": engine}
+    expected, found = (train(tmp_path, **how) for how in ({"class_weights": {"well": 0.1}}, weights))
+    assert found.result["engine"] == engine
+    x = torch.from_numpy(X[:20])
+    torch.testing.assert_close(found.model(x), expected.model(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
