@@ -76,6 +76,7 @@ _TABLE: Final[dict[tuple[str, ...], tuple[str, str]]] = {
         "weight_decay l2_regularization l2_regularisation l2_penalty regularization regularisation",
     ),
     ("seed",): ("", "random_state random_seed rng_seed"),
+    ("class_weights",): ("", "class_weight pos_weight sample_weight"),
     ("loss",): ("", "criterion loss_fn loss_function"),
     ("model",): ("", "net network architecture"),
     ("model.hidden",): ("", "hidden_size hidden_sizes hidden_units hidden_dim hidden_dims layers"),

@@ -24,7 +24,7 @@ from dpfl_plugin.runs.prediction_input import id_notes, ids_of, read, read_array
 from dpfl_plugin.runs.predictions import Predictions, by_record
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
-from dpfl_plugin.runs.training_diagnostics import worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import WEIGHTED, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -224,7 +224,8 @@ def predict(
     ids = None if id_column is None else ids_of(trained, data, id_column)
     predictions = predict_records(trained, records)
     scores = [line.get(score_key(line)) for line in trained.folder.read_metrics()]
-    useless = worse_than_baseline(trained.result, trained.config.algorithm.options, scores)
+    options = trained.config.algorithm.options
+    useless = WEIGHTED if trained.config.class_weights else worse_than_baseline(trained.result, options, scores)
     rows = by_record(predictions, records.lines)
     if id_column is not None and ids is not None:
         rows = [{id_column: one, **row} for one, row in zip(ids, rows, strict=True)]

@@ -23,7 +23,7 @@ from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.training_diagnostics import cut_short, price, too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import WEIGHTED, cut_short, price, too_small_a_step, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -368,8 +368,8 @@ def doubts(run: Run) -> list[tuple[str, str]]:
     which accuracy hides, and of one that was hardly trained."""
     scores, options = [line[score_key(line)] for line in run.lines], run.config.algorithm.options
     texts = (
-        ("warning", worse_than_baseline(run.result, options, scores)),
-        ("warning", cut_short(run.result, run.config.privacy.clip_norm)),
+        ("warning", WEIGHTED if run.config.class_weights else worse_than_baseline(run.result, options, scores)),
+        ("warning", None if run.config.class_weights else cut_short(run.result, run.config.privacy.clip_norm)),
         ("note", too_small_a_step(run.result, scores, options)),
     )
     return [(kind, text) for kind, text in texts if text is not None]
@@ -413,8 +413,6 @@ def _statistics(result: Mapping[str, Any]) -> list[str]:
         f"{name} " + ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in of_column.items())
         for name, of_column in columns.items()
     ]
-    if shares := result.get("private_statistics", {}).get("class_shares"):
-        texts.insert(0, f"shares of the classes {', '.join(f'{share:.3f}' for share in shares)}")
     more = f"; and {len(texts) - MOST_COLUMNS} more in result.json" if len(texts) > MOST_COLUMNS else ""
     return [f"private statistics, noise included: {'; '.join(texts[:MOST_COLUMNS])}{more}."] if texts else []
 
@@ -428,8 +426,13 @@ def _stopping(result: Mapping[str, Any]) -> list[str]:
     lines = [f"{result['reason']}."] if cause_of(result) in (Cause.EARLY_STOPPING, *BY_CALLBACK) else []
     if early is None:
         return lines
-    kept = f"the model that is kept is that after round {early['kept_round']}."
-    return lines if early["kept_round"] == result["rounds"] else [*lines, kept]
+    if early["kept_round"] != result["rounds"]:
+        lines.append(f"the model that is kept is that after round {early['kept_round']}.")
+    if "noise_std" in early:
+        kind = ValidationScore(early["measure"], early["bound"])
+        noise = f"with noise of standard deviation {kind.text(early['noise_std'])}"
+        lines.append(f"scores are the {kind.words} of records set apart, {noise}; all of them are in result.json.")
+    return lines
 
 
 def _private_scores(result: Mapping[str, Any]) -> list[str]:

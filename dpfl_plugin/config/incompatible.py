@@ -137,6 +137,9 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
     "private_statistics.classes": dict.fromkeys(
         ("algorithm=mr_mtl", "algorithm=local"), "silos' own models would not start with the shares. Leave classes out"
     ),
+    "class_weights=balanced": {
+        "augmentation": "classes are counted of records as they are. Give class_weights as numbers",
+    },
     "algorithm=scaffnew": {"silo_rate<1": "every silo needs every mean. Leave silo_rate out, or use scaffold"},
     "runtime.lockstep": {"runtime.stack=1": "there is nothing to stack. Raise stack, or leave it out"},
     "runtime.graphs": {
@@ -200,6 +203,7 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "privacy.sampler=cyclic": "a silo may be asked for the same round twice, or for none. Use sampler: fixed",
         **dict.fromkeys(EXTRA_RELEASES, _ON_ONE_MACHINE),
         "augmentation": "views of images are not implemented there. Use dpfl run, also on MPI ranks",
+        "class_weights": "losses are those of the platform's silos; weights are not implemented there. Use dpfl run",
         "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",
         "silos": "all silos agree on one budget and one noise. Give each owner limits instead",
         "privacy.ledger": "each site has a ledger of its own there. Leave it out",

@@ -64,6 +64,7 @@ class RunKeys(TypedDict, total=False):
     max_participations: int | None
     silo_weights: str | Mapping[str, float]
     loss: str | Callable[..., Any]
+    class_weights: str | Mapping[str, float] | None
     l2: float
     silos: Mapping[str, Mapping[str, Any]]
     engine: str

@@ -19,6 +19,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -276,6 +277,11 @@ class Config(Strict):
     loss: str = Field(
         default="auto", description="auto, cross_entropy, logistic, hinge, huber, or package.module:function"
     )
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(gt=0, lt=math.inf)]] | None = Field(
+        default=None,
+        description="of each record's loss, by its class, 1 for those not named; balanced: by one charged release of "
+        "how many records each class has (private_statistics)",
+    )
     l2: float = Field(
         default=0.0, ge=0, lt=math.inf, description="lambda of lambda/2 ||y||^2, added after clipping and noise"
     )
@@ -311,7 +317,7 @@ class Config(Strict):
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a key that is younger than the names of runs, where it says nothing."""
         values: dict[str, Any] = dump(self)
-        for key in ("private_evaluation", "private_statistics", "augmentation"):
+        for key in ("private_evaluation", "private_statistics", "augmentation", "class_weights"):
             if getattr(self, key) is None:
                 values.pop(key, None)
         return values
@@ -409,12 +415,16 @@ class Config(Strict):
             self.__dict__["privacy"] = privacy
         return self
 
-    @field_validator("silos", "silo_weights", mode="before")
+    @field_validator("silos", "silo_weights", "class_weights", mode="before")
     @classmethod
-    def _names(cls, value: Any) -> Any:
-        """YAML reads a silo's number as a number."""
+    def _names(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads a silo's or a class's number as a number."""
+        if value is None and info.field_name == "class_weights":
+            return None
         if not isinstance(value, dict):
             return {} if value is None else value
+        if any(isinstance(key, bool) for key in value):
+            raise ValueError("YAML reads yes, no, on and off as true and false: write such a name in quotes")
         return {str(key) if type(key) is int else key: of for key, of in value.items()}
 
     @field_validator("algorithm", "privacy", mode="before")

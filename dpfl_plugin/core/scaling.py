@@ -8,6 +8,7 @@ column a part of L2 norm 1 at most (`contributions`):
   <= d sqrt(1 + (2 - d)^2) <= 2 apart, for that grows with d up to d = 2. A missing value is sqrt(2) from any at most.
 * quantiles: 1 in one of `BINS` bins, of equal width; nothing where the value is missing.
 * counts: 1 for one of the categories; nothing where the value is missing.
+* labels: 1 for the record's class; of which nothing follows that is done to features.
 
 Two different bins or categories are sqrt(2) apart. A mean of such parts, as that of a person's records, is in their
 convex hull, which has the same largest norm and the same diameter.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dpfl_plugin.late import torch
@@ -33,12 +34,12 @@ NORMAL: Final = 1.349  # interquartile range of a normal distribution, in standa
 LEAST: Final = 1e-3  # of a scale, in half ranges; a constant column becomes 0
 FARTHEST: Final = 10.0  # what is farther from the centre, in scales, counts as that far
 
-Statistic = Literal["mean", "quantiles", "counts"]
+Statistic = Literal["mean", "quantiles", "counts", "labels"]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A column whose statistics are released.
+    """A column, or the label, whose statistics are released.
 
     Attributes:
         name: of the column. first, width: which features are its values.
@@ -68,12 +69,19 @@ class Measured:
         return BINS if self.kind == "quantiles" else len(self.values)
 
 
-def contributions(features: Tensor, measured: Sequence[Measured]) -> Tensor:
-    """What each record adds to the sums: (n, D) float64, whatever the ``features`` (n, d) hold."""
-    return torch.cat([_part(features, one) for one in measured], dim=1)
+def contributions(features: Tensor, measured: Sequence[Measured], labels: Tensor | None = None) -> Tensor:
+    """What each record adds to the sums: (n, D) float64, whatever the ``features`` (n, d) hold.
+
+    Args:
+        labels: (n,) classes, where they are measured; negative where there is no record.
+    """
+    return torch.cat([_part(features, one, labels) for one in measured], dim=1)
 
 
-def _part(features: Tensor, one: Measured) -> Tensor:
+def _part(features: Tensor, one: Measured, labels: Tensor | None) -> Tensor:
+    if one.kind == "labels":
+        assert labels is not None
+        return _one_hot(labels.clamp(0, one.size - 1), one.size) * (labels >= 0).unsqueeze(1)
     if one.kind == "counts":
         codes, there = _categories(features, one)
         return _one_hot(codes, one.size) * there.unsqueeze(1)
@@ -102,11 +110,22 @@ class Scaling:
 
     Attributes:
         centres, scales: of each measured column; of counts the number of the most frequent category, and 1.
+        class_shares: {class: its share of the records}, in their order; {} where labels are not measured.
     """
 
     measured: tuple[Measured, ...]
     centres: tuple[float, ...]
     scales: tuple[float, ...]
+    class_shares: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def class_weights(self) -> dict[str, float]:
+        """Balanced ones, of each class in its loss: the inverse of its share.
+
+        The largest is 1, so that no gradient becomes longer, and clipping cuts no more than without weights.
+        """
+        least = min(self.class_shares.values(), default=0.0)
+        return {name: least / share for name, share in self.class_shares.items()}
 
     @classmethod
     def by(cls, measured: tuple[Measured, ...], sums: Tensor, count: float, noise: float) -> Scaling:
@@ -117,23 +136,28 @@ class Scaling:
                 variance: what is smaller cannot be told from it.
         """
         parts = sums.double().split([one.size for one in measured])
-        found = [_centre_and_scale(one, part.tolist(), count, noise) for one, part in zip(measured, parts, strict=True)]
-        return cls(measured, tuple(centre for centre, _ in found), tuple(scale for _, scale in found))
+        pairs = [(one, part.tolist()) for one, part in zip(measured, parts, strict=True)]
+        columns = [(one, part) for one, part in pairs if one.kind != "labels"]
+        shares = [_class_shares(one, part, noise) for one, part in pairs if one.kind == "labels"]
+        found = [_centre_and_scale(one, part, count, noise) for one, part in columns]
+        centres, scales = (tuple(pair[place] for pair in found) for place in (0, 1))
+        return cls(tuple(one for one, _ in columns), centres, scales, *shares)
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Scaling:
         """What JSON made of `plain`."""
         measured = tuple(Measured.of(one) for one in found["measured"])
-        return cls(measured, tuple(found["centres"]), tuple(found["scales"]))
+        return cls(measured, tuple(found["centres"]), tuple(found["scales"]), found.get("class_shares", {}))
 
     def plain(self) -> dict[str, Any]:
         """As plain values, the same when they come back from JSON."""
         measured = [{**asdict(one), "values": list(one.values)} for one in self.measured]
-        return {"measured": measured, "centres": list(self.centres), "scales": list(self.scales)}
+        shares = {"class_shares": dict(self.class_shares)} if self.class_shares else {}
+        return {"measured": measured, "centres": list(self.centres), "scales": list(self.scales), **shares}
 
     def told(self) -> dict[str, dict[str, Any]]:
-        """The statistics of each column, in its own unit."""
-        found: dict[str, dict[str, Any]] = {}
+        """The statistics of each column, in its own unit; shares of the classes as one more."""
+        found: dict[str, dict[str, Any]] = {"class_shares": dict(self.class_shares)} if self.class_shares else {}
         for one, centre, scale in zip(self.measured, self.centres, self.scales, strict=True):
             if one.kind == "counts":
                 found[one.name] = {"most_frequent": one.values[int(centre)]}
@@ -159,6 +183,12 @@ class Scaling:
                 x = torch.where(features[..., one.missing] > 0.5, torch.zeros_like(x), x)
             out[..., one.first] = x
         return out
+
+
+def _class_shares(one: Measured, counts: list[float], noise: float) -> dict[str, float]:
+    """Of each class; its count is at least what the noise could make of nothing, so that no share is 0."""
+    least = [max(1.0, noise, count) for count in counts]
+    return {name: count / sum(least) for name, count in zip(one.values, least, strict=True)}
 
 
 def _centre_and_scale(one: Measured, sums: list[float], count: float, noise: float) -> tuple[float, float]:

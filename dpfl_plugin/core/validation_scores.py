@@ -91,7 +91,7 @@ class ValidationScore:
     @property
     def words(self) -> str:
         """For people, after "a" or "the"."""
-        return WORDS[self.measure] + (f" (a record's is cut at {self.bound:g})" if not self.higher_is_better else "")
+        return WORDS[self.measure] + (f" (a record's is cut at {self.bound:.4g})" if not self.higher_is_better else "")
 
     def of_share(self, share: float) -> float:
         """The score that follows from the mean of what records add."""

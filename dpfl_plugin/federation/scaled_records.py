@@ -35,8 +35,8 @@ def noisy_sums(
     for silo in ids:
         part, rng = part_of(silos[silo], share).only_usable(), source.seek(draw.key("statistics", silo, 0))
         real = has_label(part.labels) if rules.unit == "person" else torch.ones(len(part), 1, dtype=torch.bool)
-        noisy = statistics.noisy(part.features, real, rules.neighbouring, rng, part.labels)
-        sums.append(noisy.to(part.features.device))
+        labels = part.labels if statistics.counts_classes else None
+        sums.append(statistics.noisy(part.features, real, rules.neighbouring, rng, labels).to(part.features.device))
     return torch.stack(sums)
 
 
@@ -44,11 +44,6 @@ def scaling_of(statistics: Statistics, sums: Tensor, neighbouring: Neighbouring)
     """``sums`` (2 + D,): of how many records and silos, and their noisy sum."""
     num_records, num_silos = sums[:2].tolist()
     return statistics.scaling(sums[2:].cpu(), num_records, num_silos, neighbouring)
-
-
-def shares_of(statistics: Statistics, sums: Tensor, neighbouring: Neighbouring) -> list[float]:
-    """As `scaling_of`, the share of each class; none where they were not counted."""
-    return statistics.class_shares(sums[2:].cpu(), float(sums[1]), neighbouring)
 
 
 def scaled(silos: Mapping[int, Records], scaling: Scaling) -> dict[int, Records]:

@@ -29,7 +29,7 @@ from dpfl_plugin.federation.validation import num_correct, outputs_of, summed
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.fixed_state import FixedState
-from dpfl_plugin.gradients.losses import cross_entropy, logistic
+from dpfl_plugin.gradients.losses import Weighted, cross_entropy, logistic, unweighted
 from dpfl_plugin.gradients.persons import MeanLoss, by_person
 from dpfl_plugin.gradients.replay import Record, Replayed
 from dpfl_plugin.gradients.shares import part_of
@@ -266,12 +266,15 @@ class SiloGroup:
         return {"sums": noisy_sums(statistics, self._train, ids, plan.share, rules, draw)}, charges
 
     def _scale(self, down: Vectors) -> None:
-        """Have the records of all silos of this process scaled by what was released; nothing leaves."""
+        """Have the records of all silos of this process scaled, and classes weighted, by what was released; nothing
+        leaves."""
         assert self._statistics is not None
         if self.scaling is None:
             scaling = scaling_of(self._statistics, down["sums"], self._rules.neighbouring)
             self._train, self._pool, self._replayed = self._held(scaled(self._train, scaling))
             self._test = scaled(self._test, scaling)
+            if isinstance(self._loss, Weighted) and self._loss.balanced:
+                self._loss.weights.copy_(torch.tensor(list(scaling.class_weights.values())))
             self.scaling = down["sums"].clone(), scaling
         elif not torch.equal(self.scaling[0], down["sums"]):
             raise TrainingError("records are scaled already, by other statistics. Begin a session anew.")
@@ -368,7 +371,7 @@ class SiloGroup:
         """(what a model says of records, classes or labels that it knows)"""
         outputs = torch.cat([outputs for outputs, _ in outputs_of(evaluator, test)]).double().cpu().numpy()
         outputs = outputs.reshape(len(test), -1)
-        probabilistic = self._loss in (cross_entropy, logistic)
+        probabilistic = unweighted(self._loss) in (cross_entropy, logistic)
         width = outputs.shape[1]
         names = max(2, width) if self._outcome.kind == "classes" else width + (self._outcome.kind == "ordinal")
         return answers(self._outcome, outputs, probabilistic=probabilistic), names

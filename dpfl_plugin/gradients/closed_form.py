@@ -29,6 +29,7 @@ from dpfl_plugin.gradients.base import (
 )
 from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
 from dpfl_plugin.gradients.fused import Fused
+from dpfl_plugin.gradients.losses import residuals, unweighted
 from dpfl_plugin.gradients.outcome_losses import ClosedLoss
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
 from dpfl_plugin.gradients.wrapped import unwrapped
@@ -157,11 +158,12 @@ class ClosedForm:
 
 def padded(loss: Loss, outputs: int) -> int:
     """Columns of outputs to compute with: a softmax is of all at once, other losses of each output by itself."""
-    return math.ceil(outputs / LANES) * LANES if loss is losses.cross_entropy else outputs
+    return math.ceil(outputs / LANES) * LANES if unweighted(loss) is losses.cross_entropy else outputs
 
 
 def unknown_loss(loss: Loss, num_outputs: int) -> str | None:
     """None if `residuals` knows the loss of this many outputs, else why not."""
+    loss = unweighted(loss)
     if isinstance(loss, ClosedLoss):
         return None
     known = (losses.cross_entropy,) if num_outputs > 1 else (losses.logistic, losses.hinge)
@@ -171,20 +173,6 @@ def unknown_loss(loss: Loss, num_outputs: int) -> str | None:
         else "the loss is neither cross_entropy of several outputs, nor logistic or hinge of one, nor one of another "
         "outcome whose derivative is known"
     )
-
-
-def residuals(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
-    """(b, c): derivative of each example's loss by its ``outputs`` (b, c), which may be overwritten."""
-    if loss is losses.logistic:
-        return outputs.sigmoid_().sub_(labels.unsqueeze(1))
-    if loss is losses.hinge:
-        signs = 2 * labels.unsqueeze(1).to(outputs.dtype) - 1
-        return (signs * outputs < 1) * -signs
-    if isinstance(loss, ClosedLoss):
-        return loss.residuals(outputs, labels)
-    found = torch.softmax(outputs, dim=1)
-    minus_one = found.new_full((1, 1), -1.0).expand(len(labels), 1)
-    return found.scatter_add_(1, labels.unsqueeze(1), minus_one)
 
 
 def linear_layer(model: torch.nn.Module) -> torch.nn.Linear | None:

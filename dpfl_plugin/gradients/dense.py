@@ -28,8 +28,9 @@ from dpfl_plugin.gradients.base import (
     squared_norms,
 )
 from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
-from dpfl_plugin.gradients.closed_form import OF_LAYER, PADDING_BIAS, padded, residuals, unknown_loss
+from dpfl_plugin.gradients.closed_form import OF_LAYER, PADDING_BIAS, padded, unknown_loss
 from dpfl_plugin.gradients.fused import Fused
+from dpfl_plugin.gradients.losses import residuals
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
 from dpfl_plugin.gradients.wrapped import unwrapped
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -12,6 +14,7 @@ from dpfl_plugin.core.outcomes import CLASSES, HUBER_SHARE, Outcome
 from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.gradients.outcome_losses import (
+    ClosedLoss,
     Cumulative,
     Foreign,
     Hazards,
@@ -124,6 +127,50 @@ def find(name: str, num_outputs: int, outcome: Outcome = CLASSES, num_classes: i
             "outputs. Use such a model, or loss: cross_entropy."
         )
     return LOSSES[name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted(OutcomeLoss):
+    """A loss of classes or levels, times the weight of each example's class.
+
+    A record's gradient is clipped after it is weighted, so no weight changes what one record can add to a sum.
+
+    Attributes:
+        weights: (K,) float64, where models are; written to before the first round where they are ``balanced``:
+            made of released shares.
+    """
+
+    loss: Loss
+    weights: Tensor
+    balanced: bool = False
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        values = self.loss(outputs, labels)
+        return values * self.weights.to(values.dtype)[labels]
+
+    def examples(self, num_outputs: int) -> Tensor:
+        return torch.arange(len(self.weights))
+
+
+def unweighted(loss: Loss) -> Loss:
+    return loss.loss if isinstance(loss, Weighted) else loss
+
+
+def residuals(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+    """(b, c): derivative of each example's loss by its ``outputs`` (b, c), which may be overwritten."""
+    if isinstance(loss, Weighted):
+        weights = loss.weights.to(outputs.dtype)[labels]
+        return residuals(outputs, labels, loss.loss) * weights.unsqueeze(1)
+    if loss is logistic:
+        return outputs.sigmoid_().sub_(labels.unsqueeze(1))
+    if loss is hinge:
+        signs = 2 * labels.unsqueeze(1).to(outputs.dtype) - 1
+        return (signs * outputs < 1) * -signs
+    if isinstance(loss, ClosedLoss):
+        return loss.residuals(outputs, labels)
+    found = torch.softmax(outputs, dim=1)
+    minus_one = found.new_full((1, 1), -1.0).expand(len(labels), 1)
+    return found.scatter_add_(1, labels.unsqueeze(1), minus_one)
 
 
 def predict(outputs: Tensor) -> Tensor:

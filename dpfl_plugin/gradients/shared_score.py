@@ -25,6 +25,7 @@ from dpfl_plugin.gradients.base import (
 )
 from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
 from dpfl_plugin.gradients.closed_form import OF_LAYER, linear_layer
+from dpfl_plugin.gradients.losses import residuals, unweighted
 from dpfl_plugin.gradients.outcome_losses import ClosedLoss
 from dpfl_plugin.gradients.wrapped import unwrapped
 from dpfl_plugin.models.score_heads import ScoreHead
@@ -38,7 +39,7 @@ class SharedScore:
 
     def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
         parts = _parts(model)
-        assert parts is not None and isinstance(loss, ClosedLoss)
+        assert parts is not None
         linear, self._head = parts
         self._loss, self._chunk_bytes = loss, chunk_bytes
         self._bias, self._features = linear.bias is not None, linear.in_features
@@ -48,7 +49,7 @@ class SharedScore:
     def unsupported(model: nn.Module, loss: Loss) -> str | None:
         if _parts(model) is None:
             return "the model is not one Linear layer of one output and a ScoreHead behind it, all of it trainable"
-        return None if isinstance(loss, ClosedLoss) else "the derivative of the loss is not known"
+        return None if isinstance(unweighted(loss), ClosedLoss) else "the derivative of the loss is not known"
 
     def prepare(self, records: Records) -> Records:
         """Adds each record's ||(x, 1)||^2 (without the 1 if there is no bias)."""
@@ -97,8 +98,8 @@ class SharedScore:
         scores = (batch.features @ torch.stack([weight, weight], dim=1))[:, 0]
         if bias is not None:
             scores = scores + bias
-        residuals = self._loss.residuals(self._head.outputs(scores, parameters), batch.labels)
-        return self._head.derivatives(scores, parameters, residuals)
+        by_outputs = residuals(self._head.outputs(scores, parameters), batch.labels, self._loss)
+        return self._head.derivatives(scores, parameters, by_outputs)
 
     def _add_up(
         self, by_score: Tensor, by_parameters: list[Tensor], features: Tensor, bad: Tensor | None, out: Tensor

@@ -1,9 +1,9 @@
-"""Private statistics of columns: one noisy sum of each silo, before the first round.
+"""Private statistics of columns, and counts of classes: one noisy sum of each silo, before the first round.
 
 What a record adds, and that it is of norm 1 at most for each column: `dpfl_plugin.core.scaling`. So with m columns of
 which q have a mean, one record moves a silo's sum by sqrt(m) where it counts as zero, and by sqrt(4 q + 2 (m - q))
-where it is replaced. Counts of the classes of labels are one more column without a mean. Of persons, each adds the mean
-of what its records add, which has the same bounds. The numbers of records and persons are public.
+where it is replaced. Of persons, each adds the mean of what its records add, which has the same bounds. The numbers of
+records and persons are public.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ class Statistics:
     """Which statistics are released, and how.
 
     Attributes:
-        measured: columns, by which records are scaled.
         noise_multiplier: noise standard deviation / sensitivity of a silo's sum.
-        num_classes: of labels, where their counts are released, too; else 0.
     """
 
     measured: tuple[Measured, ...]
     noise_multiplier: float
-    num_classes: int = 0
 
     @property
     def size(self) -> int:
         """D, the numbers of a sum."""
-        return sum(one.size for one in self.measured) + self.num_classes
+        return sum(one.size for one in self.measured)
+
+    @property
+    def counts_classes(self) -> bool:
+        return any(one.kind == "labels" for one in self.measured)
 
     def sensitivity(self, neighbouring: Neighbouring) -> float:
         """By how much one record, or person, moves a sum; see the module."""
         if neighbouring == "add_or_remove":
-            return math.sqrt(len(self.measured) + (self.num_classes > 0))
-        squares = sum(4 if one.kind == "mean" else 2 for one in self.measured)
-        return math.sqrt(squares + 2 * (self.num_classes > 0))
+            return math.sqrt(len(self.measured))
+        return math.sqrt(sum(4 if one.kind == "mean" else 2 for one in self.measured))
 
     def release(self, neighbouring: Neighbouring, unit: Unit = "record") -> SampledGaussian:
         """What the sum of one silo is charged as."""
@@ -72,7 +72,7 @@ class Statistics:
 
         Args:
             features: (n, d), or (n, k, d) of n persons; real: (n, k), which of these are records; of records (n, 1).
-            labels: (n,) or (n, k), where classes are counted.
+            labels: (n,) or (n, k) classes, where they are measured.
 
         Raises:
             UnsupportedError: so many records that their sum does not fit into the integers of the noise.
@@ -94,22 +94,12 @@ class Statistics:
         size = max(1, AT_ONCE // real.shape[1])
         for first in range(0, len(features), size):
             some, there = features[first : first + size].cpu(), real[first : first + size].cpu().double()
-            parts = [contributions(some.reshape(-1, some.shape[-1]), self.measured)] if self.measured else []
-            if self.num_classes:
-                assert labels is not None
-                codes = labels[first : first + size].cpu().reshape(-1).clamp(min=0)
-                parts.append(torch.nn.functional.one_hot(codes, self.num_classes).double())
-            rows = torch.cat(parts, dim=1).view(*there.shape, self.size)
+            classes = None if labels is None else labels[first : first + size].cpu().flatten()
+            flat = some.reshape(there.numel(), -1)
+            rows = contributions(flat, self.measured, classes).view(*there.shape, self.size)
             yield (rows * (there / there.sum(dim=1, keepdim=True)).unsqueeze(2)).sum(dim=1)
 
     def scaling(self, sums: Tensor, num_records: float, num_silos: float, neighbouring: Neighbouring) -> Scaling:
         """What follows from the sum (D,) of the noisy sums of so many silos."""
         noise = self.noise_multiplier * self.sensitivity(neighbouring) * math.sqrt(num_silos)
-        return Scaling.by(self.measured, sums[: self.size - self.num_classes], num_records, noise)
-
-    def class_shares(self, sums: Tensor, num_silos: float, neighbouring: Neighbouring) -> list[float]:
-        """Of each class, from the sum (D,) of the noisy sums of so many silos. None is below what the noise could make
-        of nothing, so that its logarithm is one."""
-        noise = self.noise_multiplier * self.sensitivity(neighbouring) * math.sqrt(num_silos)
-        counts = [max(count, noise, 1.0) for count in sums[self.size - self.num_classes :].tolist()]
-        return [count / sum(counts) for count in counts]
+        return Scaling.by(self.measured, sums, num_records, noise)

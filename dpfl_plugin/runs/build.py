@@ -271,7 +271,7 @@ def _draft(
     module, loss, trial = model_and_loss(config, holding, module, loss)
     state = state_before(module)
     score = validation_score(config, holding.survey.outcome, holding.survey.num_classes)
-    statistics_of(config, holding.survey.inputs)
+    statistics_of(config, holding.survey.inputs, holding.survey.num_classes)
     if config.private_statistics is not None and config.private_statistics.classes:
         _check_classes(holding.survey.outcome, holding.survey.num_classes, module)
     own = own_settings(config, len(num_records), holding.names)
@@ -326,6 +326,7 @@ def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...]) -> Fo
 
 
 def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: ExtraPlan, *, lockstep: bool) -> SiloGroup:
+    known = draft.holding.survey
     graphs = bool(draft.train) and graphs_of(config, draft.engine, rules)
     return SiloGroup(
         model=draft.module,
@@ -341,6 +342,6 @@ def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Extra
         chunk_bytes=draft.room.chunk,
         lockstep=lockstep,
         record=cuda_graph if graphs else None,
-        outcome=draft.holding.survey.outcome,
-        statistics=statistics_planned(config, draft.holding.survey.inputs, extra),
+        outcome=known.outcome,
+        statistics=statistics_planned(config, known.inputs, known.num_classes, extra),
     )

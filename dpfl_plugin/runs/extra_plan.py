@@ -18,6 +18,7 @@ from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.extra_releases import ExtraPlan
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.statistics import Statistics
+from dpfl_plugin.runs.public_facts import names_its_classes
 
 LAST: Final = 10**6  # the round of the last release where only a budget ends a run; none has as many
 
@@ -96,8 +97,8 @@ def _solved(accountant: Accountant, count: int, epsilon: float, delta: float) ->
     return least_noise(lambda noise: accountant.epsilon([_term(noise, count)], delta), epsilon)
 
 
-def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]:
-    """The columns whose statistics a run releases.
+def statistics_of(config: Config, inputs: Inputs | None, num_classes: int) -> tuple[Measured, ...]:
+    """The columns whose statistics a run releases, and the label where its classes are counted.
 
     Args:
         inputs: what records are; None in a process that holds none.
@@ -106,7 +107,13 @@ def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]
         ConfigError: the schema asks for statistics and the configuration does not, or the other way round.
     """
     measured = () if inputs is None else inputs.measured
+    balanced = config.class_weights == "balanced"
     if config.private_statistics is None:
+        if balanced:
+            raise ConfigError(
+                "class_weights=balanced is made of the records: how many each class has is a noisy release, which is "
+                "charged. Set private_statistics: {epsilon_share: 0.25}, or give class_weights as numbers."
+            )
         for one in measured:
             key = "missing: most_frequent" if one.kind == "counts" else f"scale: {one.kind}"
             raise ConfigError(
@@ -114,7 +121,11 @@ def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]
                 "releases, which are charged. Set private_statistics: {epsilon_share: 0.25}, or take that key out."
             )
         return ()
-    if inputs is not None and not measured and not config.private_statistics.classes:
+    if balanced or config.private_statistics.classes:
+        names = inputs.classes if inputs is not None and names_its_classes(config) else ()
+        names = names or tuple(map(str, range(num_classes)))
+        return (*measured, Measured("label", "labels", 0, values=names))
+    if inputs is not None and not measured:
         raise ConfigError(
             "private_statistics: no column asks for any. Give columns of data.schema scale: mean, scale: quantiles or "
             "missing: most_frequent, set private_statistics.classes, or leave private_statistics out."
@@ -122,12 +133,12 @@ def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]
     return measured
 
 
-def statistics_planned(config: Config, inputs: Inputs | None, planned: ExtraPlan) -> Statistics | None:
+def statistics_planned(
+    config: Config, inputs: Inputs | None, num_classes: int, planned: ExtraPlan
+) -> Statistics | None:
     """How a run releases statistics; None for none. Raises as `statistics_of`."""
-    measured = statistics_of(config, inputs)
-    if config.private_statistics is None or planned.statistics is None or inputs is None:
-        return None
-    return Statistics(measured, planned.statistics, inputs.num_classes if config.private_statistics.classes else 0)
+    measured = statistics_of(config, inputs, num_classes)
+    return Statistics(measured, planned.statistics) if measured and planned.statistics is not None else None
 
 
 def check_extra_releases(config: Config, num_records: Sequence[int], names: Mapping[int, str]) -> None:

@@ -15,7 +15,7 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.data.labels import Labels
 from dpfl_plugin.data.names import called
-from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, told
+from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, nearest, told
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
@@ -56,7 +56,35 @@ def model_and_loss(
     check_fields(module, holding)
     trial = torch.zeros(2, *known.feature_shape, dtype=torch.int64 if words else dtype, device=device)
     module = module.to(device=device, dtype=dtype)
-    return module, _loss(config.loss if loss is None else loss, module, trial, known), trial
+    chosen = _loss(config.loss if loss is None else loss, module, trial, known)
+    weights = _class_weights(config, holding)
+    if weights is not None:
+        chosen = losses.Weighted(chosen, weights.to(device), balanced=config.class_weights == "balanced")
+    return module, chosen, trial
+
+
+def _class_weights(config: Config, holding: Holding) -> torch.Tensor | None:
+    """(K,) float64 of each class; None without any. Those that follow from releases are 1 up to these.
+
+    Raises:
+        ConfigError: there is no such class. UnsupportedError: the outcome has none.
+    """
+    weights, known = config.class_weights, holding.survey
+    if weights is None:
+        return None
+    if not known.outcome.has_classes:
+        raise UnsupportedError(
+            f"class_weights: an outcome of {known.outcome.kind} has no classes. Leave class_weights out."
+        )
+    numbers = [str(number) for number in range(known.num_classes)]
+    names = list(known.inputs.classes) if known.inputs is not None and known.inputs.classes else numbers
+    of = {} if isinstance(weights, str) else weights
+    wrong = [name for name in of if name not in names]
+    if wrong and holding.silos:  # whoever holds no records may not know names
+        raise ConfigError(
+            f"class_weights.{wrong[0]} is no class{nearest(wrong[0], names)}. Classes: {', '.join(names)}."
+        )
+    return torch.tensor([of.get(name, 1.0) for name in names], dtype=torch.float64)
 
 
 def validation_score(

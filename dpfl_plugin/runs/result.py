@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
-from dpfl_plugin.federation.scaled_records import scaling_of, shares_of
+from dpfl_plugin.federation.scaled_records import scaling_of
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.summaries import last, of_silos
 from dpfl_plugin.measures.histogram import auc
@@ -27,6 +27,7 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
+from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.extra_plan import statistics_planned, training_records
@@ -338,9 +339,20 @@ def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[st
         "bound": stopping.score.bound,
         "scores": progress.scores,
         "noise_multiplier": scores.noise_multiplier,
+        "noise_std": stopping.score.bound * _noise_of_scores(config, parts, scores, progress)[0],
         "stopped": stopping.stops(progress.scores) and progress.rounds < (config.rounds or 0),
         "kept_round": kept,
     }
+
+
+def _noise_of_scores(config: Config, parts: Parts, scores: Scores, progress: Progress) -> tuple[float, float]:
+    """(standard deviation of the noise in a mean of silos' shares, the largest weight of a record in it)"""
+    planner = planner_of(config, parts)
+    there = planner.alive(progress.lost)
+    counts = [parts.num_records[silo] - training_records(config, parts.num_records[silo]) for silo in there]
+    each = [weight / count for weight, count in zip(planner.weights_of(there), counts, strict=True)]
+    std = scores.noise_multiplier * scores.sensitivity(parts.rules.neighbouring)
+    return math.sqrt(math.fsum((weight * std) ** 2 for weight in each)), max(each)
 
 
 def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
@@ -349,19 +361,14 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
     scores, score = parts.extra_plan.scores, parts.score
     if config.private_evaluation is None or scores is None or score is None:
         return {}
-    planner = planner_of(config, parts)
-    there = planner.alive(progress.lost)
-    counts = [parts.num_records[silo] - training_records(config, parts.num_records[silo]) for silo in there]
-    each = [weight / count for weight, count in zip(planner.weights_of(there), counts, strict=True)]
-    std = scores.noise_multiplier * scores.sensitivity(parts.rules.neighbouring)
-    noise = math.sqrt(math.fsum((weight * std) ** 2 for weight in each))
+    noise, most_weight = _noise_of_scores(config, parts, scores, progress)
     # An accuracy of a histogram is the sum of as many shares as there are bins.
     of_score = score.bound * noise * math.sqrt(max(1, scores.bins))
     entry: dict[str, Any] = {
         "measure": score.measure,
         "bound": score.bound,
         "scores": progress.scores,
-        "intervals": [score.interval(value, of_score, max(each)) for _, value in progress.scores],
+        "intervals": [score.interval(value, of_score, most_weight) for _, value in progress.scores],
         "noise_multiplier": scores.noise_multiplier,
         "noise_std": of_score,
     }
@@ -388,14 +395,13 @@ def _signal(parts: Parts, num_steps: int) -> float | None:
 
 def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
     """Private statistics of columns, and the scaling by them: releases, or made of them; {} without any."""
-    statistics = statistics_planned(config, parts.inputs, parts.extra_plan)
+    statistics = statistics_planned(config, parts.inputs, parts.holding.survey.num_classes, parts.extra_plan)
     if statistics is None or progress.statistics is None:
         return {}
     scaling = scaling_of(statistics, progress.statistics, parts.rules.neighbouring)
     noise = parts.extra_plan.statistics
-    told = {"noise_multiplier": noise, "columns": scaling.told(), "scaling": scaling.plain()}
-    shares = shares_of(statistics, progress.statistics, parts.rules.neighbouring)
-    return {"private_statistics": told | ({"class_shares": shares} if shares else {})}
+    columns = scaling.told() | ({"class_weights": scaling.class_weights} if config.class_weights == "balanced" else {})
+    return {"private_statistics": {"noise_multiplier": noise, "columns": columns, "scaling": scaling.plain()}}
 
 
 def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:

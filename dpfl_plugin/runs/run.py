@@ -30,7 +30,7 @@ from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.round_loop import RoundLoop
 from dpfl_plugin.federation.runtime import Runtime
-from dpfl_plugin.federation.scaled_records import SUMS, shares_of
+from dpfl_plugin.federation.scaled_records import SUMS, scaling_of
 from dpfl_plugin.federation.silo_group import SiloMetrics, begun
 from dpfl_plugin.federation.statistics_round import StatisticsRound
 from dpfl_plugin.federation.survivors import TooFewSilosError
@@ -573,7 +573,8 @@ def _by_part(seconds: Mapping[Part, float]) -> dict[str, float]:
 
 def _begun_by(config: Config, parts: Parts, sums: Tensor) -> Vectors:
     """The server's vectors, of a model that begins with the released shares of classes."""
-    statistics = statistics_planned(config, parts.inputs, parts.extra_plan)
+    statistics = statistics_planned(config, parts.inputs, parts.holding.survey.num_classes, parts.extra_plan)
     assert statistics is not None
-    model = predicting(parts.module, shares_of(statistics, sums, parts.rules.neighbouring))
+    shares = scaling_of(statistics, sums, parts.rules.neighbouring).class_shares
+    model = predicting(parts.module, list(shares.values()))
     return parts.algorithm.init_server(model.to(parts.model), parts.setting)

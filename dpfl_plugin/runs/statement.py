@@ -342,10 +342,12 @@ def _formula(rules: PrivacyRules) -> str:
 def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> list[str]:
     """What silos release beside the rounds, in words."""
     scores, own = account.extra_plan.scores, config.personalise
+    counted = config.private_statistics is not None and config.private_statistics.classes
     return items(
         "pages/beside.md.jinja",
         persons=config.privacy.unit == "person",
         statistics=account.extra_plan.statistics,
+        classes=counted or config.class_weights == "balanced",
         scores=scores,
         share=None if scores is None else round(1 - scores.share[0], 12),
         std=None if scores is None else scores.noise_multiplier * scores.sensitivity(rules.neighbouring),

@@ -104,6 +104,12 @@ def _step(algorithm: Mapping[str, Any]) -> str | None:
     return next((key for key in STEPS if isinstance(algorithm.get(key), int | float)), None)
 
 
+WEIGHTED: Final = (
+    "class_weights make the probabilities of classes with larger weights too large: rank records by them, and do not "
+    "read them as risks"
+)
+
+
 def worse_than_baseline(
     result: Mapping[str, Any], algorithm: Mapping[str, Any], scores: Sequence[float | None] = ()
 ) -> str | None:

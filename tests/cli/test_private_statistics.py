@@ -113,7 +113,7 @@ def test_the_model_begins_with_the_shares_of_the_classes(tmp_path: Path, model: 
     }
     result = run(config(tmp_path, changes))
     ill = float((pandas.concat([FRAMES["a"], FRAMES["b"]])["ill"] == "yes").mean())
-    assert result["private_statistics"]["class_shares"] == pytest.approx([1 - ill, ill])
+    assert result["private_statistics"]["columns"]["class_shares"] == pytest.approx({"no": 1 - ill, "yes": ill})
     (bias,) = [v for k, v in load_file(Path(result["folder"]) / "model.safetensors").items() if k.endswith("bias")][-1:]
     difference = bias[0] if len(bias) == 1 else bias[1] - bias[0]
     assert float(difference) == pytest.approx(math.log(ill / (1 - ill)), abs=1e-5)
@@ -146,7 +146,7 @@ def test_each_silo_is_charged_for_one_more_gaussian_release_and_epsilon_is_that_
     assert whole["epsilon"]["server"]["epsilon"] == pytest.approx(expected, rel=2e-3)
     assert expected > by_dp_accounting(*[2.0] * 6) * 1.01, "too little for the test to tell"
     page = (Path(whole["folder"]) / "privacy.md").read_text()
-    assert "statistics of columns: one noisy sum of each silo" in page and "publishing them" in page
+    assert "statistics of columns and counts of classes: one noisy sum of each silo" in page and "publishing them" in page
     assert dpfl("account", whole["folder"]).code == 0
 
 
@@ -159,10 +159,7 @@ def test_noise_is_solved_so_that_statistics_and_rounds_fit_together(tmp_path: Pa
     assert 0.74 < by_dp_accounting(of_statistics) <= 0.7505, "a quarter of epsilon 3, if nothing else was released"
     assert 2.98 < by_dp_accounting(of_statistics, *[noise] * 6) <= 3.002
     assert str(noise) in done.out
-    assert (
-        "private statistics, noise included: shares of the classes "
-        in dpfl("run", path, "--out", tmp_path / "runs").out
-    )
+    assert "private statistics, noise included: class_shares no " in dpfl("run", path, "--out", tmp_path / "runs").out
 
 
 class Died(BaseException):

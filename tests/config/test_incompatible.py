@@ -19,6 +19,7 @@ BASE: Final = {
 }
 EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "augmentation": {"augmentation": {"views": 2, "flip": True}},
+    "class_weights": {"class_weights": {"yes": 2.0}},
     "data.memory_map": {"data": {"memory_map": "records"}},
     "data.preprocess": {"data": {"preprocess": ["unit_norm"]}},
     "early_stopping": {"early_stopping": {"every": 1, "noise_multiplier": 9.0}},

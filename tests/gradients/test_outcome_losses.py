@@ -52,8 +52,10 @@ def times() -> Tensor:
     return torch.stack([time, (uniform(N, seed=2) > 0.4).float()], dim=1)
 
 
+CLASSES = (uniform(N) * 3).long()
+WEIGHTS = torch.tensor([0.1, 30.0, 1.0], dtype=torch.float64)
 # (loss, outputs, labels of N records)
-CASES: list[tuple[ClosedLoss, int, Tensor]] = [
+CASES: list[tuple[OutcomeLoss, int, Tensor]] = [
     (Squared(50.0, 50.0), 1, uniform(N) * 100),
     (Huber(50.0, 50.0, 0.3), 1, uniform(N) * 100),
     (Poisson(), 1, torch.stack([(uniform(N) * 5).floor(), 0.1 + uniform(N, seed=2)], dim=1)),
@@ -61,23 +63,26 @@ CASES: list[tuple[ClosedLoss, int, Tensor]] = [
     (MultiLabel(), 1, (uniform(N, 1) > 0.5).float()),
     (Hazards(EDGES), 3, times()),
     (Hazards((4.0,)), 1, times()),
+    (losses.Weighted(losses.cross_entropy, WEIGHTS), 3, CLASSES),
+    (losses.Weighted(losses.logistic, WEIGHTS), 1, CLASSES.clamp(max=1)),
+    (losses.Weighted(losses.hinge, WEIGHTS), 1, CLASSES.clamp(max=1)),
 ]
-LEVELS: list[tuple[ClosedLoss, int, Tensor]] = [(Cumulative(k), k - 1, torch.arange(N) % k) for k in (2, 4)]
+LEVELS: list[tuple[OutcomeLoss, int, Tensor]] = [(Cumulative(k), k - 1, torch.arange(N) % k) for k in (2, 4)]
 
 
 @pytest.mark.parametrize(("loss", "outputs", "labels"), CASES + LEVELS, ids=lambda value: type(value).__name__)
-def test_residuals_are_the_derivatives(loss: ClosedLoss, outputs: int, labels: Tensor) -> None:
+def test_residuals_are_the_derivatives(loss: OutcomeLoss, outputs: int, labels: Tensor) -> None:
     z = normals(N, outputs)
     z = (z.sort(dim=1).values if isinstance(loss, Cumulative) else z).requires_grad_()
     loss(z, labels).sum().backward()
-    torch.testing.assert_close(loss.residuals(z.detach().clone(), labels), z.grad)
+    torch.testing.assert_close(losses.residuals(z.detach().clone(), labels, loss), z.grad)
 
 
 @pytest.mark.parametrize(("loss", "outputs", "labels"), CASES, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("hidden", [0, 5])
 @pytest.mark.parametrize("clip_norm", [0.5, math.inf])
 def test_fast_engines_sum_what_vmap_sums(
-    loss: ClosedLoss, outputs: int, labels: Tensor, hidden: int, clip_norm: float
+    loss: OutcomeLoss, outputs: int, labels: Tensor, hidden: int, clip_norm: float
 ) -> None:
     kind: Any = Dense if hidden else ClosedForm
     layers = [nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, outputs)] if hidden else [nn.Linear(4, outputs)]
@@ -99,6 +104,24 @@ def test_fast_engines_sum_what_vmap_sums(
         fast.clipped_sums(y.expand(2, -1), pool.gather([0, 0], rows), clip_norms, together)
         fast.clipped_sum(y, fast.prepare(batch.between(0, 3)), clip_norm, found)
     torch.testing.assert_close(together, torch.stack([expected, found]))
+
+
+@pytest.mark.parametrize("kind", [ClosedForm, SharedScore, Vmap])
+def test_whatever_the_weights_a_record_adds_no_more_than_the_clipping_norm(kind: Any) -> None:
+    """A gradient is clipped after it is weighted: with weights of 1e6 or 1e-6, one record moves a sum by C at most."""
+    levels = kind is SharedScore
+    base: Any = Cumulative(3) if levels else losses.cross_entropy
+    layers = [nn.Linear(4, 1), Thresholds(3)] if levels else [nn.Linear(4, 3)]
+    model = nn.Sequential(*layers).double()
+    loss = losses.Weighted(base, torch.tensor([1e6, 1.0, 1e-6], dtype=torch.float64))
+    engine, y = kind(model, loss, 2**24), normals(sum(p.numel() for p in model.parameters()), seed=3)
+    batch = engine.prepare(Records(10 * normals(N, 4), CLASSES))
+    moved = []
+    for record in range(N):
+        out = torch.zeros_like(y)
+        engine.clipped_sum(y, batch.between(record, record + 1), 0.5, out)
+        moved.append(float(out.norm()))
+    assert 0.499 < max(moved) <= 0.5 * (1 + 1e-9) and min(moved) < 1e-3
 
 
 def test_hazards_are_the_likelihood_of_person_periods() -> None:

@@ -760,7 +760,8 @@ def one_record_moves_a_score_by_its_sensitivity_at_most() -> None:
 def one_record_moves_statistics_by_their_sensitivity_at_most() -> None:
     """Whatever its values are; from what is released, without noise worth naming."""
     measured = (Measured("a", "mean", 0), Measured("b", "quantiles", 1), Measured("c", "counts", 2, values=("x", "y")))
-    statistics = Statistics(measured, noise_multiplier=1e-7, num_classes=2)
+    label = Measured("label", "labels", 0, values=("no", "yes"))
+    statistics = Statistics((*measured, label), noise_multiplier=1e-7)
     values = torch.tensor(list(itertools.product((-50.0, -1.0, 0.0, 1.0, 50.0), (-1.0, 1.0), (0.0, 1.0))))
     sums = []
     for row, label in itertools.product(values, (0, 1)):

@@ -44,26 +44,6 @@ def test_a_sum_is_charged_as_one_release_of_all_records_with_the_sensitivity_of_
     )
 
 
-@pytest.mark.parametrize(("neighbouring", "squares"), [("replace_one", 2 * 4 + 4 * 2), ("add_or_remove", 6)])
-def test_counts_of_classes_are_a_part_of_the_sum_and_of_its_sensitivity(neighbouring, squares):
-    """A record that changes from one class to another moves them by sqrt(2)."""
-    statistics, labels = Statistics(MEASURED, 0.0, num_classes=3), torch.tensor([2, 0, 2, 1])
-    assert statistics.sensitivity(neighbouring) == pytest.approx(math.sqrt(squares))
-    features, one = encoded(stream(0, "trial"), 4), torch.ones(4, OF_RECORDS)
-    sums = statistics.noisy(features, one, neighbouring, stream(0, "statistics"), labels)
-    assert torch.equal(sums[:-3], exact(features))
-    assert sums[-3:].tolist() == [1, 1, 2]
-    assert statistics.class_shares(sums, 1, neighbouring) == [0.25, 0.25, 0.5]
-
-
-def test_no_share_of_a_class_is_below_what_noise_makes_of_nothing() -> None:
-    statistics = Statistics((), 10.0, num_classes=2)
-    floor = 10 * math.sqrt(2) * math.sqrt(4)
-    assert statistics.class_shares(torch.tensor([1000.0, -5.0]), 4, "replace_one") == pytest.approx(
-        [1000 / (1000 + floor), floor / (1000 + floor)]
-    )
-
-
 def anything(rng: np.random.Generator, count: int) -> torch.Tensor:
     """Features as no encoder writes them, and as it does: the bound holds for both."""
     x = rng.normal(0, 2, (count, WIDTH))
@@ -125,6 +105,35 @@ def test_neighbours_sums_are_as_far_apart_as_the_sensitivity_at_most(persons: bo
         assert float((exact(features[without], real[without]) - whole).norm()) <= math.sqrt(len(MEASURED)) * slack
         farthest = max(farthest, moved)
     assert farthest > 1.5, "the records do not differ: nothing was tried"
+
+
+@pytest.mark.parametrize(("neighbouring", "limit"), [("replace_one", math.sqrt(2)), ("add_or_remove", 1.0)])
+def test_a_record_moves_the_counts_of_classes_by_their_sensitivity(neighbouring, limit) -> None:
+    statistics = Statistics((Measured("label", "labels", 0, values=("no", "yes", "?")),), 0.0)
+    assert statistics.sensitivity(neighbouring) == limit and statistics.counts_classes
+    rng, labels = stream(3, "trial"), torch.tensor([0, 0, 2, 1])
+
+    def counts(classes: torch.Tensor) -> torch.Tensor:
+        return statistics.noisy(
+            torch.zeros(len(classes), 2, 2), torch.ones(len(classes), 1), neighbouring, rng, classes
+        )
+
+    assert counts(labels).tolist() == [2, 1, 1]
+    others = [labels[:3]] if neighbouring == "add_or_remove" else [torch.tensor([0, 0, 2, k]) for k in range(3)]
+    assert max(float((counts(labels) - counts(other)).norm()) for other in others) == pytest.approx(limit)
+    persons = torch.tensor([[1, 2, -1], [0, -1, -1]])
+    found = statistics.noisy(torch.zeros(2, 3, 4), (persons >= 0).float(), neighbouring, rng, persons)
+    assert found.tolist() == [1, 0.5, 0.5]
+
+
+def test_balanced_weights_are_inverse_counts_and_lengthen_no_gradient() -> None:
+    """Of counts that noise makes negative, or nothing of, the noise's standard deviation is what is known."""
+    label = Measured("label", "labels", 0, values=("no", "yes"))
+    for counts, noise, expected in (([90.0, 10.0], 1.0, [1 / 9, 1.0]), ([90.0, -4.0], 3.0, [1 / 30, 1.0])):
+        scaling = Scaling.by((MEASURED[0], label), torch.tensor([0.0, 0.0, *counts]), 100, noise)
+        assert scaling.measured == MEASURED[:1] and list(scaling.class_weights.values()) == pytest.approx(expected)
+        assert Scaling.of(json.loads(json.dumps(scaling.plain()))) == scaling
+        assert scaling.told()["class_shares"] == scaling.class_shares and sum(scaling.class_shares.values()) == 1
 
 
 def test_a_person_counts_as_the_mean_of_its_records() -> None:

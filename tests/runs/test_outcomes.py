@@ -105,7 +105,9 @@ def test_scores_are_of_the_outcome_and_end_a_run(kind: str, tmp_path: Path) -> N
     gain = {"share": 0.5, "every": 2, "noise_multiplier": 1e-3, "patience": 2, "min_gain": private["bound"] / 2}
     stopped = train(federation(kind), tmp_path, rounds=20, early_stopping=gain)
     assert (stopped.result["cause"], stopped.result["rounds"]) == ("early_stopping", 6)
-    assert stopped.result["early_stopping"]["measure"] == private["measure"]
+    early = stopped.result["early_stopping"]
+    assert early["measure"] == private["measure"] and early["noise_std"] == private["noise_std"]
+    assert "of records set apart, with noise of standard deviation" in str(stopped)
 
 
 @pytest.mark.parametrize("kind", OUTCOMES)
