@@ -10,7 +10,7 @@ import threading
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -430,6 +430,7 @@ def _parquet(path: Path) -> Pieces:
         written = {name: names[header.index(name)] for name in columns}
         try:
             for batch in file.iter_batches(RECORDS, columns=list(written.values())):
+                batch.validate(full=True)  # text is UTF-8
                 yield {name: simple(batch.column(other)) for name, other in written.items()}
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{path} is damaged: {error}.") from error
@@ -438,17 +439,14 @@ def _parquet(path: Path) -> Pieces:
 
 
 def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
-    content = path.read_bytes()
-    try:
-        values, formulas = _sheets_of(path, content, form)
-    except (OSError, KeyError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not an xlsx workbook: {error}.") from error
+    with _workbook_errors(path):
+        values, formulas = _sheets_of(path, path.read_bytes(), form)
     notes = []
     if form.sheet is None and len(values.parent.worksheets) > 1:
         first, *others = (sheet.title for sheet in values.parent.worksheets)
         listed = ", ".join(map(repr, others[:5])) + ", ..." * (len(others) > 5)
         notes.append(f"the first sheet, {first!r}, is read, not {listed}: data.dataset.sheet names another")
-    numbered = _filled_rows(values, formulas)
+    numbered = _filled_rows(path, values, formulas)
     first_rows = list(itertools.islice(numbered, LINES_ABOVE))
     words = [[("" if cell is None else str(cell)).strip() for cell in row] for _, row, _ in first_rows]
     words = [row[: max((place + 1 for place, word in enumerate(row) if word), default=0)] for row in words]
@@ -485,6 +483,17 @@ def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     return Pieces(header, "row", rows, lines, close, note="; ".join(notes))
 
 
+@contextmanager
+def _workbook_errors(path: Path) -> Iterator[None]:
+    """What openpyxl raises of a damaged file, whose XML it takes for granted, as DataError."""
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{path} is not an xlsx workbook, or is damaged: {error}.") from error
+
+
 def _sheets_of(path: Path, content: bytes, form: TextFormat) -> tuple[Any, Any]:
     """(the sheet of a workbook with the values of its cells, the same with formulas, None where it has none)"""
     import openpyxl  # takes a tenth of a second
@@ -507,16 +516,17 @@ def _sheets_of(path: Path, content: bytes, form: TextFormat) -> tuple[Any, Any]:
     return sheets[0], sheets[1] if has_formulas else None
 
 
-def _filled_rows(values: Any, formulas: Any) -> Iterator[tuple[int, Sequence[Any], Sequence[Any]]]:
+def _filled_rows(path: Path, values: Any, formulas: Any) -> Iterator[tuple[int, Sequence[Any], Sequence[Any]]]:
     """(its number, the values, the formulas) of each row that is not empty."""
     if formulas is None:
         rows: Iterator[Any] = ((row, ()) for row in values.iter_rows(values_only=True))
     else:
         pair = (sheet.iter_rows(values_only=True) for sheet in (values, formulas))
         rows = zip(*pair, strict=True)
-    for number, (row, formula) in enumerate(rows, 1):
-        if any(cell is not None for cell in row) or any(cell is not None for cell in formula):
-            yield number, row, formula
+    with _workbook_errors(path):
+        for number, (row, formula) in enumerate(rows, 1):
+            if any(cell is not None for cell in row) or any(cell is not None for cell in formula):
+                yield number, row, formula
 
 
 def _note_cells(
