@@ -127,9 +127,10 @@ def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Piece
     for magic, what, reader in OTHER_KINDS:
         if start.startswith(magic):
             frame, other = f"pandas.{reader}({str(path)!r})", str(path.with_suffix(".parquet"))
+            needs = " (pandas needs pyreadstat for it)" * (reader == "read_spss")
             raise DataError(
-                f"{path} is {what}. Write it as Parquet, {frame}.to_parquet({other!r}), and name that file; or pass "
-                f"the frame to Federation.from_table(pandas.{reader}(...), schema)."
+                f"{path} is {what}{needs}. Write it as Parquet, {frame}.to_parquet({other!r}), and name that file; or "
+                f"pass the frame: Federation.from_table({frame}, schema)."
             )
     if start.startswith(b"\xd0\xcf\x11\xe0"):
         raise DataError(f"{path} is an old Excel file (xls), or has a password: save it as xlsx or CSV.")

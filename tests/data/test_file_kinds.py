@@ -196,7 +196,12 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any] | None, list[f
     "truth values": ("a.parquet", parquet(pa.bool_(), False, True), None, [0, 1]),
     "nothing": ("a.parquet", parquet(pa.null(), None), None, "row 0, column 'x' holds no value"),
     "Stata": ("a.dta", stata, None, r"is a Stata file\. .*pandas\.read_stata\('.*a\.dta'\)\.to_parquet\(.*from_table"),
-    "SPSS": ("a.sav", text("$FL2@(#) SPSS DATA FILE"), None, r"is an SPSS file\. .*pandas\.read_spss\("),
+    "SPSS": (
+        "a.sav",
+        text("$FL2@(#) SPSS DATA FILE"),
+        None,
+        r"is an SPSS file \(pandas needs pyreadstat.*pandas\.read_spss\(",
+    ),
     "SAS": (
         "a.xpt",
         text("HEADER RECORD*******LIBRARY HEADER"),
