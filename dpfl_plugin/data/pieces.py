@@ -276,9 +276,10 @@ def _header(
     lines = block.splitlines(keepends=True)
     found = []
     for mark in form.delimiter or DELIMITERS:
-        rows = [_first_row(line, mark) for line in lines[:LINES_ABOVE]]
-        above = 0 if form.header is not None else _row_of_names(rows, known)
-        row = _first_row(b"".join(lines[above:]), mark)
+        row, above = _first_row(block, mark), 0
+        if form.header is None and not {*row} & {*known}:
+            above = _row_of_names([_first_row(line, mark) for line in lines[:LINES_ABOVE]], known)
+            row = _first_row(b"".join(lines[above:]), mark) if above else row
         found.append((len({*row} & {*known}), len(row), mark, row, above))
     _, width, mark, row, above = max(found, key=lambda one: (one[0], one[1]))
     if any("\ufffd" in name for name in row):  # names in another encoding, which would be taken for other columns
@@ -301,13 +302,11 @@ def _first_row(text: bytes, mark: str) -> list[str]:
 
 
 def _row_of_names(rows: Sequence[Sequence[str]], known: Sequence[str]) -> int:
-    """Which row names the columns: the first, or, where that has none of the ``known`` names, one that has half of them
-    below rows that are shorter or comments."""
-    if not known or not rows or {*rows[0]} & {*known}:
-        return 0
+    """Which row names the columns: the first that has half of the ``known`` names, below rows that are shorter or
+    comments; if there is none, the first of all."""
     for place, row in enumerate(rows):
         above = (len(other) < len(row) or other[0].startswith("#") for other in rows[:place])
-        if 2 * len({*row} & {*known}) >= len({*known}) and all(above):
+        if known and 2 * len({*row} & {*known}) >= len({*known}) and all(above):
             return place
     return 0
 
@@ -451,7 +450,9 @@ def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     first_rows = list(itertools.islice(numbered, LINES_ABOVE))
     words = [[("" if cell is None else str(cell)).strip() for cell in row] for _, row, _ in first_rows]
     words = [row[: max((place + 1 for place, word in enumerate(row) if word), default=0)] for row in words]
-    of_names = 0 if form.header is not None else _row_of_names([[w for w in row if w] for row in words], known)
+    filled = [[word for word in row if word] for row in words]
+    has_names = bool(filled) and bool({*filled[0]} & {*known})
+    of_names = 0 if form.header is not None or has_names else _row_of_names(filled, known)
     left, header = 0, list(form.header or ())
     if form.header is None and first_rows:  # a table may begin below and beside A1
         left = next(place for place, word in enumerate(words[of_names]) if word)

@@ -97,6 +97,12 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any] | None, list[f
         None,
         "line 8, column 'x': 'q'",
     ),
+    "a name of two lines": (
+        "a.csv",
+        text('"town\n(of birth)","x\n",ill\nBonn,1,no\nBonn,2,yes\n'),
+        None,
+        READ,
+    ),
     "a comment below": ("a.csv", text(f"{TABLE}# the end\n"), None, r"line 4 is a comment: remove it\."),
     "a title as wide as the table": (
         "a.csv",
@@ -212,8 +218,8 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any] | None, list[f
 
 
 def schema(column: dict[str, Any] | None) -> dict[str, Any]:
-    columns = {"x": column or NUMBER, "town": IGNORED}
-    return {"label": {"column": "ill", "classes": ["no", "yes"]}, "columns": columns}
+    label = {"column": "ill", "classes": ["no", "yes"]}
+    return {"label": label, "columns": {"x": column or NUMBER}, "other_columns": "ignore"}
 
 
 @pytest.mark.parametrize(("name", "write", "column", "expected"), CASES.values(), ids=CASES)
