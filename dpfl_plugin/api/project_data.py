@@ -245,6 +245,10 @@ def _paths(path: Path, folder: Path, suffixes: Sequence[str] = SUFFIXES) -> tupl
             paths += found
             patterns.append(os.path.join(glob.escape(str(named)), f"*{suffix}"))
     if not paths:
+        from dpfl_plugin.data.pieces import TextFormat, open_table
+
+        for other in sorted(one for one in path.iterdir() if one.is_file())[:1]:
+            open_table(other, TextFormat()).close()  # which names a kind that is not read, such as Stata's
         named_as = " or ".join(f"*{suffix}" for suffix in suffixes)
         raise DataError(f"{str(path)!r}: the folder holds no file named {named_as}.")
     return paths, patterns

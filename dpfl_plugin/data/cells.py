@@ -180,7 +180,10 @@ class Cells:
             self.found.flaws.add_all(len(rows), told, self.name, many, mend)
 
     def cell(self, row: int) -> str:
-        return repr(str(self.array[row].as_py()))
+        try:
+            return repr(str(self.array[row].as_py()))
+        except (ValueError, OverflowError):  # of Python's dates
+            return "a date beyond the year 9999"
 
     def word_for_nothing(self, row: int) -> str:
         """The cell, of one without a value; "" where it is empty."""
@@ -479,7 +482,10 @@ def plain(array: pa.Array) -> pa.Array:
         encoded = array.dictionary_encode()
         return pa.array(map(_spelt, encoded.dictionary), pa.string()).take(encoded.indices)
     if "text" in kind_of(kind).reads:
-        return array if kind == pa.string() else pc.cast(array, pa.string())
+        text = array if kind == pa.string() else pc.cast(array, pa.string())
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # later than any date of Python's
+            return pc.if_else(pc.match_substring_regex(text, "^[0-9]{4}-"), text, pa.scalar(None, pa.string()))
+        return text
     return pa.nulls(len(array), pa.string())
 
 
@@ -555,8 +561,11 @@ def array_of(values: Any) -> pa.Array:
     try:
         made = pa.array(values, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        import pandas
+
         cells = values.tolist() if hasattr(values, "tolist") else values
-        made = pa.array([None if value is None or value != value else str(value) for value in cells], pa.string())
+        words = [None if pandas.isna(value) is True else str(value) for value in cells]
+        made = pa.array([word and word.encode(errors="replace").decode() for word in words], pa.string())
     return simple(made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made)
 
 

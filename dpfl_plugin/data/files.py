@@ -88,7 +88,7 @@ def npz(
     return joined(source, files, test_files, classes, lambda path: _read_arrays(path, known), outcome)
 
 
-def _check_apart(paths: Sequence[Path]) -> None:
+def check_apart(paths: Sequence[Path]) -> None:
     """Raise DataError where two paths lead to one file, as links do."""
     known: dict[tuple[int, int], Path] = {}
     for path in paths:
@@ -134,7 +134,7 @@ def joined(
     """
     known, label_names = parse(outcome, classes)
     paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
-    _check_apart(paths)
+    check_apart(paths)
     owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
     held = [i for i in range(len(paths)) if owned is None or owned.mine(i)]
     train = [read(paths[i]) for i in held]
@@ -152,15 +152,15 @@ def joined(
     names, derived, labels, notes = _labels(
         [*train, *test], known, list(label_names), classes, lambda: _found(said, classes, train), paths[0]
     )
-    train_groups, test_groups = _groups(train, test, None if len(paths) == 1 else held)
+    train_groups, test_groups = groups_of(train, test, None if len(paths) == 1 else held)
     num_train, num_outputs = sum(len(table.labels) for table in train), known.num_outputs(len(names))
     nothing = np.zeros((0, *first[2]), np.float32)  # of a process that holds no silo
     features = train[0].features if len(train) == 1 else np.concatenate([nothing, *(table.features for table in train)])
-    silo_names = _silo_names(train, paths) if train_groups is not None or owned is not None else ()
+    silo_names = names_of_silos(train, paths) if train_groups is not None or owned is not None else ()
     if owned is None:  # of all records, or of none: a process that holds some of the silos cannot tell
         of_tables = {about: note for table in train[::-1] for about, note in table.notes}
         notes = (*notes, *identifiers(train), *of_tables.values())
-        notes += _rare(labels, num_train, train_groups, names, silo_names) if known.has_classes else ()
+        notes += rare_labels(labels, num_train, train_groups, names, silo_names) if known.has_classes else ()
     return Dataset(
         features,
         labels[:num_train],
@@ -267,8 +267,8 @@ def _persons(tables: Sequence[Table]) -> Integers | None:
     return np.concatenate([numbers(names.tolist()) for names in known])
 
 
-def _silo_names(train: list[Table], paths: list[Path]) -> tuple[str, ...]:
-    """By number, as `_groups` gives them."""
+def names_of_silos(train: list[Table], paths: list[Path]) -> tuple[str, ...]:
+    """By number, as `groups_of` gives them."""
     if train and train[0].silos is not None:
         return tuple(
             sorted({name for table in train if table.silos is not None for name in _plain(table.silos)}, key=_order)
@@ -276,7 +276,7 @@ def _silo_names(train: list[Table], paths: list[Path]) -> tuple[str, ...]:
     return of_files(paths)
 
 
-def _rare(
+def rare_labels(
     labels: Integers, num_train: int, groups: Integers | None, names: list[str], silo_names: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What looks like a slip of the pen: labels of a single record, or that one silo alone has."""
@@ -321,7 +321,7 @@ def _reorder(table: Table, columns: tuple[str, ...], first: Path) -> Table:
     return table._replace(features=table.features[:, order], columns=columns)
 
 
-def _groups(train: list[Table], test: list[Table], held: list[int] | None) -> tuple[Integers | None, Integers | None]:
+def groups_of(train: list[Table], test: list[Table], held: list[int] | None) -> tuple[Integers | None, Integers | None]:
     """The silo of every record; without silo names that is the place of its file, of which ``held`` are here."""
     if train and train[0].silos is not None:
         written = [_plain(table.silos) for table in train if table.silos is not None]

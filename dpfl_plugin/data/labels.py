@@ -177,7 +177,7 @@ def check_labels(y: Labels, outcome: Outcome, num_outputs: int, source: str) -> 
     assert outcome.range is not None
     low, high = np.float32(outcome.range[0]), np.float32(outcome.range[1])
     values = y if y.ndim == 1 else y[:, 0]
-    _refuse(values, (values < low) | (values > high), f"outside the public range {low:g} to {high:g}", source)
+    _refuse(values, (values < low) | (values > high), f"outside the public range {low:.15g} to {high:.15g}", source)
     if outcome.kind == "counts":
         _refuse(values, values != np.floor(values), "not a count (0, 1, 2, ...)", source)
         _refuse(y[:, 1], y[:, 1] <= 0, "not an exposure, which is above 0", source)

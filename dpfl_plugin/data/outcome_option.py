@@ -143,4 +143,4 @@ def _number(table: Table, row: int, word: str) -> float:
 def _refuse(table: Table, values: Labels, wrong: Any, why: str) -> None:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        raise DataError(f"{table.place(row)}: {values[row]:g} {why}. Correct it, or leave the record out.")
+        raise DataError(f"{table.place(row)}: {values[row]:.15g} {why}. Correct it, or leave the record out.")

@@ -10,7 +10,7 @@ import threading
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -127,9 +127,10 @@ def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Piece
     for magic, what, reader in OTHER_KINDS:
         if start.startswith(magic):
             frame, other = f"pandas.{reader}({str(path)!r})", str(path.with_suffix(".parquet"))
+            needs = " (pandas needs pyreadstat for it)" * (reader == "read_spss")
             raise DataError(
-                f"{path} is {what}. Write it as Parquet, {frame}.to_parquet({other!r}), and name that file; or pass "
-                f"the frame to Federation.from_table(pandas.{reader}(...), schema)."
+                f"{path} is {what}{needs}. Write it as Parquet, {frame}.to_parquet({other!r}), and name that file; or "
+                f"pass the frame: Federation.from_table({frame}, schema)."
             )
     if start.startswith(b"\xd0\xcf\x11\xe0"):
         raise DataError(f"{path} is an old Excel file (xls), or has a password: save it as xlsx or CSV.")
@@ -275,9 +276,10 @@ def _header(
     lines = block.splitlines(keepends=True)
     found = []
     for mark in form.delimiter or DELIMITERS:
-        rows = [_first_row(line, mark) for line in lines[:LINES_ABOVE]]
-        above = 0 if form.header is not None else _row_of_names(rows, known)
-        row = _first_row(b"".join(lines[above:]), mark)
+        row, above = _first_row(block, mark), 0
+        if form.header is None and not {*row} & {*known}:
+            above = _row_of_names([_first_row(line, mark) for line in lines[:LINES_ABOVE]], known)
+            row = _first_row(b"".join(lines[above:]), mark) if above else row
         found.append((len({*row} & {*known}), len(row), mark, row, above))
     _, width, mark, row, above = max(found, key=lambda one: (one[0], one[1]))
     if any("\ufffd" in name for name in row):  # names in another encoding, which would be taken for other columns
@@ -300,13 +302,11 @@ def _first_row(text: bytes, mark: str) -> list[str]:
 
 
 def _row_of_names(rows: Sequence[Sequence[str]], known: Sequence[str]) -> int:
-    """Which row names the columns: the first, or, where that has none of the ``known`` names, one that has half of them
-    below rows that are shorter or comments."""
-    if not known or not rows or {*rows[0]} & {*known}:
-        return 0
+    """Which row names the columns: the first that has half of the ``known`` names, below rows that are shorter or
+    comments; if there is none, the first of all."""
     for place, row in enumerate(rows):
         above = (len(other) < len(row) or other[0].startswith("#") for other in rows[:place])
-        if 2 * len({*row} & {*known}) >= len({*known}) and all(above):
+        if known and 2 * len({*row} & {*known}) >= len({*known}) and all(above):
             return place
     return 0
 
@@ -430,6 +430,7 @@ def _parquet(path: Path) -> Pieces:
         written = {name: names[header.index(name)] for name in columns}
         try:
             for batch in file.iter_batches(RECORDS, columns=list(written.values())):
+                batch.validate(full=True)  # text is UTF-8
                 yield {name: simple(batch.column(other)) for name, other in written.items()}
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{path} is damaged: {error}.") from error
@@ -438,21 +439,20 @@ def _parquet(path: Path) -> Pieces:
 
 
 def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
-    content = path.read_bytes()
-    try:
-        values, formulas = _sheets_of(path, content, form)
-    except (OSError, KeyError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not an xlsx workbook: {error}.") from error
+    with _workbook_errors(path):
+        values, formulas = _sheets_of(path, path.read_bytes(), form)
     notes = []
     if form.sheet is None and len(values.parent.worksheets) > 1:
         first, *others = (sheet.title for sheet in values.parent.worksheets)
         listed = ", ".join(map(repr, others[:5])) + ", ..." * (len(others) > 5)
         notes.append(f"the first sheet, {first!r}, is read, not {listed}: data.dataset.sheet names another")
-    numbered = _filled_rows(values, formulas)
+    numbered = _filled_rows(path, values, formulas)
     first_rows = list(itertools.islice(numbered, LINES_ABOVE))
     words = [[("" if cell is None else str(cell)).strip() for cell in row] for _, row, _ in first_rows]
     words = [row[: max((place + 1 for place, word in enumerate(row) if word), default=0)] for row in words]
-    of_names = 0 if form.header is not None else _row_of_names([[w for w in row if w] for row in words], known)
+    filled = [[word for word in row if word] for row in words]
+    has_names = bool(filled) and bool({*filled[0]} & {*known})
+    of_names = 0 if form.header is not None or has_names else _row_of_names(filled, known)
     left, header = 0, list(form.header or ())
     if form.header is None and first_rows:  # a table may begin below and beside A1
         left = next(place for place, word in enumerate(words[of_names]) if word)
@@ -485,6 +485,17 @@ def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     return Pieces(header, "row", rows, lines, close, note="; ".join(notes))
 
 
+@contextmanager
+def _workbook_errors(path: Path) -> Iterator[None]:
+    """What openpyxl raises of a damaged file, whose XML it takes for granted, as DataError."""
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{path} is not an xlsx workbook, or is damaged: {error}.") from error
+
+
 def _sheets_of(path: Path, content: bytes, form: TextFormat) -> tuple[Any, Any]:
     """(the sheet of a workbook with the values of its cells, the same with formulas, None where it has none)"""
     import openpyxl  # takes a tenth of a second
@@ -507,16 +518,17 @@ def _sheets_of(path: Path, content: bytes, form: TextFormat) -> tuple[Any, Any]:
     return sheets[0], sheets[1] if has_formulas else None
 
 
-def _filled_rows(values: Any, formulas: Any) -> Iterator[tuple[int, Sequence[Any], Sequence[Any]]]:
+def _filled_rows(path: Path, values: Any, formulas: Any) -> Iterator[tuple[int, Sequence[Any], Sequence[Any]]]:
     """(its number, the values, the formulas) of each row that is not empty."""
     if formulas is None:
         rows: Iterator[Any] = ((row, ()) for row in values.iter_rows(values_only=True))
     else:
         pair = (sheet.iter_rows(values_only=True) for sheet in (values, formulas))
         rows = zip(*pair, strict=True)
-    for number, (row, formula) in enumerate(rows, 1):
-        if any(cell is not None for cell in row) or any(cell is not None for cell in formula):
-            yield number, row, formula
+    with _workbook_errors(path):
+        for number, (row, formula) in enumerate(rows, 1):
+            if any(cell is not None for cell in row) or any(cell is not None for cell in formula):
+                yield number, row, formula
 
 
 def _note_cells(

@@ -205,7 +205,7 @@ def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
         )
     for name, cells in _total(one.found.clipped for one in found).items():
         of_label = name not in schema.columns
-        low, high = (f"{end:g}" for end in schema.label.range or ()) if of_label else schema.columns[name].ends
+        low, high = (f"{end:.15g}" for end in schema.label.range or ()) if of_label else schema.columns[name].ends
         censored = of_label and schema.label.outcome == "survival"
         become = f"censored at {high}" if censored else f"clipped to {low} or {high}"
         key = "label" if of_label else f"columns.{name}"

@@ -59,7 +59,7 @@ def table(
     if known.silo is not None:  # every file has to be read to know whose records are in it
         source = replace(source, ownership=None)
     paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
-    data_files._check_apart(paths)
+    data_files.check_apart(paths)
     owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
     held = [i for i in range(len(paths)) if owned is None or owned.mine(i)]
     mine = [paths[i] for i in held]
@@ -155,8 +155,8 @@ def assembled(
     data_files.check_contents([(one.path, one.table.features, one.table.labels) for one in train])
     features, labels = _parts(schema, train)
     of_train, of_test = ([_table(one) for one in part] for part in (train, test))
-    groups, test_groups = data_files._groups(of_train, of_test, held)
-    silo_names = data_files._silo_names(of_train, paths) if groups is not None or part_of is not None else ()
+    groups, test_groups = data_files.groups_of(of_train, of_test, held)
+    silo_names = data_files.names_of_silos(of_train, paths) if groups is not None or part_of is not None else ()
     classes = list(schema.class_names)
     outcome = schema.label.known
     num_classes = outcome.num_outputs(len(classes))
@@ -179,7 +179,7 @@ def assembled(
             known = [np.concatenate([one.table.known for one in part]) for part in (train, test) if part]
             every = np.concatenate([labels[known[0]], *([] if test_part is None else [test_part.labels[known[1]]])])
             silos = None if groups is None else groups[known[0]]
-            notes += data_files._rare(every, int(known[0].sum()), silos, classes, silo_names)
+            notes += data_files.rare_labels(every, int(known[0].sum()), silos, classes, silo_names)
     return Dataset(
         features,
         labels,

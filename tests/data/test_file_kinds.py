@@ -58,6 +58,17 @@ def stata(path: Path) -> None:
     pandas.DataFrame({"x": [1.0, 2.0], "ill": ["no", "yes"]}).to_stata(path, write_index=False)
 
 
+def damaged(write: Callable[[Path], Any], old: bytes, new: bytes) -> Callable[[Path], Any]:
+    """What ``write`` writes, with these bytes in the place of others, but for the first ones of the file."""
+
+    def write_damaged(path: Path) -> None:
+        write(path)
+        content = path.read_bytes()
+        path.write_bytes(content[:8] + content[8:].replace(old, new))
+
+    return write_damaged
+
+
 GRID = {"C3": "x", "D3": "town", "E3": "ill", "C4": 1, "D4": "Zürich", "E4": "no", "C5": 2, "D5": "Genève", "E5": "yes"}
 CASES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any] | None, list[float] | str]] = {
     # file, how it is written, its column x (None: a number), the values read or the message
@@ -85,6 +96,12 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any] | None, list[f
         text(f'Export\n\n{TABLE}3,"Zü\nrich",no\nq,Bonn,no\n'),
         None,
         "line 8, column 'x': 'q'",
+    ),
+    "a name of two lines": (
+        "a.csv",
+        text('"town\n(of birth)","x\n",ill\nBonn,1,no\nBonn,2,yes\n'),
+        None,
+        READ,
     ),
     "a comment below": ("a.csv", text(f"{TABLE}# the end\n"), None, r"line 4 is a comment: remove it\."),
     "a title as wide as the table": (
@@ -158,10 +175,39 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any] | None, list[f
     "structures": ("a.parquet", parquet(pa.struct({"a": pa.int8()}), {"a": 1}), None, "is of a nested or special type"),
     "decimals": ("a.parquet", parquet(pa.decimal128(5, 2), decimal.Decimal("1.5"), 2), None, [1.5, 2]),
     "small floats": ("a.parquet", parquet(pa.float16(), 1, 2), None, READ),
+    "dates of no year of Python's": (
+        "a.parquet",
+        parquet(pa.timestamp("s"), 10**12),
+        None,
+        "beyond the year 9999 is a d",
+    ),
+    "dates of no year, clipped": (
+        "a.parquet",
+        parquet(pa.timestamp("s"), 10**12, 0),
+        {"type": "date", "range": ["1970-01-01", "1970-01-11"]},
+        [10, 0],
+    ),
+    "text that is no UTF-8": (
+        "a.parquet",
+        damaged(parquet(pa.string(), "7777", "8"), b"7777", b"7\xff77"),
+        None,
+        "is damaged",
+    ),
+    "a damaged workbook": (
+        "a.xlsx",
+        damaged(sheet(GRID), b"PK\x03\x04", b"PK\x03\x05"),
+        None,
+        "is not an xlsx workbook",
+    ),
     "truth values": ("a.parquet", parquet(pa.bool_(), False, True), None, [0, 1]),
     "nothing": ("a.parquet", parquet(pa.null(), None), None, "row 0, column 'x' holds no value"),
     "Stata": ("a.dta", stata, None, r"is a Stata file\. .*pandas\.read_stata\('.*a\.dta'\)\.to_parquet\(.*from_table"),
-    "SPSS": ("a.sav", text("$FL2@(#) SPSS DATA FILE"), None, r"is an SPSS file\. .*pandas\.read_spss\("),
+    "SPSS": (
+        "a.sav",
+        text("$FL2@(#) SPSS DATA FILE"),
+        None,
+        r"is an SPSS file \(pandas needs pyreadstat.*pandas\.read_spss\(",
+    ),
     "SAS": (
         "a.xpt",
         text("HEADER RECORD*******LIBRARY HEADER"),
@@ -172,8 +218,8 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any] | None, list[f
 
 
 def schema(column: dict[str, Any] | None) -> dict[str, Any]:
-    columns = {"x": column or NUMBER, "town": IGNORED}
-    return {"label": {"column": "ill", "classes": ["no", "yes"]}, "columns": columns}
+    label = {"column": "ill", "classes": ["no", "yes"]}
+    return {"label": label, "columns": {"x": column or NUMBER}, "other_columns": "ignore"}
 
 
 @pytest.mark.parametrize(("name", "write", "column", "expected"), CASES.values(), ids=CASES)
@@ -209,7 +255,7 @@ def test_a_draft_of_any_file_is_a_schema_or_a_refusal(tmp_path: Path, name: str,
     check_tables(path, draft.schema)
 
 
-MESSY = Path(os.environ.get("DPFL_DATA", Path(__file__).parents[3] / "shared" / "data")) / "messy"
+MESSY = Path(os.environ.get("DPFL_DATA", ".")) / "messy"
 CODES = {"type": "category", "values": ["10.1", "10.10", "007", "7"]}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "codes": {"code": CODES, "age": IGNORED},
