@@ -26,12 +26,11 @@ from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
-from dpfl_plugin.data.flaws import NAME_THEM
-from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
-from dpfl_plugin.data.labels import BYTES, LabelType, holds_bytes, is_mixed, type_of, whole
+from dpfl_plugin.data.flaws import FRAME, NAME_THEM
+from dpfl_plugin.data.labels import LabelType, is_mixed, type_of, whole
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
-from dpfl_plugin.data.table import Columns, Table
+from dpfl_plugin.data.table import Columns, Table, is_frame
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.models.fields import Fields
 from dpfl_plugin.runs.backbone import backbone
@@ -98,8 +97,7 @@ class Given:
         for table in self._tables.values():
             if (found := fields.wrong(torch.from_numpy(table.features))) is not None:
                 number, wrong = found
-                row = f"record {number}" if table.lines is None else f"{table.unit} {table.lines[number]}"
-                raise DataError(f"{table.path}, {row}: {wrong}")
+                raise DataError(f"{table.path}, record {number}: {wrong}")
 
     @property
     def digest(self) -> str:
@@ -223,16 +221,16 @@ class Federation(FederationVerbs):
             numbered = f"Where columns are numbered, {NAME_THEM}." if isinstance(value, int) else ""
             require(named, key, value, "be the name of a column, as text", numbered)
         _check_list("ignore_columns", ignore_columns)
+        from dpfl_plugin.data.pieces import frame_pieces
+
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:
-            table = reading.parse(FRAME, FrameRows(frame, (label, silo, person)), unit="row")
+            table = reading.parse(FRAME, frame_pieces(frame))
         except ConfigError as error:
             said = str(error)
             for key in ("label", "silo", "person"):
                 said = said.replace(f"{key}_column=", f"{key}=")
             raise type(error)(said) from error
-        if holds_bytes(frame[label]):
-            raise DataError(f"{FRAME}: the labels in column {label!r} {BYTES}.")
         columns = {"silo_column": silo, "person_column": person, "ignore_columns": list(ignore_columns or ()) or None}
         columns |= {"label_column": None if label == "label" else label}
         read = {key: value for key, value in columns.items() if value is not None}

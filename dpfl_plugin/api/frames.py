@@ -11,12 +11,12 @@ from dpfl_plugin.api.federation import Given
 from dpfl_plugin.api.objects import digest
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.frame_rows import FRAME, is_frame
+from dpfl_plugin.data.flaws import FRAME
 from dpfl_plugin.data.labels import LabelType, type_of
 from dpfl_plugin.data.pieces import frame_pieces
 from dpfl_plugin.data.reading import Read, check, read_pieces
 from dpfl_plugin.data.schema import TableSchema
-from dpfl_plugin.data.table import Table
+from dpfl_plugin.data.table import Table, is_frame
 from dpfl_plugin.data.tables import assembled
 from dpfl_plugin.errors import ConfigError
 
@@ -44,7 +44,8 @@ class GivenBySchema(Given):
     @property
     def digest(self) -> str:
         persons = ["\0".join(map(str, one.table.persons)) for one in self._found if one.table.persons is not None]
-        return digest(super().digest.encode(), *(part.encode() for part in persons))
+        known = [one.table.known.tobytes() for one in self._found if not one.table.known.all()]
+        return digest(super().digest.encode(), *(part.encode() for part in persons), *known)
 
 
 def _table(one: Read) -> Table:

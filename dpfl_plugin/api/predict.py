@@ -13,7 +13,7 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, aligned
-from dpfl_plugin.data.frame_rows import is_frame
+from dpfl_plugin.data.table import is_frame
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.experiments.tuning.statement import check_run
 from dpfl_plugin.runs.csv_cells import csv_text

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import glob
-import gzip
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,14 +19,16 @@ from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.flaws import check_kind, not_utf8
+from dpfl_plugin.data.flaws import Flaws
 from dpfl_plugin.data.identifiers import KEEPS, identifier_columns, person_columns, record_columns, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.table import READS_ALL, is_number
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
+if TYPE_CHECKING:
+    from dpfl_plugin.data.pieces import Pieces
+
 LABELS: Final = ("label", "target", "class", "outcome", "diagnosis", "y")
-DELIMITERS: Final = ",;\t|"
 SUFFIXES: Final = (".csv", ".csv.gz")
 TABLES: Final = (*SUFFIXES, ".tsv", ".txt", ".parquet", ".xlsx")
 FAR_APART: Final = 10.0  # scales of columns
@@ -98,12 +99,15 @@ def csv_block(own: OwnData, folder: Path) -> DataBlock:
         ConfigError: it was not said which column is the label, or a column is not there.
         DataError: as `data_files.csv`; or no column is left to learn from.
     """
+    from dpfl_plugin.data.pieces import TextFormat, open_table
+
     paths, patterns = _paths(own.path, folder)
-    delimiter, header = _header(paths[0])
-    label, guessed = _label(own, paths[0], header)
-    if own.silo is not None and own.silo not in header:
-        raise _no_column("silo", own.silo, paths[0], header)
-    words = _words(paths[0], delimiter, header, {label, own.silo})
+    with closing(open_table(paths[0], TextFormat(), [*filter(None, (own.label, own.silo))])) as table:
+        delimiter, header = table.delimiter, table.header
+        label, guessed = _label(own, paths[0], header)
+        if own.silo is not None and own.silo not in header:
+            raise _no_column("silo", own.silo, paths[0], header)
+        words = _words(table, {label, own.silo})
     options: dict[str, Any] = {"label_column": label, "silo_column": own.silo, "delimiter": delimiter}
     listed = [glob.escape(str(path)) for path in paths]
     try:
@@ -246,26 +250,6 @@ def _pattern(path: Path, folder: Path) -> str:
     return str(path) if path.is_absolute() else os.path.join(glob.escape(str(Path.cwd())), os.path.normpath(path))
 
 
-def _header(path: Path) -> tuple[str, list[str]]:
-    """The delimiter and the names of the columns."""
-    check_kind(path)
-    try:
-        with _open(path) as text:
-            line = text.readline()
-            delimiter = next((mark for mark in DELIMITERS if mark in line), ",")
-            text.seek(0)
-            return delimiter, [name.strip() for name in next(csv.reader(text, delimiter=delimiter), [])]
-    except UnicodeDecodeError as error:
-        raise DataError(not_utf8(path, error)) from error
-    except (csv.Error, EOFError, OSError) as error:
-        raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
-
-
-def _open(path: Path) -> Any:
-    opened = gzip.open if path.suffix == ".gz" else open
-    return opened(path, "rt", encoding="utf-8-sig", newline="")
-
-
 def _label(own: OwnData, path: Path, header: list[str]) -> tuple[str, bool]:
     if own.label is not None:
         if own.label not in header:
@@ -286,17 +270,18 @@ def _no_column(option: str, name: str, path: Path, header: Sequence[str]) -> Con
     )
 
 
-def _words(path: Path, delimiter: str, header: list[str], special: set[str | None]) -> list[str]:
+def _words(table: Pieces, special: set[str | None]) -> list[str]:
     """Columns most of whose cells are no numbers; a few that are not are flaws, which reading tells."""
-    places = [place for place, name in enumerate(header) if name not in special]
-    filled, numeric = dict.fromkeys(places, 0), dict.fromkeys(places, 0)
-    try:
-        with _open(path) as text:
-            for number, row in enumerate(csv.reader(text, delimiter=delimiter)):
-                for place in places:
-                    cell = row[place].strip() if number and place < len(row) else ""
-                    filled[place] += bool(cell)
-                    numeric[place] += bool(cell) and is_number(cell)
-    except (UnicodeDecodeError, csv.Error, EOFError, OSError):  # which reading tells, too
-        return []
-    return [header[place] for place in places if 2 * numeric[place] < filled[place]]
+    import pyarrow.compute as pc
+
+    from dpfl_plugin.data.cells import plain
+
+    names = [name for name in dict.fromkeys(table.header) if name not in special]
+    filled, numeric = Counter[str](), Counter[str]()
+    for part in table.rows(names, Flaws(Path())):
+        for name, cells in part.items():
+            counts = pc.value_counts(pc.utf8_trim_whitespace(plain(cells)).drop_null())
+            for word, often in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):
+                filled[name] += often * bool(word)
+                numeric[name] += often * is_number(word)
+    return [name for name in names if 2 * numeric[name] < filled[name]]

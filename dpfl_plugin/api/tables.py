@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.core.text import Printed, counted
-from dpfl_plugin.data.frame_rows import FRAME, is_frame
+from dpfl_plugin.data.flaws import AS_IT_IS, FRAME, NotUtf8Error
 from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.table import is_frame
 from dpfl_plugin.data.tables import compared
 from dpfl_plugin.errors import ConfigError, DataError, require
 
@@ -203,7 +205,8 @@ def draft_schema(
         if not isinstance(one, str | Path) and not is_frame(one):
             raise ConfigError(f"{where} is of type {type(one).__name__}: data must {WHAT}.")
     require(len(named) > 0, "data", data, WHAT)
-    made = draft.of_tables(named, draft.Roles(**columns), TextFormat(encoding=encoding, sheet=sheet))
+    with _encoding_by("encoding='windows-1252'"):
+        made = draft.of_tables(named, draft.Roles(**columns), TextFormat(encoding=encoding, sheet=sheet))
     warnings.warn(f"this schema was {NOT_PRIVATE}.", stacklevel=2)
     for line in made.notes:
         say(line)
@@ -225,8 +228,18 @@ def drafted(
 
     if not files:
         raise ConfigError("data names no file.")
-    return draft.of_files(
-        [Path(one).expanduser() for one in files],
-        TextFormat(encoding=form["encoding"], sheet=form["sheet"]),
-        draft.Roles(**columns),
-    )
+    with _encoding_by("--encoding windows-1252"):
+        return draft.of_files(
+            [Path(one).expanduser() for one in files],
+            TextFormat(encoding=form["encoding"], sheet=form["sheet"]),
+            draft.Roles(**columns),
+        )
+
+
+@contextmanager
+def _encoding_by(option: str) -> Iterator[None]:
+    """Name this option where a text is in another encoding."""
+    try:
+        yield
+    except NotUtf8Error as error:
+        raise DataError(str(error).replace(AS_IT_IS, f" Read it as it is: {option}.")) from error

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpfl_plugin.data.flaws import Flaws, is_decimal_comma
+from dpfl_plugin.data.flaws import SHOWN, Flaws, is_decimal_comma, with_point
 from dpfl_plugin.data.schema import WHERE, Column
 from dpfl_plugin.data.thousands import Mark, Points, decimal_beside, grouped, has_mark, ungrouped, without_marks
 
@@ -30,11 +30,13 @@ UNKNOWN, NOTHING = -1, -2
 """Codes of a cell: a value that is not listed; no value."""
 
 NOT_KNOWN: Final = "The model knows nothing else: correct this file, or leave the record out."
+LEAVE_EMPTY: Final = "Correct it, or leave it empty."
 NO_NEED: Final = "Correct it, or leave the cell empty: a label is not needed."
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
 _LIMIT: Final = re.compile(r"(?:<=|>=|[<>≤≥])\s*(?=[-+.\d])")
-_WHOLE: Final = re.compile(r"(-?(?:0|[1-9]\d*))(\.0)?")
+_WHOLE: Final = re.compile(r"(-?(?:0|[1-9]\d{0,14}))(\.0)?")
+EXACT: Final = 2**53  # below it each whole number is a float of its own
 ERRORS: Final = frozenset(("#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#NULL!"))
 """What spreadsheets write where a formula has no result; their #N/A is a cell without value."""
 
@@ -44,14 +46,14 @@ class Kind(NamedTuple):
 
     Attributes:
         one, many: in words. holds: whether a type is of this kind. reads: as what such cells can be read, of "number",
-            "text" and "date". fix: what to do where they are to be read as something else; {} is the column's key.
+            "text" and "date". fix: what to do where they are to be read as something else.
     """
 
     one: str
     many: str
     holds: Callable[[pa.DataType], bool]
     reads: frozenset[str]
-    fix: str = "Write numbers or words, or leave the column out: {}: {{type: ignored}}."
+    fix: str = "Write numbers or words"
 
 
 def _any_of(*tests: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
@@ -76,28 +78,28 @@ KINDS: Final = (
         "dates",
         _any_of(pa.types.is_date, pa.types.is_timestamp),
         frozenset(("text", "date")),
-        "{}: {{type: date, range: [2000-01-01, 2030-12-31]}} reads dates.",
+        "Write a number, of days for instance",
     ),
     Kind(
         "a time of day",
         "times of day",
         pa.types.is_time,
         frozenset(("text",)),
-        "Write a number, of hours for instance, or leave the column out: {}: {{type: ignored}}.",
+        "Write a number, of hours for instance",
     ),
     Kind(
         "a duration",
         "durations",
         pa.types.is_duration,
         frozenset(),
-        "Write a number, of days for instance, or leave the column out: {}: {{type: ignored}}.",
+        "Write a number, of days for instance",
     ),
     Kind(
         "bytes",
         "bytes",
         _any_of(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view),
         frozenset(),
-        "Decode them to text, or leave the column out: {}: {{type: ignored}}.",
+        "Decode them to text",
     ),
     Kind("of a nested or special type", "of a nested or special type", lambda kind: True, frozenset()),
 )
@@ -116,8 +118,8 @@ class Found:
         flaws: by the number of the record; `Flaws.move` makes lines of them. clipped, missing, other: how many cells of
             each column were outside the range, held no value, or count as "other". limits: {column: how many cells say
             that a number is below or above a limit, by cell}. unlabelled: {column of the label: how many cells hold no
-            value}. points: of each column that is text, unless its decimal
-            mark was given. of_frame: it is a data frame, of which no file can be mended.
+            value}. points: of each column that is text, unless its decimal mark was given. of_frame: it is a data
+            frame, of which no file can be mended.
     """
 
     flaws: Flaws
@@ -139,7 +141,7 @@ class Cells:
             record. missing: words that are no value. decimal: "." or ",". asked: of a record that a
             model is asked about; another schema would be another model, so that only the file can be mended.
         empty: records [n] of which no cell is filled, which are told of by themselves. thousands: the mark of thousands
-            that the schema names.
+            that the schema names. encode: of a table without a schema, what to do with a word among numbers.
     """
 
     name: str
@@ -152,9 +154,12 @@ class Cells:
     asked: bool = False
     empty: Mask | None = None
     thousands: Mark | None = None
+    encode: str = ""
 
-    def mend(self, by_schema: str, asked: str = NOT_KNOWN) -> str:
-        """How to mend a cell: of training records also by the configuration."""
+    def mend(self, by_schema: str, asked: str = NOT_KNOWN, plain: str = "") -> str:
+        """How to mend a cell: of training records also by the configuration; ``plain``: where there is no schema."""
+        if self.encode:
+            return plain or self.encode
         if not self.asked:
             return by_schema
         return asked if self.is_column else NO_NEED
@@ -186,7 +191,11 @@ class Cells:
         """Whether the cells can be read as a "number", "text" or "date"; if not, all are flagged."""
         kind = kind_of(self.array.type)
         if what not in kind.reads:
-            fix = self.mend(kind.fix.format(f"{WHERE}.{self.key}"))
+            entry, plainly = f"{WHERE}.{self.key}:", f"{kind.fix}."
+            by_schema = f"{kind.fix}, or leave the column out: {entry} {{type: ignored}}."
+            if "date" in kind.reads:
+                by_schema = f"{entry} {{type: date, range: [2000-01-01, 2030-12-31]}} reads dates."
+            fix = self.mend(by_schema if self.is_column else plainly, plain=plainly)
             self.flag(_mask(pc.is_valid(self.array)), f": {{}} is {kind.one}.", f"are {kind.many}", fix)
         return what in kind.reads
 
@@ -234,10 +243,18 @@ class Cells:
         if codes := _numbers_among(self.missing):
             nothing |= np.isin(values, np.array(codes, np.float32) if self.array.type == pa.float32() else codes)
         infinite = ~np.isfinite(values) & ~nothing
-        self.flag(infinite, ": {} is not a finite number.", "are not finite numbers", "Correct it, or leave it empty.")
+        self.flag(infinite, *self.not_finite)
         return np.where(infinite | nothing, 0.0, values), nothing
 
+    @property
+    def not_finite(self) -> tuple[str, str, str]:
+        """What `flag` says of a number that is none."""
+        fix = self.mend(LEAVE_EMPTY, LEAVE_EMPTY, "Remove the record or fill it in.") if self.is_column else LEAVE_EMPTY
+        return ": {} is not a finite number.", "are not finite numbers", fix
+
     def _parsed(self) -> tuple[Doubles, Mask]:
+        if self.decimal != "," and self.thousands is None and (plain_numbers := self._plain_numbers()) is not None:
+            return plain_numbers, np.zeros(len(plain_numbers), dtype=bool)
         text, nothing = self.words()
         text = pc.if_else(pa.array(nothing), pa.scalar(None, text.type), text)
         decimal = self.decimal
@@ -245,16 +262,33 @@ class Cells:
             text, decimal = self._without_thousands(text, self.thousands), decimal_beside(self.thousands) or decimal
         if decimal == ",":
             text = self._without_points(text)
-        elif decimal is None and not self.asked:
-            points = self.found.points.setdefault(self.name, Points())
-            if not points.are_decimals and pc.any(pc.match_substring(text, ".")).as_py():
-                points.add(pc.unique(text.drop_null()).to_pylist())
+        elif decimal is None:
+            self._note_points(text)
         try:
             values = _doubles(pc.cast(text, pa.float64()))
         except pa.ArrowInvalid:
             values = self._one_by_one(text)
         # "nan" that is no missing value is an infinite one here: flagged by the caller, never taken for missing.
         return np.where(np.isnan(values) & ~nothing, np.inf, values), nothing
+
+    def _plain_numbers(self) -> Doubles | None:
+        """Of cells that hold nothing but digits, signs, points and exponents, as most columns of numbers do."""
+        text = plain(self.array)
+        try:
+            values = _doubles(pc.cast(text, pa.float64()))
+        except pa.ArrowInvalid:
+            return None
+        if np.isnan(values).any():
+            return None
+        self._note_points(text)
+        return values
+
+    def _note_points(self, text: pa.Array) -> None:
+        """Gather whether points may be marks of thousands, where nothing was said of the decimal mark."""
+        if self.decimal is None and not self.asked:
+            points = self.found.points.setdefault(self.name, Points())
+            if not points.are_decimals and pc.any(pc.match_substring(text, ".")).as_py():
+                points.add(pc.unique(text.drop_null()).to_pylist())
 
     def _without_thousands(self, text: pa.Array, mark: Mark) -> pa.Array:
         """Cells without marks of thousands; 0 where one is not before three digits, which is flagged here."""
@@ -340,12 +374,14 @@ class Cells:
     @property
     def _error(self) -> tuple[str, str, str]:
         named = f", or name it as no value: {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
-        fix = self.mend(f"Correct the file{named}")
+        fix = self.mend(f"Correct the file{named}", plain="Correct the file.")
         return ": {} is an error of a spreadsheet.", "are errors of a spreadsheet", fix
 
     def _mends(self, words: Sequence[str], kinds: Sequence[str]) -> dict[str, tuple[str, str, str]]:
         """{kind: (what is wrong, the same of several, how to mend it)}"""
         whole, mark = "76600", ","
+        of_comma = (word for word, kind in zip(words, kinds, strict=True) if kind in ("comma", "either"))
+        point = with_point(without_limit(next(of_comma, "1,5")))
         for word, kind in zip(words, kinds, strict=True):
             if kind in ("thousands", "either") and (marks := grouped(without_limit(word))) is not None:
                 whole, mark = without_marks(word), marks.mark
@@ -361,16 +397,24 @@ class Cells:
         no_number = f"Correct the file, or name them: {WHERE}.{self.key}: {{type: category, values: [...]}}"
         no_number += f"; if it is no value, {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
         return {
-            "comma": (": {} has a decimal comma.", "have a decimal comma", self.mend(all_alike, as_trained)),
+            "comma": (
+                ": {} has a decimal comma.",
+                "have a decimal comma",
+                self.mend(all_alike, as_trained, f"Write it with a point, {point}, in all of the file."),
+            ),
             "thousands": (
                 ": {} has marks of thousands.",
                 "have marks of thousands",
-                self.mend(f"{reads}.", f"{plainly}."),
+                self.mend(f"{reads}.", f"{plainly}.", f"Write it without, {whole}, in all of the file."),
             ),
             "either": (
                 ": {} has a comma, of thousands or of decimals.",
                 "have a comma, of thousands or of decimals",
-                self.mend(f"{reads}; {decimals}", f"{plainly}, or with a point if they are decimals."),
+                self.mend(
+                    f"{reads}; {decimals}",
+                    f"{plainly}, or with a point if they are decimals.",
+                    f"Write {whole}, without marks of thousands, or {point}, if it is a decimal.",
+                ),
             ),
             "limited label": (
                 ": {} is below or above a limit, and a label has to be a number.",
@@ -415,6 +459,15 @@ class Cells:
         return np.array([*found, 0.0])[at], nothing
 
 
+def of_limits(name: str, cells: Counter[str], count: int) -> str:
+    """A note on cells of a column that are numbers below or above a limit."""
+    shown = ", ".join(map(repr, sorted(cells)[:SHOWN])) + ", ..." * (len(cells) > SHOWN)
+    return (
+        f"column {name!r}: {cells.total()} of {count} cells are below or above a limit ({shown}), and are read as the "
+        "limit"
+    )
+
+
 def plain(array: pa.Array) -> pa.Array:
     """As text; as a CSV file of it would have it, but whole numbers without a point. Null where it is no text."""
     kind = array.type
@@ -434,7 +487,9 @@ def _spelt(number: Any) -> str | None:
     value = number.as_py()
     if value != value:
         return None
-    word: str = f"{value + 0.0:.0f}" if value.is_integer() else pc.cast(number, pa.string()).as_py()
+    if value.is_integer():
+        return f"{value + 0.0:.0f}" if abs(value) < EXACT else repr(value)
+    word: str = pc.cast(number, pa.string()).as_py()
     return word
 
 

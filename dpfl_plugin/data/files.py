@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -99,16 +100,20 @@ def _check_apart(paths: Sequence[Path]) -> None:
             raise DataError(f"data.dataset.files: {other} and {path} are the same file. {TWICE}")
 
 
-def _check_contents(tables: Sequence[Table]) -> None:
-    """Raise DataError where one file of this process is a copy of another."""
+def check_contents(tables: Sequence[tuple[Path, Features, NDArray[Any]]], columns: Sequence[object] = ()) -> None:
+    """Raise DataError where one file of this process is a copy of another.
+
+    Args:
+        tables: (path, features, labels). columns: of each, where they are not the same in all.
+    """
     known: dict[bytes, Path] = {}
-    for table in tables:
-        found = hashlib.sha256(repr((table.columns, table.features.shape)).encode())
-        for values in (table.features, table.labels.astype(str)):
+    for (path, *arrays), names in itertools.zip_longest(tables, columns):
+        found = hashlib.sha256(repr((names, arrays[0].shape, arrays[1].dtype.kind)).encode())
+        for values in arrays:
             found.update(np.ascontiguousarray(values).data)
-        other = known.setdefault(found.digest(), table.path)
-        if other is not table.path:
-            raise DataError(f"data.dataset.files: {other} and {table.path} hold exactly the same records. {TWICE}")
+        other = known.setdefault(found.digest(), path)
+        if other is not path:
+            raise DataError(f"data.dataset.files: {other} and {path} hold exactly the same records. {TWICE}")
 
 
 def joined(
@@ -133,7 +138,7 @@ def joined(
     owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
     held = [i for i in range(len(paths)) if owned is None or owned.mine(i)]
     train = [read(paths[i]) for i in held]
-    _check_contents(train)
+    check_contents([(one.path, one.features, one.labels.astype(str)) for one in train], [one.columns for one in train])
     test = [read(path) for i, path in enumerate(test_paths) if owned is None or i in held]
     # What is public of all files, those of other processes included.
     found = _names([*train, *test]) if known.has_classes else []
@@ -153,8 +158,8 @@ def joined(
     features = train[0].features if len(train) == 1 else np.concatenate([nothing, *(table.features for table in train)])
     silo_names = _silo_names(train, paths) if train_groups is not None or owned is not None else ()
     if owned is None:  # of all records, or of none: a process that holds some of the silos cannot tell
-        points = {name: told for table in train[::-1] for name, told in table.points}
-        notes = (*notes, *identifiers(train), *(f"column {name!r}: {told}" for name, told in points.items()))
+        of_tables = {about: note for table in train[::-1] for about, note in table.notes}
+        notes = (*notes, *identifiers(train), *of_tables.values())
         notes += _rare(labels, num_train, train_groups, names, silo_names) if known.has_classes else ()
     return Dataset(
         features,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import codecs
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dpfl_plugin.data.frame_rows import FRAME
 from dpfl_plugin.errors import DataError, closest
 
+FRAME: Final = Path("the data frame")
+"""What stands in messages for a file's path."""
 NAME_THEM: Final = "frame.columns = [f'x{n}' for n in frame.columns] names them"
 MOST_TOLD: Final = 20
 SHOWN: Final = 3  # places of one column that are alike; where there are more of them they are one line
@@ -22,21 +22,15 @@ NAMELESS: Final = (
     "Is it a row number (pandas writes one; index=False leaves it out), or a delimiter at the end of the line?"
 )
 REMOVE: Final = ("remove it", "remove them")  # of empty lines
-COPIES: Final = "converted"  # a folder beside the originals
-SPREADSHEET: Final = 'open it in a spreadsheet program and save it as "CSV UTF-8"'
-PANDAS: Final = 'python -c "import pandas; pandas.{reader}.to_csv({target!r}, index=False)"'
-UTF_16: Final = "read_csv({{path!r}}, encoding={encoding!r}, sep=None, engine='python')"
-BY_TABLE: Final = " `dataset: table` reads it as it is{how} (docs/configuration.md)."
-READ_AS_IT_IS: Final = ("UTF-16", "Parquet", "xlsx")  # by `dataset: table`
-# By the first bytes: what it is, and pandas's function.
-KINDS: Final = (
-    (b"PAR1", "a Parquet file", "read_parquet({path!r})"),
-    (b"ARROW1", "a Feather file", "read_feather({path!r})"),
-    (b"\xd0\xcf\x11\xe0", "an Excel file (xls)", "read_excel({path!r})"),
-    (b"\x89HDF", "an HDF5 file", "read_hdf({path!r})"),
-    (b"PK\x03\x04", "an Excel file (xlsx), or another zip archive", "read_excel({path!r})"),
+AS_IT_IS: Final = " Read it as it is: data.dataset.encoding: windows-1252."
+SAVE_AS_UTF_8: Final = (
+    ' Save it as UTF-8: `iconv -f WINDOWS-1252 -t UTF-8 FILE > COPY`, or in a spreadsheet program as "CSV UTF-8".'
 )
 _DECIMAL_COMMA: Final = re.compile(r"[-+]?\d{1,3}(\.\d{3})*,\d+([eE][-+]?\d+)?|[-+]?\d+,\d+([eE][-+]?\d+)?")
+
+
+class NotUtf8Error(DataError):
+    """A text is in another encoding, and nothing said in which."""
 
 
 @dataclass(slots=True)
@@ -154,45 +148,14 @@ def utf_16(start: bytes) -> str | None:
     return None
 
 
-def check_kind(path: Path, *, by_table: bool = False) -> None:
-    """Raise DataError if the file's first bytes, or its name, are those of something else than CSV; ``by_table``:
-    whether `dataset: table` may be used in place of what reads it."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-    except OSError:  # which is told when it is read
-        return
-    kinds = [(what, reader) for magic, what, reader in KINDS if start.startswith(magic)]
-    if (encoding := utf_16(start)) is not None:
-        kinds.append(("text in UTF-16", UTF_16.format(encoding=encoding)))
-    for what, reader in kinds:
-        target, before = path.with_suffix(".csv"), ""
-        if target == path:  # the original stays, and a pattern of tables does not find the copy beside it
-            target = path.parent / COPIES / path.name
-            before = f"mkdir -p {shlex.quote(str(target.parent))} && "
-        command = before + PANDAS.format(reader=reader.format(path=str(path)), target=str(target))
-        other = f"; or {SPREADSHEET}" if "Excel" in what or "UTF-16" in what else ""
-        table = BY_TABLE.format(how="") if by_table and any(kind in what for kind in READ_AS_IT_IS) else ""
-        raise DataError(
-            f"{path} is {what}, not CSV. Convert a copy: {command}{other}. Then name {target} in files.{table}"
-        )
-    if start.startswith(b"\x1f\x8b") and path.suffix != ".gz":
-        raise DataError(f"{path} is compressed by gzip. Give it the name {path}.gz, or decompress it.")
-
-
-def not_utf8(path: Path, error: UnicodeDecodeError, *, by_table: bool = False) -> str:
-    """What to say of a file whose text is in another encoding; ``by_table`` as that of `check_kind`."""
+def not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    """What to say of a file whose text is in another encoding."""
     byte = error.object[error.start]
     if b"\0" in error.object:
-        return f"{path} is not a CSV file: it holds bytes that are not text. Convert it to CSV in UTF-8."
-    folder = path.parent / COPIES  # where no pattern of tables finds them beside the originals
-    convert, file = "iconv -f WINDOWS-1252 -t UTF-8", shlex.quote(str(path))
-    made = f"gunzip -c {file} | {convert} | gzip" if path.suffix == ".gz" else f"{convert} {file}"
-    return (
-        f"{path} is not a CSV file in UTF-8: it has the byte 0x{byte:02x}, as files in Latin-1 or Windows-1252 do "
-        f"({bytes([byte]).decode('latin-1')!r} there). Convert a copy: mkdir -p {shlex.quote(str(folder))} && {made} > "
-        f"{shlex.quote(str(folder / path.name))}; or {SPREADSHEET}. Then name the copies in place of the originals."
-        f"{BY_TABLE.format(how=', by encoding: windows-1252') if by_table else ''}"
+        return DataError(f"{path} is not a CSV file: it holds bytes that are not text. Convert it to CSV in UTF-8.")
+    return NotUtf8Error(
+        f"{path} is not text in UTF-8: it has the byte 0x{byte:02x}, as files in Latin-1 or Windows-1252 do "
+        f"({bytes([byte]).decode('latin-1')!r} there).{AS_IT_IS}"
     )
 
 

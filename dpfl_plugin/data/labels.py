@@ -22,7 +22,7 @@ LabelType = Literal["bool", "float", "int", "text"]
 
 
 _KINDS: Final[dict[str, LabelType]] = {"b": "bool", "f": "float", "i": "int", "u": "int"}  # of numpy's types
-_WHOLE: Final = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.0+)?")
+_WHOLE: Final = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.0)?")
 _EXACT: Final = 2**53  # below it each whole number is a float of its own
 BYTES: Final = (
     "are bytes. Decode them to words: .astype(str) where they are ASCII, numpy.char.decode(..., 'utf-8') else"
@@ -50,11 +50,6 @@ def _kind_of(item: object) -> str:
     """As numpy's types have it: b, i, f, U, S, and O for anything else."""
     kinds = {"b": bool | np.bool_, "i": int | np.integer, "f": float | np.floating, "U": str, "S": bytes}
     return next((kind for kind, one in kinds.items() if isinstance(item, one)), "O")
-
-
-def holds_bytes(column: Any) -> bool:
-    """Whether a label in a column of pandas is bytes, whose text would be "b'...'"."""
-    return column.dtype.kind in "OS" and any(isinstance(item, bytes) for item in column.tolist())
 
 
 def is_mixed(given: object) -> bool:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
 from dpfl_plugin.core.text import counted
-from dpfl_plugin.data.cells import ERRORS, array_of, simple
+from dpfl_plugin.data.cells import ERRORS, array_of, plain, simple
 from dpfl_plugin.data.flaws import Flaws, not_utf8, utf_16
 from dpfl_plugin.errors import ConfigError, DataError
 
@@ -40,17 +41,9 @@ OTHER_KINDS: Final = (
     (b"ARROW1", "a Feather file", "read_feather"),
     (b"\x89HDF", "an HDF5 file", "read_hdf"),
 )
-AS_IT_IS: Final = (
-    " Or read it as it is: data.dataset.encoding: windows-1252 (dpfl init --encoding windows-1252; in Python "
-    "encoding='windows-1252')."
-)
 CORRECT_ERROR: Final = "Correct it there, or empty the cell."
 STORE_VALUES: Final = "Open the file in a spreadsheet program and save it there, which stores the values."
 Lines = Callable[[list[int]], Mapping[int, int]]
-
-
-class NotUtf8Error(DataError):
-    """A text is in another encoding, and nothing said in which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ class Pieces:
         header: names of its columns, without blanks around them. unit: what its lines are called. rows: takes the
             columns that are wanted, and gives {column: cells} of the next records until there are no more; rows that
             have another number of cells are noted and left out. lines: where records, by number, are; after ``rows``.
-            of_frame: it is a data frame. note: what to say of how it was opened.
+            of_frame: it is a data frame. note: what to say of how it was opened. delimiter: of text.
     """
 
     header: list[str]
@@ -104,6 +97,12 @@ class Pieces:
     close: Callable[[], None] = field(default=lambda: None)
     of_frame: bool = False
     note: str = ""
+    delimiter: str = ""
+
+    def words(self, name: str) -> list[str]:
+        """The cells of a column as text, "" for none; [] where there is no such column."""
+        parts = self.rows([name], Flaws(Path())) if name in self.header else ()
+        return [cell or "" for part in parts for cell in pc.utf8_trim_whitespace(plain(part[name])).to_pylist()]
 
 
 def sentence(note: str) -> str:
@@ -315,7 +314,7 @@ def _row_of_names(rows: Sequence[Sequence[str]], known: Sequence[str]) -> int:
 def _left_out(above: int) -> str:
     """A note on so many lines above the header."""
     verb = "is" if above == 1 else "are"
-    return f"the first {counted(above, 'line')}, above the names of the columns, {verb} not read"
+    return f"{counted(above, 'line')} above the names of the columns {verb} not read"
 
 
 def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
@@ -360,7 +359,8 @@ def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
         by_row = _lines_of(source, mark, set(rows_of.values()))
         return {record: by_row[rows_of[record]] for record in records}
 
-    return Pieces(header, "line", rows, lines, note=_left_out(source.lines_above) if source.lines_above else "")
+    note = _left_out(source.lines_above) if source.lines_above else ""
+    return Pieces(header, "line", rows, lines, note=note, delimiter=mark)
 
 
 def _rows_of(records: list[int], wrong: list[int], above: int) -> dict[int, int]:
@@ -412,7 +412,7 @@ def _lines_of(source: _Text, mark: str, rows: set[int]) -> dict[int, int]:
 def _no_csv(path: Path, form: TextFormat, error: Exception) -> DataError:
     """What to say of a file that is no CSV file, or one in another encoding."""
     if isinstance(error, UnicodeDecodeError) and form.encoding is None:
-        return NotUtf8Error(not_utf8(path, error) + AS_IT_IS)
+        return not_utf8(path, error)
     if isinstance(error, UnicodeError) or "UTF8" in str(error):
         return DataError(f"{path} is not text in {form.encoding}: {error}. Correct data.dataset.encoding.")
     return DataError(f"{path} is not a CSV file: {error}.")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin.data.cells import Found
+from dpfl_plugin.data.cells import Found, of_limits
 from dpfl_plugin.data.encode import Encoded, Encoder
-from dpfl_plugin.data.flaws import NAMELESS, SHOWN, Flaws, rename
-from dpfl_plugin.data.pieces import AS_IT_IS, Pieces, TextFormat, open_table, sentence
+from dpfl_plugin.data.flaws import AS_IT_IS, NAMELESS, SAVE_AS_UTF_8, Flaws, rename
+from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table, sentence
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
@@ -105,7 +105,7 @@ def read_pieces(
 
 def _as_it_is(error: DataError, *, asked: bool) -> str:
     """The message; of records that a model is asked about, whose encoding its configuration has, no other one."""
-    return str(error).removesuffix(AS_IT_IS) if asked else str(error)
+    return str(error).replace(AS_IT_IS, SAVE_AS_UTF_8) if asked else str(error)
 
 
 def read_all(paths: Sequence[Path], schema: TableSchema, form: TextFormat) -> list[Read]:
@@ -215,12 +215,7 @@ def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
     for one in found:
         for name, cells_of in one.found.limits.items():
             limits.setdefault(name, Counter()).update(cells_of)
-    for name, cells_of in limits.items():
-        shown = ", ".join(map(repr, sorted(cells_of)[:SHOWN])) + ", ..." * (len(cells_of) > SHOWN)
-        told.append(
-            f"column {name!r}: {cells_of.total()} of {count} cells are below or above a limit ({shown}), and are read "
-            "as the limit"
-        )
+    told += [of_limits(name, cells_of, count) for name, cells_of in limits.items()]
     by_points = {
         name: f"{text}; {DECIMALS[one.found.of_frame]}"
         for one in reversed(found)

@@ -1,53 +1,41 @@
-"""A CSV file as a table of numbers, labels and silos."""
+"""Tables of numbers without a schema: all columns are features, but the label, the silo, the person, ignored ones."""
 
 from __future__ import annotations
 
-import csv as csv_module
-import gzip
 import json
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.data.base import Features, Integers
-from dpfl_plugin.data.flaws import (
-    Flaws,
-    check_kind,
-    check_names,
-    is_decimal_comma,
-    no_header,
-    not_utf8,
-    rename,
-    with_point,
-)
-from dpfl_plugin.data.frame_rows import FRAME
-from dpfl_plugin.data.thousands import Points, grouped, without_marks
+from dpfl_plugin.data.base import Features
+from dpfl_plugin.data.flaws import AS_IT_IS, SAVE_AS_UTF_8, Flaws, NotUtf8Error, check_names, no_header, rename
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
-ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
+if TYPE_CHECKING:
+    from dpfl_plugin.data.cells import Cells, Found
+    from dpfl_plugin.data.pieces import Pieces
+
 FILL_IN = "fill it in, or leave the record out"
 FILL_ALL_IN = "fill them in, or leave the records out"
 ENCODE = "Encode it as numbers, or name the column in ignore_columns."
 READS_ALL = (
     "Words, gaps or mixed separators: `dpfl init NEW --from FOLDER --label COLUMN`, in Python `Federation.from_table`."
 )
+NOTHING = frozenset(("",))
 AS_TRAINED = "Encode it as numbers, as the training records have it."
-
-
-Read = TypeVar("Read")
 
 
 class Table(NamedTuple):
     """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
 
-    lines: of the records [n], and label_column: where they are known. unit: what "lines" are called. persons: whose
-    records they are [n], as written there, or None. points: (column, what to say of its points, which may be marks of
-    thousands).
+    lines: where records, by number, are, and label_column: where they are known. unit: what "lines" are called.
+    persons: whose records they are [n], as written there, or None. notes: what its owner should look at, by what it is
+    about.
     """
 
     path: Path
@@ -55,23 +43,23 @@ class Table(NamedTuple):
     labels: NDArray[Any]
     silos: NDArray[Any] | None
     columns: tuple[str, ...]
-    lines: Integers | None = None
+    lines: Callable[[list[int]], Mapping[int, int]] | None = None
     label_column: str = ""
     unit: str = "line"
     persons: NDArray[Any] | None = None
-    points: tuple[tuple[str, str], ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
 
     def place(self, record: int) -> str:
         """Where a record's label is, in words."""
         if self.lines is None:
             return f"{self.path}, record {record}, label"
         column = f"column {self.label_column!r}" if self.label_column else "label"
-        return f"{self.path}, {self.unit} {self.lines[record]}, {column}"
+        return f"{self.path}, {self.unit} {self.lines([record])[record]}, {column}"
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """How the columns of CSV files are to be read."""
+    """How the columns of tables are to be read."""
 
     label: str
     silo: str | None
@@ -80,13 +68,14 @@ class Columns:
     person: str | None = None
 
     def read(self, path: Path) -> Table:
-        """One CSV file.
+        """One file.
 
         Raises:
             DataError: it is not such a table; the message has all places that are wrong, by line and column.
             ConfigError: an option names no column of it.
         """
-        return self._read(path, self.parse, by_table=True)
+        with self._opened(path, []) as pieces:
+            return self.parse(path, pieces)
 
     def read_new(self, path: Path, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
         """Records that a model is asked about: features by the names of ``columns``, in their order; and the columns
@@ -97,36 +86,31 @@ class Columns:
         Raises:
             DataError: it is not such a table, or lacks a column; the message has all places that are wrong.
         """
-        return self._read(path, lambda path, reader: self.parse_new(path, reader, columns))
+        with self._opened(path, columns) as pieces:
+            return self.parse_new(path, pieces, columns)
 
     def words(self, path: Path, name: str) -> tuple[list[str], list[str]]:
         """(names of the columns, the cells of this one as text; none where it is not there) of a file that was read."""
+        with self._opened(path, [name]) as pieces:
+            return pieces.header, pieces.words(name)
 
-        def parse(path: Path, reader: Any) -> tuple[list[str], list[str]]:
-            header = [name.strip() for name in next(reader, [])]
-            place = header.index(name) if name in header else None
-            pieces = () if place is None else _pieces(reader, len(header), Flaws(path))
-            return header, [row[place].strip() for rows, _ in pieces for row in rows]  # type: ignore[index]
+    @contextmanager
+    def _opened(self, path: Path, known: Sequence[str]) -> Iterator[Pieces]:
+        from dpfl_plugin.data.pieces import TextFormat, open_table
 
-        return self._read(path, parse)
-
-    def _read(self, path: Path, parse: Callable[[Path, Any], Read], *, by_table: bool = False) -> Read:
-        check_kind(path, by_table=by_table)
+        names = [self.label, self.silo, self.person, *known]
         try:
-            # -sig: spreadsheets begin a file with a byte order mark
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as text:
-                return parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
-        except UnicodeDecodeError as error:
-            raise DataError(not_utf8(path, error, by_table=by_table)) from error
-        except (csv_module.Error, EOFError, zlib.error, OSError) as error:
-            raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
+            form = TextFormat(delimiter=self.delimiter)
+            with closing(open_table(path, form, [name for name in names if name is not None])) as pieces:
+                yield pieces
+        except NotUtf8Error as error:
+            by_table = " `dataset: table` reads it as it is, by encoding: windows-1252 (docs/configuration.md)."
+            raise DataError(str(error).replace(AS_IT_IS, SAVE_AS_UTF_8 + by_table)) from error
 
-    def parse_new(
-        self, path: Path, reader: Any, columns: tuple[str, ...], unit: str = "line"
-    ) -> tuple[Table, tuple[str, ...]]:
-        """As `read_new`, of rows of words as `parse` takes them."""
-        first = f"{path}, line 1" if unit == "line" else str(path)
-        header = [name.strip() for name in next(reader, [])]
+    def parse_new(self, path: Path, pieces: Pieces, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
+        """As `read_new`, of an open table."""
+        header = pieces.header
+        first = f"{path}, line 1" if pieces.unit == "line" else str(path)
         missing = [name for name in columns if name not in header]
         if missing:
             free = [name for name in header if name not in columns]
@@ -139,63 +123,19 @@ class Columns:
         twice = next((name for name in (*columns, self.label) if header.count(name) > 1), None)
         if twice is not None:
             raise DataError(f"{first}: two columns have the name {twice!r}.")
-        places = [header.index(name) for name in columns]
-        features, labels, at, flaws = [], [], [], Flaws(path, unit)
-        for rows, lines in _pieces(reader, len(header), flaws):
-            features.append(_numbers(header, places, rows, lines, flaws, AS_TRAINED))
-            at.append(np.array(lines, dtype=np.int64))
-            label = header.index(self.label) if self.label in header else None
-            labels += ["" if label is None else row[label].strip() for row in rows]
-        flaws.check()
-        if not labels:
-            raise DataError(f"{path} holds a header and no records.")
+        table = _table(path, pieces, columns, {"label": self.label if self.label in header else None}, AS_TRAINED)
         known = {*columns, self.label, self.silo, self.person, *self.ignored, ""}
-        places_at = np.concatenate(at)
-        table = Table(path, np.concatenate(features), np.array(labels), None, columns, places_at, self.label, unit)
         return table, tuple(name for name in header if name not in known)
 
-    def parse(self, path: Path, reader: Any, unit: str = "line") -> Table:
-        """Rows of words, the header first; ``reader.line_num`` tells of which line, or other ``unit``, the last is."""
-        header = [name.strip() for name in next(reader, [])]
-        places = self._features(path, header)
-        columns = tuple(header[place] for place in places)
-        label, silo = header.index(self.label), header.index(self.silo) if self.silo is not None else None
-        person = header.index(self.person) if self.person is not None else None
-        features: list[Features] = []
-        labels: list[str] = []
-        silos: list[str] = []
-        persons: list[str] = []
-        at: list[Integers] = []
-        points = {name: Points() for name in columns}
-        flaws = Flaws(path, unit)
-        for rows, lines in _pieces(reader, len(header), flaws):
-            features.append(_numbers(header, places, rows, lines, flaws, ENCODE))
-            _add_points(points, places, rows)
-            at.append(np.array(lines, dtype=np.int64))
-            labels += _words(header, label, rows, lines, flaws)
-            if silo is not None:
-                silos += _words(header, silo, rows, lines, flaws)
-            if person is not None:
-                persons += _words(header, person, rows, lines, flaws)
-        flaws.check(READS_ALL)
-        if not labels:
-            raise DataError(f"{path} holds a header and no records.")
-        return Table(
-            path,
-            np.concatenate(features),
-            np.array(labels),
-            np.array(silos) if silo is not None else None,
-            columns,
-            np.concatenate(at),
-            self.label,
-            unit,
-            np.array(persons) if person is not None else None,
-            tuple((name, told) for name, one in points.items() if (told := one.told) is not None),
-        )
+    def parse(self, path: Path, pieces: Pieces) -> Table:
+        """As `read`, of an open table."""
+        columns = self._features(path, pieces)
+        return _table(path, pieces, columns, {"label": self.label, "silo": self.silo, "person": self.person}, ENCODE)
 
-    def _features(self, path: Path, header: list[str]) -> list[int]:
+    def _features(self, path: Path, pieces: Pieces) -> tuple[str, ...]:
+        header = pieces.header
         if not header or all(is_number(name) for name in header):
-            raise DataError(no_header(path, repr(self.label), of_frame=path == FRAME))
+            raise DataError(no_header(path, repr(self.label), of_frame=pieces.of_frame))
         check_names(path, header, self.ignored)
         named = [name for name in header if name]
         if len(set(named)) != len(named):
@@ -216,10 +156,10 @@ class Columns:
                         f"{self._delimiter_advice(header)}"
                     )
         others = {self.label, self.silo, self.person, *self.ignored}
-        places = [place for place, name in enumerate(header) if name not in others]
-        if not places:
+        columns = tuple(name for name in header if name not in others)
+        if not columns:
             raise DataError(f"{path} has no feature column besides {', '.join(header)}.")
-        return places
+        return columns
 
     def _delimiter_advice(self, header: list[str]) -> str:
         other = _other_delimiter(header)
@@ -236,83 +176,86 @@ def _other_delimiter(header: list[str]) -> str | None:
     return next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
 
 
-def _words(header: list[str], place: int, rows: list[list[str]], lines: list[int], flaws: Flaws) -> list[str]:
-    found = [row[place].strip() for row in rows]
-    if not all(found):
-        for line, word in zip(lines, found, strict=True):
-            if not word:
-                flaws.add(line, header[place], f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}")
-    return found
+def _table(path: Path, pieces: Pieces, columns: tuple[str, ...], names: Mapping[str, str | None], encode: str) -> Table:
+    """All records.
+
+    Args:
+        columns: of the features. names: {"label", "silo" or "person": its column, if any}. encode: what to do with a
+            word; where it is `AS_TRAINED`, labels may be missing.
+    """
+    from dpfl_plugin.data.cells import Cells, Found, empty_records
+
+    needed = encode != AS_TRAINED
+    found = Found(Flaws(path, pieces.unit), of_frame=pieces.of_frame)
+    features: list[Features] = []
+    words: dict[str, list[str]] = {key: [] for key in names}
+    count = 0
+    for piece in pieces.rows(list(dict.fromkeys((*columns, *filter(None, names.values())))), found.flaws):
+        size = len(next(iter(piece.values())))
+        empty = empty_records(piece.values(), size)
+        found.flaws.add_empty((np.flatnonzero(empty) + count).tolist())
+        cells = {
+            name: Cells(name, f"columns.{name}", array, count, found, NOTHING, empty=empty, encode=encode)
+            for name, array in piece.items()
+        }
+        x = np.empty((size, len(columns)), dtype=np.float32)
+        for place, name in enumerate(columns):
+            x[:, place] = _numbers(cells[name])
+        features.append(x)
+        for key, column in names.items():
+            words[key] += [""] * size if column is None else _words(cells[column], needed=needed)
+        count += size
+    found.flaws.move(pieces.lines)
+    found.flaws.check(READS_ALL if needed else "")
+    if not count:
+        raise DataError(f"{path} holds a header and no records.")
+    label, silo, person = (names.get(key) for key in ("label", "silo", "person"))
+    return Table(
+        path,
+        np.concatenate(features),
+        np.array(words["label"]),
+        None if silo is None else np.array(words["silo"]),
+        columns,
+        pieces.lines,
+        label or "",
+        pieces.unit,
+        None if person is None else np.array(words["person"]),
+        tuple(_notes(path, found, count, pieces.note)),
+    )
 
 
-def _pieces(reader: Any, width: int, flaws: Flaws) -> Iterator[tuple[list[list[str]], list[int]]]:
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    for row in reader:
-        if not row:  # an empty line
-            continue
-        if len(row) != width:
-            many = f"have another number of columns than the header, which has {width}"
-            flaws.add(reader.line_num, None, f": {len(row)} columns, the header has {width}.", many)
-            continue
-        if not any(map(str.strip, row)):
-            flaws.add_empty([reader.line_num])
-            continue
-        rows.append(row)
-        lines.append(reader.line_num)
-        if len(rows) == ROWS_AT_ONCE:
-            yield rows, lines
-            rows, lines = [], []
-    if rows:
-        yield rows, lines
+def _notes(path: Path, found: Found, count: int, of_file: str) -> Iterator[tuple[str, str]]:
+    from dpfl_plugin.data.cells import of_limits
+
+    if of_file:
+        yield str(path), f"{path}: {of_file}"
+    for name, cells in found.limits.items():
+        yield f"{path}: {name}", of_limits(name, cells, count)
+    for name, points in found.points.items():
+        if (text := points.told) is not None:
+            yield name, f"column {name!r}: {text}"
 
 
-def _add_points(points: Mapping[str, Points], places: list[int], rows: list[list[str]]) -> None:
-    for one, place in zip(points.values(), places, strict=True):
-        if not one.are_decimals:
-            cells = {row[place].strip() for row in rows}
-            if any("." in cell for cell in cells):
-                one.add(sorted(cells))
-
-
-def _numbers(
-    header: list[str], places: list[int], rows: list[list[str]], lines: list[int], flaws: Flaws, encode: str
-) -> Features:
-    x = np.empty((len(rows), len(places)), dtype=np.float32)
-    for j, place in enumerate(places):
-        try:
-            with np.errstate(over="ignore"):  # beyond float32 is infinite, found below
-                x[:, j] = [float(row[place]) for row in rows]
-        except ValueError:
-            good = [is_number(row[place]) for row in rows]
-            for row, line, fine in zip(rows, lines, good, strict=True):
-                if not fine:
-                    flaws.add(line, header[place], *_no_number(row[place], encode), repr(row[place]))
-            with np.errstate(over="ignore"):
-                x[:, j] = [float(row[place]) if fine else 0.0 for row, fine in zip(rows, good, strict=True)]
-    for i, j in np.argwhere(~np.isfinite(x)).tolist():
-        what = f": {rows[i][places[j]]!r} is not a finite number."
-        mend, cell = "Remove the record or fill it in.", repr(rows[i][places[j]])
-        flaws.add(lines[i], header[places[j]], what, "are not finite numbers", mend, cell)
+def _numbers(cells: Cells) -> Features:
+    values, nothing = cells.numbers()
+    cells.flag(nothing, f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}", "")
+    with np.errstate(over="ignore"):  # beyond float32 is infinite
+        x = values.astype(np.float32)
+    cells.flag(~np.isfinite(x), *cells.not_finite)
     return x
 
 
-def _no_number(text: str, encode: str) -> tuple[str, str, str]:
-    """What is wrong with a feature, the same of several, and how to mend it; ``encode``: where it is a word."""
-    if not text.strip():
-        return f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}", ""
-    marks = grouped(text)
-    if marks is not None and marks.sure and not is_decimal_comma(text):
-        mend = f"Write it without, {without_marks(text)}, in all of the file."
-        return f": {text!r} has marks of thousands.", "have marks of thousands", mend
-    if marks is not None and not marks.sure:
-        mend = f"Write {without_marks(text)}, without marks of thousands, or {with_point(text)}, if it is a decimal."
-        many = "have a comma, of thousands or of decimals"
-        return f": {text!r} has a comma, of thousands or of decimals.", many, mend
-    if is_decimal_comma(text):
-        mend = f"Write it with a point, {with_point(text)}, in all of the file."
-        return f": {text!r} has a decimal comma.", "have a decimal comma", mend
-    return f": {text!r} is not a number.", "are not numbers", encode
+def _words(cells: Cells, *, needed: bool) -> list[str]:
+    words, nothing = cells.words()
+    if needed:
+        cells.flag(nothing, f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}", "")
+    found: list[str] = words.fill_null("").to_pylist()
+    return found
+
+
+def is_frame(given: object) -> bool:
+    """Whether it is a data frame, as pandas has them."""
+    return hasattr(given, "columns") and hasattr(given, "iloc")
 
 
 def is_number(text: str) -> bool:

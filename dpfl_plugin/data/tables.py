@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -15,13 +14,12 @@ from dpfl_plugin.core.text import counted
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import AS_READ, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.frame_rows import FRAME
+from dpfl_plugin.data.flaws import FRAME
 from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
 from dpfl_plugin.data.labels import KnownLabels, no_labels
 from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.data.table import Table
-from dpfl_plugin.errors import DataError
 
 if TYPE_CHECKING:
     from dpfl_plugin.data.cells import Mask
@@ -107,15 +105,11 @@ def asked_frame(frame: Any, options: Mapping[str, Any]) -> Asked:
 def words(path: Path, name: str, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """(names of the columns, the cells of this one as text; none where it is not there) of a file as `asked` reads."""
     from dpfl_plugin.data import pieces, reading
-    from dpfl_plugin.data.cells import plain
-    from dpfl_plugin.data.flaws import Flaws
 
     schema = TableSchema.parse(options.get("schema"))
     table = pieces.open_table(path, reading.format_of(options), list(schema.used))
     with closing(table):
-        parts = table.rows([name], Flaws(path, table.unit)) if name in table.header else ()
-        cells = [cell for part in parts for cell in plain(part[name]).to_pylist()]
-    return table.header, ["" if cell is None else cell.strip() for cell in cells]
+        return table.header, table.words(name)
 
 
 def _asked(found: Read, schema: TableSchema) -> Asked:
@@ -158,7 +152,7 @@ def assembled(
     """
     from dpfl_plugin.data import reading
 
-    _check_contents(train)
+    data_files.check_contents([(one.path, one.table.features, one.table.labels) for one in train])
     features, labels = _parts(schema, train)
     of_train, of_test = ([_table(one) for one in part] for part in (train, test))
     groups, test_groups = data_files._groups(of_train, of_test, held)
@@ -182,8 +176,10 @@ def assembled(
     if part_of is None:
         notes = (*reading.notes([*train, *test], schema), *_whose(schema, train))
         if outcome.has_classes:
-            every = labels if test_part is None else np.concatenate([labels, test_part.labels])
-            notes += data_files._rare(every, len(labels), groups, classes, silo_names)
+            known = [np.concatenate([one.table.known for one in part]) for part in (train, test) if part]
+            every = np.concatenate([labels[known[0]], *([] if test_part is None else [test_part.labels[known[1]]])])
+            silos = None if groups is None else groups[known[0]]
+            notes += data_files._rare(every, int(known[0].sum()), silos, classes, silo_names)
     return Dataset(
         features,
         labels,
@@ -256,17 +252,3 @@ def _said(schema: TableSchema) -> str:
     listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(schema.class_names[:20]))
     classes = f" ({listed}{', ...' if len(schema.class_names) > 20 else ''})" if listed else ""
     return f"{AS_READ}{counted(len(names), 'feature')} by the schema: {shown}; {outcome}{classes}"
-
-
-def _check_contents(tables: Sequence[Read]) -> None:
-    """Raise DataError where one file of this process is a copy of another."""
-    known: dict[bytes, Path] = {}
-    for one in tables:
-        found = hashlib.sha256(repr((one.table.features.shape, one.table.labels.dtype.str)).encode())
-        for values in (one.table.features, one.table.labels):
-            found.update(np.ascontiguousarray(values).data)
-        other = known.setdefault(found.digest(), one.path)
-        if other is not one.path:
-            raise DataError(
-                f"data.dataset.files: {other} and {one.path} hold exactly the same records. {data_files.TWICE}"
-            )

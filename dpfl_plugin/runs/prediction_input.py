@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +15,10 @@ from dpfl_plugin.data import outcome_option, tables
 from dpfl_plugin.data.base import Dataset, Features, Integers, validate
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import numeric_features, read_npz
-from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
+from dpfl_plugin.data.flaws import FRAME
 from dpfl_plugin.data.labels import KnownLabels, numbers_of, plain_names, shape_of, unlabelled
 from dpfl_plugin.data.schema import TableSchema
-from dpfl_plugin.data.table import Columns, Table
+from dpfl_plugin.data.table import Columns, Table, is_frame
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 from dpfl_plugin.runs.finished_run import FILES, FinishedRun
 from dpfl_plugin.runs.public_facts import has_schema
@@ -75,9 +75,9 @@ def read_frame(trained: FinishedRun, frame: Any) -> PredictionInput:
     if has_schema(trained.config):
         found = _by_schema(trained, tables.asked_frame(frame, trained.config.data.dataset.options))
     elif trained.inputs.columns:
-        columns = _columns(trained)
-        rows = FrameRows(frame, (columns.label, columns.silo, columns.person))
-        found = _of_table(trained, *columns.parse_new(FRAME, rows, trained.inputs.columns, "row"))
+        from dpfl_plugin.data.pieces import frame_pieces
+
+        found = _of_table(trained, *_columns(trained).parse_new(FRAME, frame_pieces(frame), trained.inputs.columns))
     else:
         raise DataError("the run was trained on arrays, whose columns have no names: give an array, not a data frame.")
     return replace(found, lines=None)  # a row is counted as a record is, from 0
@@ -147,7 +147,9 @@ def _columns(trained: FinishedRun) -> Columns:
 
 
 def _of_table(trained: FinishedRun, table: Table, unused: tuple[str, ...]) -> PredictionInput:
-    return PredictionInput(table.features, _labels(trained, table), table.lines, unused=unused)
+    lines = None if table.lines is None else np.array([*table.lines(list(range(len(table.labels)))).values()], np.int64)
+    notes = tuple(f"{note}." for _, note in table.notes)
+    return PredictionInput(table.features, _labels(trained, table), lines, notes, unused)
 
 
 def _labels(trained: FinishedRun, table: Table) -> KnownLabels | None:
@@ -172,11 +174,18 @@ def _of_outcome(trained: FinishedRun, table: Table, known: NDArray[np.bool_]) ->
     found = unlabelled(trained.outcome, trained.inputs.num_classes, len(known))
     if not known.any():
         return found
-    lines = None if table.lines is None else table.lines[known]
-    given = table._replace(features=table.features[known], labels=table.labels[known], lines=lines)
+    given = table._replace(features=table.features[known], labels=table.labels[known], lines=_lines_of(table, known))
     (labels,), _ = outcome_option.labels_of([given], trained.outcome, trained.labels)
     found.values[known] = labels
     return KnownLabels(found.values, known)
+
+
+def _lines_of(table: Table, known: NDArray[np.bool_]) -> Callable[[list[int]], Mapping[int, int]] | None:
+    """Where the ``known`` records are, by their number among these."""
+    lines, places = table.lines, np.flatnonzero(known).tolist()
+    if lines is None:
+        return None
+    return lambda records: {record: lines([places[record]])[places[record]] for record in records}
 
 
 def _arrays(trained: FinishedRun, path: Path) -> PredictionInput:
@@ -203,7 +212,8 @@ def _array_labels(
     if y is None:
         return None
     if not trained.outcome.has_classes:
-        table = Table(path, np.zeros((count, 1), np.float32), y, None, (), np.arange(count), unit="record")
+        numbers = {record: record for record in range(count)}
+        table = Table(path, np.zeros((count, 1), np.float32), y, None, (), lambda _: numbers, unit="record")
         return _of_outcome(trained, table, _without_nan(trained, y, count, path))
     y = plain_names(y, count, f"{path}: y")
     table = Table(path, np.zeros((count, 1), np.float32), y.astype(str), None, ())
@@ -250,24 +260,20 @@ def _column_cells(data: Any, name: str, columns: Columns, options: Mapping[str, 
     if name in RESERVED:
         raise ConfigError(f"predictions have a column {name!r} of their own: rename that of the records, to have both.")
     if is_frame(data):
-        rows = FrameRows(data, (name,))
-        header = [cell.strip() for cell in next(rows)]
-        return [row[_column_index(name, header, str(FRAME))].strip() for row in rows]
-    if "schema" in options:
-        header, cells = tables.words(Path(data), name, options)
+        from dpfl_plugin.data.pieces import frame_pieces
+
+        pieces = frame_pieces(data)
+        where, header, cells = FRAME, pieces.header, pieces.words(name)
+    elif "schema" in options:
+        where, (header, cells) = Path(data), tables.words(Path(data), name, options)
     else:
-        header, cells = columns.words(Path(data), name)
-    _column_index(name, header, str(data))
-    return cells
-
-
-def _column_index(name: str, header: Sequence[str], where: str) -> int:
+        where, (header, cells) = Path(data), columns.words(Path(data), name)
     if name not in header:
         raise ConfigError(
             f"{where} has no column {name!r}{nearest(name, header)}, which predictions are to carry. Columns: "
             f"{', '.join(header[:30])}."
         )
-    return header.index(name)
+    return cells
 
 
 def id_notes(name: str, cells: Sequence[str]) -> list[str]:

@@ -143,7 +143,7 @@ def test_persons_are_told_like_labels_but_are_no_quantity():
 
 
 def test_bytes_are_no_words_in_a_frame_either():
-    with pytest.raises(DataError, match="the labels in column 'label' are bytes"):
+    with pytest.raises(DataError, match=r"column 'label': 60 cells are bytes.*Decode them to text"):
         from_frame(label=[b"a", b"b"] * 30)
 
 
@@ -209,7 +209,7 @@ OTHER = (np.ones((4, 2), np.float32), np.array([0, 1, 0, 1]))
         (
             lambda: from_frame(label=[1.0, 2.5] * 30),
             DataError,
-            r"2 different ones \(1\.0, 2\.5\).*classes=\[1\.0, 2\.5\]\.$",
+            r"2 different ones \(1, 2\.5\).*classes=\[1, 2\.5\]\.$",
         ),
         (lambda: from_frame(hospital=[None] + ["a"] * 59), DataError, "row 0, column 'hospital' is empty"),
         (lambda: dpfl.Federation.from_frame(frame(), silo="clinic"), ConfigError, "silo='clinic'.*no such column"),

@@ -445,7 +445,11 @@ def test_a_file_among_others_that_is_empty_is_called_so(tmp_path: Path, monkeypa
     )
     Path("second.csv").write_bytes("âge,ill\n20,no\n".encode("latin-1"))
     done = command("init", "study", "--from", "*.csv", "--label", "ill")
-    assert "second.csv is not a CSV file in UTF-8" in done.err, done.err
+    assert (
+        "second.csv is not text in UTF-8" in done.err
+        and "--encoding windows-1252" in done.err
+        and "data.dataset" not in done.err
+    ), done.err
 
 
 def in_clinics(folder: Path, clinics: np.ndarray, by: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import gzip
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from dpfl_plugin import Federation
 from dpfl_plugin.api.tables import check_tables, read_tables
 from dpfl_plugin.data.draft import Roles, of_files
 from dpfl_plugin.data.pieces import TextFormat
@@ -95,7 +97,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any] | None, list[f
         "a.csv",
         text(f"{TABLE}ü,", "latin-1"),
         None,
-        r"0xfc.*'ü'.*encoding: windows-1252 \(dpfl init --encoding w",
+        r"0xfc.*'ü'.*data\.dataset\.encoding: windows-1252\.",
     ),
     "a table beside A1": ("a.xlsx", sheet(GRID), None, READ),
     "a title above it": ("a.xlsx", sheet({"A1": "Ward 3", **GRID}), None, READ),
@@ -255,3 +257,58 @@ def test_messy_tables_are_drafted_or_refused(folder: str, form: TextFormat, mess
         return
     draft = of_files(files, form, Roles(label="ill"))
     assert check_tables(files, draft.schema, encoding=form.encoding).features
+
+
+TYPED = {
+    "dates": pa.array([datetime.date(2300, 1, 1), None], pa.date32()),
+    "nanoseconds": pa.array([datetime.datetime(2000, 1, 1), None], pa.timestamp("ns", "Europe/Zurich")),
+    "times": pa.array([datetime.time(9), None], pa.time64("us")),
+    "durations": pa.array([datetime.timedelta(1), None], pa.duration("ms")),
+    "bytes": pa.array([b"\xff", None], pa.large_binary()),
+    "fixed bytes": pa.array([b"xy", None], pa.binary(2)),
+    "structures": pa.array([{"a": 1}, None]),
+    "lists": pa.array([[1], None]),
+    "maps": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int8())),
+    "decimals": pa.array([decimal.Decimal("1.50"), None], pa.decimal256(40, 2)),
+    "half floats": pa.array([1.5, float("inf")], pa.float16()),
+    "large whole numbers": pa.array([2**64 - 1, None], pa.uint64()),
+    "truth values": pa.array([True, None]),
+    "nothing": pa.nulls(2),
+    "codes of numbers": pa.array([7, None]).dictionary_encode(),
+    "codes of words": pa.array(["a", None], pa.large_string()).dictionary_encode(),
+    "views": pa.array(["1", None], pa.string_view()),
+}
+ROLES: dict[str, dict[str, Any]] = {
+    **{kind: {"columns": {"x": {"type": kind, "range": [0, 10]}}} for kind in ("number", "integer")},
+    **{kind: {"columns": {"x": {"type": kind, "values": ["a", "7"]}}} for kind in ("category", "ordinal")},
+    "date": {"columns": {"x": {"type": "date", "range": ["2000-01-01", "2301-01-01"]}}},
+    "day first": {"columns": {"x": {"type": "date", "range": ["2000-01-01", "2301-01-01"], "format": "%d.%m.%Y"}}},
+    "ignored": {"columns": {"x": IGNORED, "other": NUMBER}},
+    "silo": {"silo": "x"},
+    "person": {"person": "x"},
+    "classes": {"label": {"column": "x", "classes": ["a", "7"]}},
+    "regression": {"label": {"column": "x", "outcome": "regression", "range": [0, 10]}},
+    "counts": {"label": {"column": "other", "outcome": "counts", "range": [0, 10], "exposure": "x"}},
+    "multi_label": {"label": {"columns": ["x"], "outcome": "multi_label"}},
+    "time": {"label": {"outcome": "survival", "time": "x", "event": "other", "range": [0, 10]}},
+    "event": {"label": {"outcome": "survival", "time": "other", "event": "x", "range": [0, 10]}},
+}
+
+
+@pytest.mark.parametrize("kind", TYPED)
+def test_typed_columns_are_read_or_refused_whatever_the_schema_says(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.parquet"
+    columns = {"x": TYPED[kind], "other": pa.array([1, 0]), "ill": pa.array(["no", "yes"])}
+    frame = pandas.DataFrame({name: column.to_pylist() for name, column in columns.items()})
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    for role in ROLES.values():
+        known = {"label": {"column": "ill", "classes": ["no", "yes"]}, "columns": {"other": NUMBER}, **role}
+        if "label" in role:
+            known["columns"] = {"ill": {"type": "category", "values": ["no", "yes"]}}
+        known["other_columns"] = "ignore"
+        for read in (lambda: check_tables(path, known), lambda: Federation.from_table(frame, known)):  # noqa: B023
+            with contextlib.suppress(DataError):
+                read()
+    for label in ("x", "ill"):
+        with contextlib.suppress(DataError, ConfigError):
+            of_files([path], TextFormat(), Roles(label=label))

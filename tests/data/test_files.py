@@ -5,14 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,18 +119,18 @@ def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:
         ("u,u,label\n1,1,0\n", "two columns have the name 'u'"),
         ("label\n1\n", "no feature column"),
         ("u,label\n1,0\n1,0\n", "all labels are '0'"),
-        ('u,label\n1,"0\n1,1\n', "not a CSV file"),
+        ('u,label\n1,"0\n1,1\n', r'after line 1: .*a quote \("\) is opened'),
         ("u,label\n" + "".join(f"1,x{i}\n" for i in range(1001)), "more than 1000 different labels"),
         ("u,label\n1,0.5\n2,1.5\n", r"a\.csv: the labels in column 'label' are fractional numbers, 2 different"),
         ("u,label\n" + "".join(f"1,{i}\n" for i in range(21)), r"21 different ones .*classes: \[0, 1, 2, \.\.\.\]"),
         (",u,label\n0,1,0\n1,1,1\n", r"line 1: column 1 has no name.*index=False.*ignore_columns: \[\"\"\]"),
         ("u,label,,\n1,0,,\n1,1,,\n", r"columns 3, 4 have no name"),
         ('u,label\n"1,5",0\n1,1\n', r"line 2, column 'u': '1,5' has a decimal comma. Write it with a point, 1\.5,"),
-        ('u,label\n"1.234,5",0\n1,1\n', r"Write it with a point, 1234\.5,"),
+        ('u,label\n"1.234,5",0\n1,1\n', r"has marks of thousands\. Write it without, 1234\.5,"),
         (
             "u,v,label\n1,x,0\n,1,1\n1,2\n1,1e39,\n",
             r"a\.csv: 5 places are wrong:\n  line 2, column 'v': 'x' is not a .*\n  line 3, column 'u' is empty.*\n"
-            r"  line 4: 2 columns, the header has 3\.\n  line 5, column 'label' is empty.*\n  line 5, .* 'v': '1e39'",
+            r"  line 4: 2 columns, the header has 3\. .*\n  line 5, column 'label' is empty.*\n  line 5, .*'1e39'",
         ),
         (
             "u,v,label\n1,a,0\n" + "x,b,1\n" * 2_999 + "1,1\n" * 4 + "1,,1\n1,1e39,1\n",
@@ -237,49 +234,43 @@ def test_nor_are_a_file_and_its_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "parts"),
+    ("content", "message"),
     [
-        ("a.csv", b"PAR1\x15", ["is a Parquet file, not CSV", "read_parquet(", "to_csv("]),
-        ("a.xlsx", b"PK\x03\x04\x14", ["is an Excel file (xlsx)", "read_excel(", '"CSV UTF-8"']),
-        ("a.csv", "u;label".encode("utf-16"), ["is text in UTF-16", "encoding='utf-16'", "`dataset: table` reads it"]),
-        ("a.csv", "u;label".encode("utf-16-le"), ["is text in UTF-16", "encoding='utf-16-le'"]),
-        ("a.csv", "u;label".encode("utf-16-be"), ["is text in UTF-16", "encoding='utf-16-be'"]),
-        (
-            "a.csv",
-            "größe,label\n1,0\n".encode("latin-1"),
-            ["0xf6", "iconv -f WINDOWS-1252", "by encoding: windows-1252"],
-        ),
-        ("a.csv", gzip.compress(b"u,label\n1,0\n", mtime=0), ["compressed by gzip", "a.csv.gz"]),
+        (b"PAR1\x15", "is not a Parquet file, or is damaged"),
+        (b"PK\x03\x04\x14", "is not an xlsx workbook"),
+        (b"\xd0\xcf\x11\xe0", "is an old Excel file"),
+        ("größe,label\n1,0\n".encode("latin-1"), r"0xf6, .*iconv -f WINDOWS-1252.*`dataset: table` .*: windows-1252"),
+        (gzip.compress(b"u,label\n1,0\n", mtime=0), r"compressed by gzip.*a\.csv\.gz"),
     ],
 )
-def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, content: bytes, parts: list[str]) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_csv(tmp_path, files=name)
-    assert all(part in str(caught.value) for part in [str(tmp_path / name), *parts]), caught.value
+def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match=rf"a\.csv {message}|a\.csv .*{message}"):
+        read_csv(tmp_path, files="a.csv")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("iconv") is None, reason="iconv is not installed")
-@pytest.mark.parametrize(
-    ("suffix", "content"),
-    [
-        (".csv", "größe,label\n1,0\n2,1\n".encode("latin-1")),
-        (".csv.gz", gzip.compress("größe,label\n1,0\n2,1\n".encode("latin-1"), mtime=0)),
-        (".csv", "größe;label\n1;0\n2;1\n".encode("utf-16-le")),
-    ],
-)
-def test_how_to_convert_a_file_to_utf8_leaves_it_and_no_second_silo(
-    tmp_path: Path, suffix: str, content: bytes
-) -> None:
-    path = tmp_path / f"my s1{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_csv(tmp_path, files="*.csv*")
-    command = str(caught.value).partition("Convert a copy: ")[2].partition("; or open")[0]
-    subprocess.run(command.replace("python -c", f"{shlex.quote(sys.executable)} -c"), shell=True, check=True)
-    assert read_csv(tmp_path, files="converted/*.csv*").columns == ("größe",)
-    assert path.read_bytes() == content and list(tmp_path.glob("*.csv*")) == [path]
+@pytest.mark.parametrize("kind", ["a.csv", "utf-16", "utf-16-le", "a.parquet", "a.xlsx"])
+def test_files_of_other_kinds_are_the_same_records(tmp_path: Path, kind: str) -> None:
+    frame = pandas.DataFrame({"größe": [1.5, 2.0, 3.25], "n": [1, 2, 3], "label": ["b", "a", "b"]})
+    if kind.endswith("parquet"):
+        frame.to_parquet(tmp_path / kind)
+    elif kind.endswith("xlsx"):
+        frame.to_excel(tmp_path / kind, index=False)
+    else:
+        frame.to_csv(tmp_path / "a.csv", index=False, encoding="utf-8" if kind == "a.csv" else kind)
+    data = read_csv(tmp_path, files="a.*")
+    assert data.columns == ("größe", "n") and data.labels.tolist() == [1, 0, 1]
+    assert data.features.tolist() == [[1.5, 1], [2, 2], [3.25, 3]]
+
+
+def test_numbers_below_or_above_a_limit_are_read_as_it_and_noted(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", "Ward 3\nu,label\n<5,a\n>90,b\n7,a\n8,b\n")
+    data = read_csv(tmp_path, files="a.csv")
+    assert data.features.ravel().tolist() == [5, 90, 7, 8]
+    assert data.notes == (
+        f"{tmp_path / 'a.csv'}: 1 line above the names of the columns is not read",
+        "column 'u': 2 of 4 cells are below or above a limit ('<5', '>90'), and are read as the limit",
+    )
 
 
 def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:

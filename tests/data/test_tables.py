@@ -314,7 +314,7 @@ def test_a_model_that_knows_gaps_may_be_asked_about_a_record_of_nothing_else(tmp
         (lines("2020-02-01,20", header="seen,age"), r"no column 'town'.* Add it\. It may be empty: the schema"),
         (
             lines("20,Köln,2020-02-01", header="age,town,seen").encode("latin-1"),
-            r"0xf6.* iconv .*place of the originals\.$",
+            r"0xf6.*iconv .*as .CSV UTF-8.\.$",
         ),
         (lines("20,Köln,2020-02-01", header="x1,x2,x3"), "Its first line must have these names"),
     ],
