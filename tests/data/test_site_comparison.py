@@ -14,6 +14,7 @@ from dpfl_plugin.api.tables import check_tables
 from dpfl_plugin.data.pieces import TextFormat
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.site_comparison import compare_files
+from dpfl_plugin.errors import DataError
 from tests.data.test_draft import AGES, DAYS, OPEN_DAYS, US_DAYS, drafted, some, write
 
 rng = np.random.default_rng(1)
@@ -119,6 +120,15 @@ ALIKE: dict[str, tuple[dict[str, Sequence[Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize(("cells", "column"), ALIKE.values(), ids=ALIKE)
 def test_sites_that_are_alike_are_not_named(tmp_path: Path, cells: dict[str, Any], column: dict[str, Any]) -> None:
     assert compare(tmp_path, {site: {"u": list(values)} for site, values in cells.items()}, {"u": column}) == ()
+
+
+def test_days_of_a_spreadsheet_at_one_site_are_refused_by_what_they_are(tmp_path: Path) -> None:
+    paths = write(tmp_path, {"a": {"u": DAYS}, "b": {"u": list(range(45292, 45352))}})
+    schema = {"label": LABEL, "columns": {"u": {**DATE, "format": "%d/%m/%Y"}}, "other_columns": "ignore"}
+    with pytest.raises(
+        DataError, match=r"(?s)b\.csv.*60 cells are not dates.*spreadsheets count days, 45292 is 2024-01-01"
+    ):
+        check_tables(paths, schema)
 
 
 def test_copies_are_named_within_and_across_sites_where_chance_makes_none(tmp_path: Path) -> None:
