@@ -6,6 +6,7 @@ says that it is a number: codes are compared as they are written, so 10.1 is not
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,7 @@ LEAVE_EMPTY: Final = "Correct it, or leave it empty."
 NO_NEED: Final = "Correct it, or leave the cell empty: a label is not needed."
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
+_SERIAL: Final = re.compile(r"[2-5]\d{4}(\.\d*)?")
 _LIMIT: Final = re.compile(r"(?:<=|>=|[<>≤≥])\s*(?=[-+.\d])")
 _WHOLE: Final = re.compile(r"(-?(?:0|[1-9]\d{0,14}))(\.0)?")
 EXACT: Final = 2**53  # below it each whole number is a float of its own
@@ -458,6 +460,10 @@ class Cells:
             "Write it so, or leave the record out.",
         )
         many = f"are not dates as {wanted}"
+        words = zip(encoded.dictionary.to_pylist(), bad, strict=True)
+        if serial := next((word for word, wrong in words if wrong and _SERIAL.fullmatch(word)), None):
+            day = datetime.date(1899, 12, 30) + datetime.timedelta(int(float(serial)))
+            mend = f"As spreadsheets count days, {serial} is {day}. {mend}"
         self.flag(np.array([*bad, False])[at], f": {{}} is not a date as {wanted}.", many, mend)
         return np.array([*found, 0.0])[at], nothing
 

@@ -13,6 +13,7 @@ MOST_FAR: Final = 5  # different numbers on one side, and
 SHARE_FAR: Final = 0.05  # of all cells, at most: more are no slips
 LEAST: Final = 5  # different numbers, from which others can be far
 ENDS: Final = 12  # different numbers at each end that may be codes
+APART: Final = 5  # steps between neighbours, from which a frequent number is apart
 SPIKE: Final = 5  # times as often as numbers in the middle are
 _DIGITS: Final = re.compile(r"9+[678]?|8+|7+")
 
@@ -28,8 +29,8 @@ def isolated(values: NDArray[Any], counts: NDArray[Any]) -> Isolated:
     """Of different ``values`` [k] in order, each of which occurs in ``counts`` cells.
 
     A number is a code by its digits (0, -1, 99, 999.9, -88), where it is beyond all numbers that are none: by half of
-    their width below (a code above by all of it); or by a tenth of it, if it is much more frequent than they are; or
-    where it is negative, and they are not.
+    their width below (a code above by all of it); or by a tenth of it and some steps, if it is much more frequent than
+    they are; or where it is negative, and they are not.
     """
     coded = np.zeros(len(values), dtype=bool)
     for place in {*range(min(ENDS, len(values))), *range(max(0, len(values) - ENDS), len(values))}:
@@ -40,7 +41,7 @@ def isolated(values: NDArray[Any], counts: NDArray[Any]) -> Isolated:
     first, last = _near(core, often)
     slips = [*core[:first].tolist(), *core[last:].tolist()]
     core, often = core[first:last], often[first:last]
-    low, high, usual = float(core[0]), float(core[-1]), float(np.median(often))
+    low, high, usual, step = float(core[0]), float(core[-1]), float(np.median(often)), float(np.median(np.diff(core)))
     beyond = [place for place in np.flatnonzero(coded).tolist() if not low <= values[place] <= high]
     codes = []
     for place in sorted(beyond, key=lambda place: max(low - values[place], values[place] - high)):
@@ -48,7 +49,7 @@ def isolated(values: NDArray[Any], counts: NDArray[Any]) -> Isolated:
         gap, least = (low - value, width / 2) if value < low else (value - high, width)
         is_spike = counts[place] >= max(3, SPIKE * usual)
         only_negative = value < 0 <= low and (value < -1 or is_spike)
-        if gap >= least or (is_spike and gap >= width / 10) or only_negative:
+        if gap >= least or (is_spike and gap >= max(width / 10, APART * step)) or only_negative:
             codes.append(value)
         else:
             low, high = min(low, value), max(high, value)

@@ -22,7 +22,7 @@ from dpfl_plugin.data.site_dates import are_dates, forms_of, written
 
 LEAST: Final = 10  # cells of a site that are compared
 TIMES: Final = 1.8  # as much in the median, where the middles are apart: kg and lb are 2.2
-BY_CHANCE: Final = 0.05  # pairs of equal rows that would be expected of independent columns
+BY_CHANCE: Final = 0.01  # pairs of equal rows that would be expected of independent columns
 NUMBERS: Final = frozenset(("number", "integer"))
 LISTED: Final = frozenset(("category", "ordinal"))
 

@@ -14,6 +14,7 @@ from dpfl_plugin.api.tables import check_tables
 from dpfl_plugin.data.pieces import TextFormat
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.site_comparison import compare_files
+from dpfl_plugin.errors import DataError
 from tests.data.test_draft import AGES, DAYS, OPEN_DAYS, US_DAYS, drafted, some, write
 
 rng = np.random.default_rng(1)
@@ -121,19 +122,28 @@ def test_sites_that_are_alike_are_not_named(tmp_path: Path, cells: dict[str, Any
     assert compare(tmp_path, {site: {"u": list(values)} for site, values in cells.items()}, {"u": column}) == ()
 
 
+def test_days_of_a_spreadsheet_at_one_site_are_refused_by_what_they_are(tmp_path: Path) -> None:
+    paths = write(tmp_path, {"a": {"u": DAYS}, "b": {"u": list(range(45292, 45352))}})
+    schema = {"label": LABEL, "columns": {"u": {**DATE, "format": "%d/%m/%Y"}}, "other_columns": "ignore"}
+    with pytest.raises(
+        DataError, match=r"(?s)b\.csv.*60 cells are not dates.*spreadsheets count days, 45292 is 2024-01-01"
+    ):
+        check_tables(paths, schema)
+
+
 def test_copies_are_named_within_and_across_sites_where_chance_makes_none(tmp_path: Path) -> None:
-    row = ["7.5", "31", "0"]
-    others = [f"{rng.normal():.3f},{rng.integers(20, 90)},{n % 2}" for n in range(100)]
-    for name, lines in (("a", [*others[:50], ",".join(row), ",".join(row)]), ("b", [*others[50:], ",".join(row)])):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["x,age,ill", *lines]))
-    columns = {"x": {"type": "number", "range": [-9, 9]}, "age": {"type": "integer", "range": [0, 99]}}
+    row = "7.5,31,12,0"
+    others = [f"{n / 7:.3f},{20 + n * n % 67},{n * n % 43},{n % 2}" for n in range(100)]
+    for name, lines in (("a", [*others[:50], row, row]), ("b", [*others[50:], row])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,age,stay,ill", *lines]))
+    columns = {name: {"type": "number", "range": [0, 99]} for name in ("x", "age", "stay")}
     schema = {"label": LABEL, "columns": columns}
     paths = sorted(tmp_path.glob("*.csv"))
-    (note,) = (note for note in check_tables(paths, schema).notes if "cop" in note)
+    (note,) = (note for note in check_tables(paths, schema).notes if "copies of another" in note)
     assert note.startswith(f"2 rows are copies of another in all columns ({paths[0]}, line 53 is {paths[0]}, line 52; ")
     assert f"{paths[1]}, line 52 is {paths[0]}, line 52)" in note
     schema = {"label": LABEL, "columns": {"age": columns["age"]}, "other_columns": "ignore"}  # few columns: many copies
-    assert not any("cop" in note for note in check_tables(paths, schema).notes)
+    assert not any("copies of another" in note for note in check_tables(paths, schema).notes)
 
 
 MESSY = {
