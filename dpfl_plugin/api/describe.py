@@ -45,7 +45,7 @@ from dpfl_plugin.privacy.shared_ledger import (
     without_reused,
 )
 from dpfl_plugin.privacy.tabulation import Tabulation
-from dpfl_plugin.runs.ledgers import Wait, ledger_of, locked_shared, now, open_shared
+from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
 from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.prepare import check_limit
 from dpfl_plugin.runs.privacy_rules import privacy_rules
@@ -99,9 +99,12 @@ def describe(
     require(type(bins) is int and 2 <= bins <= MOST_BINS, "bins", bins, f"be a whole number from 2 to {MOST_BINS}")
     source = experiment_of(experiment)
     study = _Study.of(source.config, source.base, epsilon, cross, bins)
-    path = None if ledger is None else Path(ledger)
-    path = ledger_of(study.config, source.base, path) if study.config.fresh else None
-    if study.config.fresh and path is None:
+    named = study.config.privacy.ledger
+    path = Path(ledger) if ledger is not None else None if named is None else source.base / named
+    if not study.config.fresh:
+        check_compatible(study.config, "ledger" if ledger is not None else "")
+        path = None
+    elif path is None:
         raise ConfigError(
             "describe needs a ledger that counts what it releases. Name one: privacy.ledger in the configuration, or "
             "--ledger FILE (ledger=...)."

@@ -39,7 +39,7 @@ from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.existing_run import begun_seed
 from dpfl_plugin.runs.folder import TUNING, RunFolder, folder_of, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
-from dpfl_plugin.runs.ledgers import Wait, read_shared
+from dpfl_plugin.runs.ledgers import Wait, read_shared, why_not_counted
 from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.prepare import TuningStage
 from dpfl_plugin.runs.run import run_config
@@ -379,6 +379,8 @@ def carry_out(
     plan = write_plan(tuning)
     reporter = _Once(reporter)
     config, name = tuning.config(tuning.file.candidates[0]), plan.get("name", tuning.id)
+    if text := why_not_counted(config):
+        reporter.note(text)
     with registered(config, tuning.base, name, tuning.price.slots, tuning.ledger, backend, wait) as project:
         return _carry_out(tuning, project, backend, reporter, stop, wait)
 
