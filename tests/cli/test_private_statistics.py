@@ -146,7 +146,9 @@ def test_each_silo_is_charged_for_one_more_gaussian_release_and_epsilon_is_that_
     assert whole["epsilon"]["server"]["epsilon"] == pytest.approx(expected, rel=2e-3)
     assert expected > by_dp_accounting(*[2.0] * 6) * 1.01, "too little for the test to tell"
     page = (Path(whole["folder"]) / "privacy.md").read_text()
-    assert "statistics of columns and counts of classes: one noisy sum of each silo" in page and "publishing them" in page
+    assert (
+        "statistics of columns and counts of classes: one noisy sum of each silo" in page and "publishing them" in page
+    )
     assert dpfl("account", whole["folder"]).code == 0
 
 
