@@ -20,7 +20,7 @@ from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.flaws import Flaws
+from dpfl_plugin.data.flaws import AS_IT_IS, SAVE_AS_UTF_8, Flaws, NotUtf8Error
 from dpfl_plugin.data.identifiers import KEEPS, identifier_columns, person_columns, record_columns, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.table import READS_ALL, is_number
@@ -99,12 +99,15 @@ def csv_block(own: OwnData, folder: Path) -> DataBlock:
     from dpfl_plugin.data.pieces import TextFormat, open_table
 
     paths, patterns = _paths(own.path, folder)
-    with closing(open_table(paths[0], TextFormat(), [*filter(None, (own.label, own.silo))])) as table:
-        delimiter, header = table.delimiter, table.header
-        label, guessed = _label(own, paths[0], header)
-        if own.silo is not None and own.silo not in header:
-            raise _no_column("silo", own.silo, paths[0], header)
-        words = _words(table, {label, own.silo})
+    try:
+        with closing(open_table(paths[0], TextFormat(), [*filter(None, (own.label, own.silo))])) as table:
+            delimiter, header = table.delimiter, table.header
+            label, guessed = _label(own, paths[0], header)
+            if own.silo is not None and own.silo not in header:
+                raise _no_column("silo", own.silo, paths[0], header)
+            words = _words(table, {label, own.silo})
+    except NotUtf8Error as error:
+        raise DataError(str(error).replace(AS_IT_IS, f"{SAVE_AS_UTF_8} Or `dpfl init --from`.")) from error
     options: dict[str, Any] = {"label_column": label, "silo_column": own.silo, "delimiter": delimiter}
     listed = [glob.escape(str(path)) for path in paths]
     try:

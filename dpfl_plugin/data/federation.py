@@ -382,7 +382,8 @@ def _share(fraction: float, count: int) -> int:
 def _silo(data: Dataset, train: Integers, test: Dataset, held_out: Integers, scratch: Scratch, cut: Cut) -> Silo:
     parts = (data, train), (test, held_out)
     of_train, of_test = (None if part.persons is None else part.persons[rows] for part, rows in parts)
-    usable, test_usable = (None if part.usable is None else part.usable[rows] for part, rows in parts)
+    masks = (None if part.usable is None else part.usable[rows] for part, rows in parts)
+    usable, test_usable = (None if mask is None or mask.all() else mask for mask in masks)  # on any number of processes
     train_x, train_y = _take(data, train, scratch)
     return Silo(train_x, train_y, *_take(test, held_out, scratch), of_train, of_test, usable, test_usable, cut)
 
