@@ -130,4 +130,4 @@ def test_a_measure_of_another_outcome_is_refused_before_it_is_priced(
 
 def test_levels_are_tuned() -> None:
     records = dpfl.Federation.from_arrays(arrays(), classes=[0, 1, 2], outcome={"kind": "ordinal"})
-    assert records.plan_tuning(SPEC, model="ordinal", **KEYS)["num_candidates"] == 2
+    assert records.plan_tuning(SPEC, model="linear", **KEYS)["num_candidates"] == 2
