@@ -89,7 +89,9 @@ from dpfl_plugin.privacy.events import SampledGaussian
 from dpfl_plugin.privacy.step_loss import Array, Direction, renyi_moment
 
 FIRST_DELTA: Final = 0.02  # of delta: what the first plans of a plan filter may disclose by
-THRESHOLDS: Final = 8
+COPIES: Final = (1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.4, 8.0, 11.0, 16.0, 32.0, 64.0, 128.0)
+"""Of the first plan, at what so many of which come to the thresholds of an odometer are. Each has an equal share of
+delta: eight more cost 3 % of epsilon, and take up to 30 % from what a total is rounded up by."""
 ORDERS: Final = tuple(1 + 2 ** (n / 8) for n in range(-40, 81))  # 1.03 to 1,025
 _CELLS: Final = 4000
 _LEVELS: Final = 4  # tilts, each for a good bound on another part of a profile; more change nothing that shows
@@ -475,14 +477,17 @@ class Odometer:
 
 
 def odometer_for(first: RegisteredPlan, delta: float) -> Odometer:
-    """Thresholds at what 1, 2, 4, ... copies of the first plan cost.
+    """Thresholds at what `COPIES` of the first plan cost.
 
     Raises:
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
-    share = delta / THRESHOLDS
+    share = delta / len(COPIES)
     filter = PlanFilter(0.0, share)
-    # Copies at the places 2^n - 1 to 2^(n + 1) - 2 cost the same; of 2^n copies one is at the next of these.
-    each = [cost_of([first], filter, first=2**octave - 1) for octave in range(THRESHOLDS)]
-    costs = [sum(2**n * each[n] for n in range(octave)) + each[octave] for octave in range(THRESHOLDS)]
+    # Copies at the places 2^n - 1 to 2^(n + 1) - 2 cost the same.
+    octaves = range(math.ceil(math.log2(COPIES[-1])) + 1)
+    each = [cost_of([first], filter, first=2**octave - 1) for octave in octaves]
+    costs = [
+        math.fsum(each[n] * min(2**n, copies - (2**n - 1)) for n in octaves if copies > 2**n - 1) for copies in COPIES
+    ]
     return Odometer(tuple(filter.needed(cost) * (1 + 1e-6) for cost in costs), delta)

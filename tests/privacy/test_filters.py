@@ -238,6 +238,6 @@ def test_an_odometer_says_a_threshold() -> None:
     one = plan(fixed(60.0, 0.2), 5000)
     odometer = filters.odometer_for(one, 2.5e-6)
     said = [odometer.passed([one] * n) for n in range(1, 6)]
-    assert said == [odometer.thresholds[n] for n in (0, 1, 2, 2, 3)]
-    assert said[3] == pytest.approx(2.24, rel=0.01)  # of 4, where 2.03 is what all cost if they were planned
+    assert said == [odometer.thresholds[filters.COPIES.index(n)] for n in (1, 2, 3.2, 4, 5)]
+    assert said[3] == pytest.approx(2.315, rel=0.01)  # of 4, where 2.03 is what all cost if they were planned
     assert odometer.passed([one] * 200) == math.inf

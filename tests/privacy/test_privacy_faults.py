@@ -673,7 +673,7 @@ FAULTS = [
     fault(
         "each threshold of an odometer has all of delta",
         holds.what_an_odometer_says_holds_wherever_somebody_stops,
-        (filters, "odometer_for", lambda of: lambda first, delta: of(first, filters.THRESHOLDS * delta)),
+        (filters, "odometer_for", lambda of: lambda first, delta: of(first, len(filters.COPIES) * delta)),
     ),
     fault(
         "of a run that ended early the rounds that ran are charged",
