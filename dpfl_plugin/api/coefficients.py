@@ -102,11 +102,7 @@ class Coefficients(Printed):
 
     @property
     def table(self) -> pandas.DataFrame:
-        """A data frame with a row for each coefficient.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
+        """A data frame with a row for each coefficient."""
         import pandas
 
         return pandas.DataFrame(list(map(asdict, self.rows)))

@@ -38,6 +38,7 @@ from dpfl_plugin.privacy.shared_ledger import (
     adaptive_total,
     check_protection,
     first_line,
+    nothing_released,
     reuses_to_plain,
     runs_in,
     slots_to_plain,
@@ -269,7 +270,7 @@ class _Study:
         facts = {
             **{"noise": name, "name": f"describe {self.config.name}", "data_sha256": records, **known.cut_facts},
             **{"num_silos": len(silos), "delta": self.config.privacy.delta, "slots": slots_to_plain(slots)},
-            **({"early": True} if not len(shared) else {}),
+            **({"early": True} if nothing_released(shared) else {}),
             **({"reuses": reuses_to_plain(reuses)} if reuses else {}),
         }
         return _Registration(path, shared, name, facts, plan, silos, release, self.config, self.epsilon)

@@ -78,11 +78,7 @@ class Description:
 
     @property
     def table(self) -> pandas.DataFrame:
-        """`rows` as a data frame.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
+        """`rows` as a data frame."""
         import pandas
 
         return pandas.DataFrame(self.rows)

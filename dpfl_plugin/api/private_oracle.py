@@ -63,6 +63,7 @@ from dpfl_plugin.privacy.shared_ledger import (
     Registration,
     adaptive_total,
     first_line,
+    nothing_released,
     reuses_to_plain,
     slots_to_plain,
     unused,
@@ -204,7 +205,7 @@ class PrivateOracle:
                 key.keep()
                 totals = functools.partial(first_line, plan, config.privacy.ledger_epsilon, config.privacy.delta)
                 account.shared = shared = stack.enter_context(open_shared(path, totals))
-                facts = _facts(config, parts, token) | ({"early": True} if not len(shared) else {})
+                facts = _facts(config, parts, token) | ({"early": True} if nothing_released(shared) else {})
                 registered = {"slots": slots_to_plain(slots), "reuses": reuses_to_plain(reuses)}
                 shared.begin_run(facts | {key: value for key, value in registered.items() if value})
                 shared.sync()

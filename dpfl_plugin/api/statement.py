@@ -23,6 +23,7 @@ from dpfl_plugin.data.schema import Column, Label, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, printable, require
 from dpfl_plugin.experiments.tuning.statement import winner_of
 from dpfl_plugin.privacy.accountants import named_accountant
+from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.shared_ledger import runs_in
 from dpfl_plugin.privacy.statement_pages import page_to_sign, total_of
@@ -233,6 +234,8 @@ def _shared_now(files: RunFolder) -> dict[str, Any] | None:
     if config.privacy.ledger is None:
         return None
     tuning = files.tuning()
+    if tuning is None and _began_with(files) != Path(config.privacy.ledger).name:
+        return None  # --ledger named another
     name = str(facts["run_name"] if tuning is None else _json(tuning / TUNING).get("name"))
     path = base_of(files.config) / config.privacy.ledger
     shared = read_shared(path) if is_begun(path) else None
@@ -243,6 +246,11 @@ def _shared_now(files: RunFolder) -> dict[str, Any] | None:
             "Without it no total can be stated. Restore the file from a copy."
         )
     return shared_with_others(shared, name, config.privacy.delta)
+
+
+def _began_with(files: RunFolder) -> str | None:
+    """The name of the shared ledger that a run began with."""
+    return (Ledger.open(files.ledger, append=False).facts.get("shared") or {}).get("file")
 
 
 def _other_runs(files: RunFolder) -> list[dict[str, Any]]:

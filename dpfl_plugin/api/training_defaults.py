@@ -1,4 +1,7 @@
-"""How a drafted configuration trains: rounds, step and clipping norm, from public facts alone.
+"""How a drafted configuration trains: rounds, step and clipping norm.
+
+They follow from the schema and from numbers of records, silos and epsilon, which are public; and, of two classes, from
+whether one is rare, which the draft saw and says.
 
 One rule for all outcomes and tables. It was found on eight tables at epsilon 1, 3 and 8; what it comes to, beside the
 best of 200 drawn settings, is measured by `python -m benchmarks.drafts` (docs/planning.md). All batches are full and a

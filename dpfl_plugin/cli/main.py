@@ -88,8 +88,6 @@ def run(
     """
     from dpfl_plugin.cli import run as command
 
-    if ledger_wait is not None and ledger is None:
-        raise ConfigError("--ledger-wait has no meaning without --ledger.")
     wait = {} if ledger_wait is None else {"ledger_wait": ledger_wait}
     how = {"resume": resume, "profile": profile, "verbose": verbose, "as_json": json, **wait}
     raise typer.Exit(command.run(config, settings or [], out, variant, ledger=ledger, **how))

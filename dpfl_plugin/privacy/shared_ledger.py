@@ -107,6 +107,12 @@ def runs_in(ledger: Ledger) -> list[Run]:
     return [_run(of_run) for of_run in lines.values()]
 
 
+def nothing_released(ledger: Ledger) -> bool:
+    """Whether no run of a shared ledger can have released anything yet. What a tuning releases is in a ledger of its
+    own: once it is registered, it may have."""
+    return not len(ledger) and not any(run.facts.get("tuning") for run in runs_in(ledger))
+
+
 def _run(numbered: Mapping[int, dict[str, Any]]) -> Run:
     lines = list(numbered.values())
     first, begun = lines[0], [line for line in lines if "ahead" not in line and "ended" not in line]
@@ -415,16 +421,19 @@ class Joint:
         """The ledger counts them; the project's has slots for them, or gets some."""
         if self._project is not None:
             self._project.take(made, self._ledger.tally)
+            self._project.sync()
 
     def reserve(self, wanted: Mapping[int, Iterable[Planned]]) -> None:
         """The plan has room for them."""
         if self._project is not None:
             self._project.reserve(wanted)
+            self._project.sync()
 
     def affords(self, wanted: Mapping[int, Iterable[Planned]]) -> bool:
         """Whether releases fit the budget, beside all that the ledger holds."""
         plan = RegisteredPlan(self._records, {silo: list(planned) for silo, planned in wanted.items()})
-        return all(map(self._budget.fits, worst_compositions([*plans_in(self._ledger), plan])))
+        fits = all(map(self._budget.fits, worst_compositions([*plans_in(self._ledger), plan])))
+        return fits and (self._project is None or self._project.affords(wanted))
 
 
 class Registration:
@@ -445,10 +454,21 @@ class Registration:
         self._left = defaultdict(Counter, {silo: +counts for silo, counts in _left(run, runs, ledger).items()})
 
     def deduct(self, spent: Tally) -> None:
-        """Count what was charged to another ledger as made in these slots."""
+        """Count what was charged to another ledger as made in these slots; what they do not hold is registered now."""
         for (silo, kind), count in spent.totals().items():
             share, release = spent.names.kinds[kind]
             self._left[silo][release, share] -= count
+        over = {silo: +Counter({kind: -left for kind, left in kinds.items()}) for silo, kinds in self._left.items()}
+        if any(over.values()):
+            more = {silo: planned_of(counts) for silo, counts in over.items()}
+            self._ledger.begin_run({"noise": self._run.name, "more": slots_to_plain(more)})
+            for silo, counts in over.items():
+                self._left[silo].update(counts)
+        self.sync()
+
+    def sync(self) -> None:
+        """Return once all that was registered is on disk."""
+        self._ledger.sync()
 
     def take(self, made: Iterable[Batch], charged: Tally | None = None) -> None:
         """Count charges that are about to be in the ledger; what has no slots is registered before.

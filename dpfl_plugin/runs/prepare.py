@@ -40,6 +40,7 @@ from dpfl_plugin.privacy.shared_ledger import (
     check_protection,
     first_line,
     limit_of,
+    nothing_released,
     plans_in,
     reuses_to_plain,
     runs_in,
@@ -331,7 +332,7 @@ def shared_facts(run: PreparedRun, shared: Ledger) -> dict[str, Any]:
         **run.parts.holding.survey.cut_facts,
         "num_silos": run.parts.setting.num_silos,
         "delta": run.config.privacy.delta,
-        **({"early": True} if not len(shared) else {}),
+        **({"early": True} if nothing_released(shared) else {}),
         **({"slots": slots_to_plain(run.slots)} if run.slots else {}),
         **({"reuses": reuses_to_plain(run.reuses)} if run.reuses else {}),
     }

@@ -94,5 +94,16 @@ def test_a_tuning_is_one_run_whose_slots_are_its_plan(tmp_path: Path) -> None:
     assert max(row["epsilon"] for row in next(iter(rows.values())) if row["accountant"] == "PLD") == pytest.approx(
         done.json["epsilon"], rel=1e-3
     )
+    assert first["planned_total"] is None, "chosen after the tuning released"
+    one_message(
+        dpfl("tune", config, "--out", tmp_path / "out", "--set", "privacy.ledger=null"),
+        "this tuning is a run in the ledger project.jsonl",
+    )
     (tmp_path / "project.jsonl").unlink()
     one_message(dpfl("tune", config, "--out", tmp_path / "out"), "this tuning began without it")
+
+
+def test_a_run_with_another_ledger_than_its_configuration_names_has_a_statement(config: Path) -> None:
+    result = run(config, "--ledger", config.with_name("other.jsonl"), "--ledger-wait", "1")
+    made = statement(result["folder"])
+    assert made.epsilon == result["epsilon"]["server"]["epsilon"] and not config.with_name("project.jsonl").exists()

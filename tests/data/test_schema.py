@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import re
@@ -386,6 +387,11 @@ def test_a_record_without_a_label_keeps_its_place_and_is_not_usable(
     assert "1 of 3 records have no label: they count as records, and nothing is learnt from them" in note
     data = assembled(known, [found], [], [Path("t")], None)
     assert data.usable is not None and data.usable.tolist() == [True, False, True]
+    nothing = read(known, x=[4, 5], **{name: [None, None] for name in columns})
+    same = dataclasses.replace(
+        nothing, path=Path("u")
+    )  # another site without a label, which looks the same: nothing of it is used
+    assert assembled(known, [found, nothing, same], [], [Path("t"), Path("n"), Path("u")], [0, 1, 2]).usable is not None
 
 
 def test_a_person_and_a_silo_have_to_be_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,3 +172,30 @@ def test_what_a_crash_makes_a_tuning_release_again_is_registered_in_its_project(
     resumed.take([(replace(charge("candidate", count=21), round=2), (0,))])
     (tuning,) = shared_ledger.runs_in(project)
     assert sum(sum(counts[0].values()) for counts in tuning.more.values()) == 21, "20 were left, and one was not"
+
+
+def test_a_tuning_goes_on_only_within_the_limit_of_its_project_and_has_it_on_disk(tmp_path: Path) -> None:
+    """What was released beyond the slots, and was never registered, is registered when the tuning goes on."""
+    plan = RegisteredPlan("here", {0: [Planned(A, 50)]})
+    with Ledger(tmp_path / "project.jsonl", {"shared": "a", **shared_ledger.first_line(plan, 2.0, DELTA)}) as project:
+        own = Ledger(facts={"shared": "b"})
+        begin(project, "tuning", Planned(A, 50))
+        begin(own, "candidate")
+        budget = Budget(1e3, DELTA, PLD())
+        joint = shared_ledger.Joint(own, "candidate", budget, shared_ledger.Registration(project, "tuning"))
+        assert joint.affords({0: [Planned(A, 50)]}) and not joint.affords({0: [Planned(A, 50_000)]})
+        own.append([charge("candidate", count=60)])
+        shared_ledger.Registration(project, "tuning").deduct(own.tally)
+        on_disk = Ledger.open(tmp_path / "project.jsonl", append=False)
+        (tuning,) = shared_ledger.runs_in(on_disk)
+        assert list(tuning.more.values()) == [{0: Counter({(A, (0.0, 1.0)): 10})}]
+
+
+def test_what_follows_a_tuning_is_not_registered_before_the_first_release() -> None:
+    """The tuning's releases are in a ledger of its own, and the project's holds none."""
+    project = Ledger(facts={"shared": "a"})
+    assert shared_ledger.nothing_released(project)
+    begin(project, "run", Planned(A, 50))
+    assert shared_ledger.nothing_released(project)
+    project.begin_run({"noise": "t", "name": "tune", "tuning": True, "data_sha256": "here"})
+    assert not shared_ledger.nothing_released(project)

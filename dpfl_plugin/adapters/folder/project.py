@@ -144,9 +144,15 @@ def settings_of(config: Config) -> tuple[dict[str, Any], tuple[str, ...]]:
     none = [key for key in WITHOUT_EFFECT if values.pop(key, None) not in (None, [], {})]
     for key in USED_HERE:
         values.pop(key, None)
+    if isinstance(privacy := values.get("privacy"), Mapping) and privacy.get("ledger") is not None:
+        values["privacy"] = {key: value for key, value in privacy.items() if key != "ledger"}
+        none.append("privacy.ledger")  # each site has its own
     if isinstance(runtime := values.get("runtime"), Mapping):
         values["runtime"] = {key: value for key, value in runtime.items() if key not in ("dtype", "kind")}
-    said = f"{', '.join(none)} of the configuration: without effect here, where no records are evaluated by the server"
+    said = (
+        f"{', '.join(none)} of the configuration: without effect here, where the server evaluates no records and each "
+        "site has a ledger of its own"
+    )
     return values, (said,) if none else ()
 
 

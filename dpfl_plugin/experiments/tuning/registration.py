@@ -19,7 +19,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.ledger_file import is_begun
-from dpfl_plugin.privacy.shared_ledger import Registration, first_line, runs_in, slots_to_plain
+from dpfl_plugin.privacy.shared_ledger import Registration, first_line, nothing_released, runs_in, slots_to_plain
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.ledgers import Wait, ledger_of, locked_shared, now, open_shared, read_shared
 from dpfl_plugin.runs.prepare import check_limit, check_noise
@@ -69,7 +69,7 @@ def registered(
             check_limit(before, path, config, [plan])
             facts |= {"tuning": True, "data_sha256": survey.data_sha256, **survey.cut_facts}
             facts |= {"num_silos": len(slots), "delta": config.privacy.delta, "slots": slots_to_plain(slots)}
-            facts |= {} if len(before) else {"early": True}
+            facts |= {"early": True} if nothing_released(before) else {}
             totals = functools.partial(first_line, plan, None, config.privacy.delta)
         with open_shared(path, totals) as ledger:
             ledger.begin_run({**facts, "started": now()})

@@ -33,6 +33,7 @@ from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.shared_ledger import Registration, plans_in
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.checkpoint import load_facts
@@ -309,7 +310,8 @@ def write_plan(tuning: Tuning) -> dict[str, Any]:
         with locked(tuning.out / LOCK, message, other="out"):
             plan = _known(tuning.file, tuning.out)  # by another process meanwhile
             if plan is None:
-                plan = {**_plan(tuning), "name": secrets.token_hex(16)}
+                config = tuning.config(tuning.file.candidates[0])
+                plan = {**_plan(tuning), "name": secrets.token_hex(16), "ledger": config.privacy.ledger}
                 tuning._write(PLAN, plan)
     _check_runs(plan, tuning)
     return plan
@@ -381,6 +383,11 @@ def carry_out(
     config, name = tuning.config(tuning.file.candidates[0]), plan.get("name", tuning.id)
     if text := why_not_counted(config):
         reporter.note(text)
+    if plan.get("ledger") is not None and config.privacy.ledger is None and is_begun(tuning.ledger):
+        raise ConfigError(
+            f"{tuning.out}: this tuning is a run in the ledger {plan['ledger']}, which has to know what it releases. "
+            f"Give it again: privacy.ledger={plan['ledger']}."
+        )
     with registered(config, tuning.base, name, tuning.price.slots, tuning.ledger, backend, wait) as project:
         return _carry_out(tuning, project, backend, reporter, stop, wait)
 
