@@ -23,25 +23,30 @@ from typing import Any, Final
 from dpfl_plugin.core.outcomes import OutcomeKind
 from dpfl_plugin.core.rounding import digits
 
-CLIP: Final[Mapping[str, float]] = {"regression": 0.5, "counts": 2.0}
+CLIP: Final[Mapping[str, float]] = {"regression": 0.35, "counts": 2.0}
 """Clipping norm / B; 1 of other outcomes. Squared errors are of labels between -1 and 1, and counts vary more."""
-STEP: Final[Mapping[str, float]] = {"counts": 1.0}
-"""Step size times B^2; 4 of other outcomes. Expected counts are exponentials, and overshoot."""
+STEP: Final[Mapping[str, float]] = {"regression": 2.0, "counts": 1.0}
+"""Step size times B^2; 4 of other outcomes. Squares are steeper than logarithms of odds, and expected counts, which are
+exponentials, overshoot."""
 RARE: Final = 0.15
 """The share of the rarer of two classes below which the model begins with charged counts of both, and nothing is cut
 whose derivative is at most sqrt(2): clipping would cut records of the rare class alone, and risks come out too low."""
+COUNTED: Final = ("ordinal", "regression", "survival")
+"""Outcomes of which the model always begins with charged counts of the label. One that begins elsewhere first learns
+that every column speaks for the way from there: coefficients have the wrong sign until many rounds later."""
 ROUNDS: Final = (20, 50)  # at least, and at most
 PER_ROUND: Final = 50.0  # records times epsilon, over the root of the silos: fewer than this leave no signal in a round
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingDefaults:
-    """What is drafted; count_classes: whether the model begins with charged counts of the classes."""
+    """What is drafted; count_labels: whether the model begins with charged counts of the label."""
 
     rounds: int
     clip_norm: float
     local_lr: float
-    count_classes: bool = False
+    count_labels: bool = False
+    is_rare: bool = False
 
 
 def training_defaults(
@@ -66,7 +71,8 @@ def training_defaults(
         rounds=min(max(rounds, least), most),
         clip_norm=float(digits(length * (math.sqrt(2) if rare else CLIP.get(outcome, 1.0)), 2)),
         local_lr=float(digits(STEP.get(outcome, 4.0) / length**2, 2)),
-        count_classes=rare,
+        count_labels=rare or outcome in COUNTED,
+        is_rare=rare,
     )
 
 

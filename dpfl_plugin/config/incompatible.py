@@ -134,8 +134,8 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "data.preprocess": "statistics are of columns as the schema makes them. Leave preprocess out",
         "data.memory_map": "scaled records are in memory. Leave memory_map out",
     },
-    "private_statistics.classes": dict.fromkeys(
-        ("algorithm=mr_mtl", "algorithm=local"), "silos' own models would not start with the shares. Leave classes out"
+    "private_statistics.outcome": dict.fromkeys(
+        ("algorithm=mr_mtl", "algorithm=local"), "silos' own models would not begin with it. Leave outcome out"
     ),
     "class_weights=balanced": {
         "augmentation": "classes are counted of records as they are. Give class_weights as numbers",

@@ -124,9 +124,9 @@ class StatisticsConfig(Strict):
         lt=math.inf,
         description="noise std / sensitivity of a silo's sum, in place of epsilon_share",
     )
-    classes: bool = Field(
+    outcome: bool = Field(
         default=False,
-        description="count the classes, too: the model starts with their shares as what it predicts without features",
+        description="count the label, too: the model begins with what that predicts without features",
     )
 
 

@@ -8,7 +8,8 @@ column a part of L2 norm 1 at most (`contributions`):
   <= d sqrt(1 + (2 - d)^2) <= 2 apart, for that grows with d up to d = 2. A missing value is sqrt(2) from any at most.
 * quantiles: 1 in one of `BINS` bins, of equal width; nothing where the value is missing.
 * counts: 1 for one of the categories; nothing where the value is missing.
-* labels: 1 for the record's class; of which nothing follows that is done to features.
+* labels, and parts of a range of labels: 1 for the code of the record's label (`outcome_counts`); of which nothing
+  follows that is done to features.
 
 Two different bins or categories are sqrt(2) apart. A mean of such parts, as that of a person's records, is in their
 convex hull, which has the same largest norm and the same diameter.
@@ -34,7 +35,8 @@ NORMAL: Final = 1.349  # interquartile range of a normal distribution, in standa
 LEAST: Final = 1e-3  # of a scale, in half ranges; a constant column becomes 0
 FARTHEST: Final = 10.0  # what is farther from the centre, in scales, counts as that far
 
-Statistic = Literal["mean", "quantiles", "counts", "labels"]
+Statistic = Literal["mean", "quantiles", "counts", "labels", "parts"]
+OF_LABELS: Final = ("labels", "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,13 @@ def contributions(features: Tensor, measured: Sequence[Measured], labels: Tensor
     """What each record adds to the sums: (n, D) float64, whatever the ``features`` (n, d) hold.
 
     Args:
-        labels: (n,) classes, where they are measured; negative where there is no record.
+        labels: (n,) codes of labels, where they are measured; negative where there is no record.
     """
     return torch.cat([_part(features, one, labels) for one in measured], dim=1)
 
 
 def _part(features: Tensor, one: Measured, labels: Tensor | None) -> Tensor:
-    if one.kind == "labels":
+    if one.kind in OF_LABELS:
         assert labels is not None
         return _one_hot(labels.clamp(0, one.size - 1), one.size) * (labels >= 0).unsqueeze(1)
     if one.kind == "counts":
@@ -137,8 +139,8 @@ class Scaling:
         """
         parts = sums.double().split([one.size for one in measured])
         pairs = [(one, part.tolist()) for one, part in zip(measured, parts, strict=True)]
-        columns = [(one, part) for one, part in pairs if one.kind != "labels"]
-        shares = [_class_shares(one, part, noise) for one, part in pairs if one.kind == "labels"]
+        columns = [(one, part) for one, part in pairs if one.kind not in OF_LABELS]
+        shares = [_class_shares(one, part, noise) for one, part in pairs if one.kind in OF_LABELS]
         found = [_centre_and_scale(one, part, count, noise) for one, part in columns]
         centres, scales = (tuple(pair[place] for pair in found) for place in (0, 1))
         return cls(tuple(one for one, _ in columns), centres, scales, *shares)
@@ -186,9 +188,11 @@ class Scaling:
 
 
 def _class_shares(one: Measured, counts: list[float], noise: float) -> dict[str, float]:
-    """Of each class; its count is at least what the noise could make of nothing, so that no share is 0."""
-    least = [max(1.0, noise, count) for count in counts]
-    return {name: count / sum(least) for name, count in zip(one.values, least, strict=True)}
+    """Of each code. A class counts at least what the noise could make of nothing, so that no share is 0; parts of a
+    range count as they are, so that their mean has no bias."""
+    least = counts if one.kind == "parts" else [max(1.0, noise, count) for count in counts]
+    total = max(1.0, sum(least))
+    return {name: count / total for name, count in zip(one.values, least, strict=True)}
 
 
 def _centre_and_scale(one: Measured, sums: list[float], count: float, noise: float) -> tuple[float, float]:

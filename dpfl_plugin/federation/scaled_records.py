@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from dpfl_plugin.core.outcome_counts import codes_of
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.streams import FreshStream, Source, Stream
 from dpfl_plugin.gradients.base import Records
@@ -35,8 +36,11 @@ def noisy_sums(
     for silo in ids:
         part, rng = part_of(silos[silo], share).only_usable(), source.seek(draw.key("statistics", silo, 0))
         real = has_label(part.labels) if rules.unit == "person" else torch.ones(len(part), 1, dtype=torch.bool)
-        labels = part.labels if statistics.counts_classes else None
-        sums.append(statistics.noisy(part.features, real, rules.neighbouring, rng, labels).to(part.features.device))
+        codes = None
+        if statistics.counts_labels:
+            labels = part.labels.flatten(0, 1) if rules.unit == "person" else part.labels
+            codes = codes_of(statistics.outcome, labels).view(real.shape)
+        sums.append(statistics.noisy(part.features, real, rules.neighbouring, rng, codes).to(part.features.device))
     return torch.stack(sums)
 
 

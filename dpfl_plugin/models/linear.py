@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from dpfl_plugin.core.outcome_counts import hazards_of, mean_of
+from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.models.score_heads import BaselineHazards
+from dpfl_plugin.models.score_heads import BaselineHazards, ScoreHead
 
 
 def softmax(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = True) -> nn.Module:
@@ -53,25 +55,44 @@ def grouped_cox(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), score, BaselineHazards(num_classes))
 
 
-def predicting(module: nn.Module, shares: Sequence[float]) -> torch.Tensor:
-    """(d,) the trainable parameters of a model whose last layer begins with a bias that says ``shares`` of the classes.
+def predicting(module: nn.Module, outcome: Outcome, shares: Sequence[float]) -> torch.Tensor:
+    """(d,) the trainable parameters of a model whose last layer begins with what ``shares`` of the outcome's codes
+    (`dpfl_plugin.core.outcome_counts`) predict without features.
 
     Raises:
-        UnsupportedError: its last linear layer has no trainable bias, or not an output for each class.
+        UnsupportedError: it has no head for the outcome, and does not end with a linear layer that has a trainable bias
+            and as many outputs as that needs.
     """
     layout, names = Layout.of(module), {layer: name for name, layer in module.named_modules()}
-    last = next((layer for layer in reversed([*module.modules()]) if isinstance(layer, nn.Linear)), None)
-    key = "" if last is None else f"{names[last]}.bias".lstrip(".")
-    outputs = (1,) if len(shares) == 2 else ()
-    if last is None or key not in layout.names or last.out_features not in (*outputs, len(shares)):
-        raise UnsupportedError(
-            "private_statistics.classes: the model does not end with a linear layer that has a bias and an output for "
-            "each class. Leave classes out, or use softmax, logistic or mlp."
-        )
-    logs = torch.tensor(shares, dtype=torch.float64).log()
     vector = layout.flatten(dict(module.named_parameters()))
-    layout.unflatten(vector)[key].copy_(logs[1:] - logs[:1] if last.out_features == 1 else logs - logs.mean())
+    parameters = layout.unflatten(vector)
+    last = next((layer for layer in reversed([*module.modules()]) if isinstance(layer, nn.Linear | ScoreHead)), None)
+    if isinstance(last, ScoreHead):
+        begun = last.beginning(shares if outcome.has_classes else hazards_of(outcome, shares))
+        for key, value in begun.items():
+            parameters[f"{names[last]}.{key}".lstrip(".")].copy_(value)
+        return vector
+    key = "" if last is None else f"{names[last]}.bias".lstrip(".")
+    begins = _outputs(outcome, shares)
+    if last is not None and outcome.kind == "classes" and len(shares) == 2 and last.out_features == 1:
+        begins = begins[1:] - begins[:1]
+    if last is None or key not in parameters or last.out_features != len(begins):
+        raise UnsupportedError(
+            "private_statistics.outcome: the model does not end with a linear layer that has a bias and as many "
+            "outputs as the outcome needs. Leave outcome out, or use softmax, logistic, linear, grouped_cox or mlp."
+        )
+    parameters[key].copy_(begins)
     return vector
+
+
+def _outputs(outcome: Outcome, shares: Sequence[float]) -> torch.Tensor:
+    """What a model without features puts out."""
+    if outcome.kind == "regression":
+        return torch.tensor([mean_of(outcome, shares)], dtype=torch.float64)
+    if outcome.kind == "survival":
+        return torch.tensor(hazards_of(outcome, shares), dtype=torch.float64).logit()
+    logs = torch.tensor(shares, dtype=torch.float64).log()
+    return logs - logs.mean()
 
 
 def _zero_linear(num_inputs: int, num_outputs: int, bias: bool) -> nn.Linear:

@@ -30,6 +30,10 @@ class ScoreHead(nn.Module):
         """(n, c) of scores (n,), at these parameters instead of the head's own."""
         raise NotImplementedError
 
+    def beginning(self, shares: Sequence[float]) -> dict[str, Tensor]:
+        """Parameters, by name, with which a score of 0 says these ``shares`` of levels, or hazards of bins."""
+        raise NotImplementedError
+
     def derivatives(
         self, scores: Tensor, parameters: Sequence[Tensor], residuals: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
@@ -51,10 +55,15 @@ class Thresholds(ScoreHead):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        at = [math.log((j + 1) / (num_classes - 1 - j)) for j in range(num_classes - 1)]
+        begun = self.beginning([1 / num_classes] * num_classes)
+        self.first = nn.Parameter(begun["first"])
+        self.steps = nn.Parameter(begun["steps"]) if "steps" in begun else None
+
+    def beginning(self, shares: Sequence[float]) -> dict[str, Tensor]:
+        below = list(itertools.accumulate(shares))
+        at = [math.log(share / (below[-1] - share)) for share in below[:-1]]
         steps = [math.log(math.expm1(b - a)) for a, b in itertools.pairwise(at)]
-        self.first = nn.Parameter(torch.tensor(at[:1]))
-        self.steps = nn.Parameter(torch.tensor(steps)) if steps else None
+        return {"first": torch.tensor(at[:1])} | ({"steps": torch.tensor(steps)} if steps else {})
 
     def outputs(self, scores: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         return _increasing(*parameters) - scores.unsqueeze(1)
@@ -88,6 +97,9 @@ class BaselineHazards(ScoreHead):
     def __init__(self, num_bins: int) -> None:
         super().__init__()
         self.log_rates = nn.Parameter(torch.full((num_bins,), math.log(math.log(2) / num_bins)))
+
+    def beginning(self, shares: Sequence[float]) -> dict[str, Tensor]:
+        return {"log_rates": torch.tensor([math.log(-math.log1p(-hazard)) for hazard in shares])}
 
     def outputs(self, scores: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         log_rates = parameters[0] + scores.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Private statistics of columns, and counts of classes: one noisy sum of each silo, before the first round.
+"""Private statistics of columns, and counts of labels: one noisy sum of each silo, before the first round.
 
 What a record adds, and that it is of norm 1 at most for each column: `dpfl_plugin.core.scaling`. So with m columns of
 which q have a mean, one record moves a silo's sum by sqrt(m) where it counts as zero, and by sqrt(4 q + 2 (m - q))
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpfl_plugin.core.grid import has_room
-from dpfl_plugin.core.scaling import Measured, Scaling, contributions
+from dpfl_plugin.core.outcomes import CLASSES, Outcome
+from dpfl_plugin.core.scaling import OF_LABELS, Measured, Scaling, contributions
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.late import torch
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Unit
@@ -36,10 +37,12 @@ class Statistics:
 
     Attributes:
         noise_multiplier: noise standard deviation / sensitivity of a silo's sum.
+        outcome: what labels are, where they are counted.
     """
 
     measured: tuple[Measured, ...]
     noise_multiplier: float
+    outcome: Outcome = CLASSES
 
     @property
     def size(self) -> int:
@@ -47,8 +50,8 @@ class Statistics:
         return sum(one.size for one in self.measured)
 
     @property
-    def counts_classes(self) -> bool:
-        return any(one.kind == "labels" for one in self.measured)
+    def counts_labels(self) -> bool:
+        return any(one.kind in OF_LABELS for one in self.measured)
 
     def sensitivity(self, neighbouring: Neighbouring) -> float:
         """By how much one record, or person, moves a sum; see the module."""
@@ -72,7 +75,7 @@ class Statistics:
 
         Args:
             features: (n, d), or (n, k, d) of n persons; real: (n, k), which of these are records; of records (n, 1).
-            labels: (n,) or (n, k) classes, where they are measured.
+            labels: (n,) or (n, k) codes of labels (`outcome_counts`), where they are counted.
 
         Raises:
             UnsupportedError: so many records that their sum does not fit into the integers of the noise.

@@ -11,12 +11,13 @@ import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcome_counts import num_codes
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.federation.memory import Memory
 from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import base as engines
@@ -271,9 +272,11 @@ def _draft(
     module, loss, trial = model_and_loss(config, holding, module, loss)
     state = state_before(module)
     score = validation_score(config, holding.survey.outcome, holding.survey.num_classes)
-    statistics_of(config, holding.survey.inputs, holding.survey.num_classes)
-    if config.private_statistics is not None and config.private_statistics.classes:
-        _check_classes(holding.survey.outcome, holding.survey.num_classes, module)
+    known = holding.survey
+    statistics_of(config, known.inputs, known.outcome, known.num_classes)
+    if config.private_statistics is not None and config.private_statistics.outcome:
+        codes = num_codes(known.outcome, known.num_classes)
+        predicting(module, known.outcome, [1 / codes] * codes)
     own = own_settings(config, len(num_records), holding.names)
     check_records(config, with_own(rules, config, own, dict.fromkeys(own.of, 1.0)), num_records, holding.names)
     setting = make_setting(config, num_records, holding.names)
@@ -302,13 +305,6 @@ def _draft(
         engine=engine,
         engine_reason=reason,
     )
-
-
-def _check_classes(outcome: Outcome, num_classes: int, module: torch.nn.Module) -> None:
-    """Check that a model can begin with the shares of classes."""
-    if outcome.kind != "classes":
-        raise ConfigError(f"private_statistics.classes: labels are {outcome.kind}, and no classes. Leave classes out.")
-    predicting(module, [1 / num_classes] * num_classes)
 
 
 def _noise(config: Config, draft: _Draft, begun_with: float | None) -> tuple[float, Counter[RoundCost] | None]:
@@ -343,5 +339,5 @@ def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Extra
         lockstep=lockstep,
         record=cuda_graph if graphs else None,
         outcome=known.outcome,
-        statistics=statistics_planned(config, known.inputs, known.num_classes, extra),
+        statistics=statistics_planned(config, known.inputs, known.outcome, known.num_classes, extra),
     )

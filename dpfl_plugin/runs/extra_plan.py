@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcome_counts import COUNTED, num_codes
+from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.scaling import Measured
 from dpfl_plugin.data.base import Inputs
@@ -97,8 +99,8 @@ def _solved(accountant: Accountant, count: int, epsilon: float, delta: float) ->
     return least_noise(lambda noise: accountant.epsilon([_term(noise, count)], delta), epsilon)
 
 
-def statistics_of(config: Config, inputs: Inputs | None, num_classes: int) -> tuple[Measured, ...]:
-    """The columns whose statistics a run releases, and the label where its classes are counted.
+def statistics_of(config: Config, inputs: Inputs | None, outcome: Outcome, num_classes: int) -> tuple[Measured, ...]:
+    """The columns whose statistics a run releases, and the label where it is counted.
 
     Args:
         inputs: what records are; None in a process that holds none.
@@ -121,24 +123,30 @@ def statistics_of(config: Config, inputs: Inputs | None, num_classes: int) -> tu
                 "releases, which are charged. Set private_statistics: {epsilon_share: 0.25}, or take that key out."
             )
         return ()
-    if balanced or config.private_statistics.classes:
-        names = inputs.classes if inputs is not None and names_its_classes(config) else ()
-        names = names or tuple(map(str, range(num_classes)))
-        return (*measured, Measured("label", "labels", 0, values=names))
+    if config.private_statistics.outcome and outcome.kind not in COUNTED:
+        raise ConfigError(
+            f"private_statistics.outcome: labels are {outcome.kind}, and only {', '.join(COUNTED)} are counted. Leave "
+            "outcome out."
+        )
+    if balanced or config.private_statistics.outcome:
+        named = inputs is not None and outcome.has_classes and names_its_classes(config)
+        names = inputs.classes if inputs is not None and named else ()
+        names = names or tuple(map(str, range(num_codes(outcome, num_classes))))
+        return (*measured, Measured("label", "parts" if outcome.kind == "regression" else "labels", 0, values=names))
     if inputs is not None and not measured:
         raise ConfigError(
             "private_statistics: no column asks for any. Give columns of data.schema scale: mean, scale: quantiles or "
-            "missing: most_frequent, set private_statistics.classes, or leave private_statistics out."
+            "missing: most_frequent, set private_statistics.outcome, or leave private_statistics out."
         )
     return measured
 
 
 def statistics_planned(
-    config: Config, inputs: Inputs | None, num_classes: int, planned: ExtraPlan
+    config: Config, inputs: Inputs | None, outcome: Outcome, num_classes: int, planned: ExtraPlan
 ) -> Statistics | None:
     """How a run releases statistics; None for none. Raises as `statistics_of`."""
-    measured = statistics_of(config, inputs, num_classes)
-    return Statistics(measured, planned.statistics) if measured and planned.statistics is not None else None
+    measured = statistics_of(config, inputs, outcome, num_classes)
+    return Statistics(measured, planned.statistics, outcome) if measured and planned.statistics is not None else None
 
 
 def check_extra_releases(config: Config, num_records: Sequence[int], names: Mapping[int, str]) -> None:

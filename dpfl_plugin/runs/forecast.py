@@ -279,7 +279,7 @@ def forecast(
     federation = federate(config, base) if federation is None else federation
     num_records = tuple(len(silo.train_y) for silo in federation.silos)
     check_records(config, rules, num_records, federation.names)
-    statistics_of(config, federation.inputs, federation.num_classes)
+    statistics_of(config, federation.inputs, federation.outcome, federation.num_classes)
     setting = make_setting(config, num_records, federation.names)
     parameters, outcome = dimension(config, federation), federation.outcome.kind
     return Forecast(config, algorithm, accountant, setting, num_records, privacy_rules, parameters, outcome)

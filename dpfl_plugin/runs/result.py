@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +17,7 @@ from safetensors.torch import save as serialise
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcome_counts import hazards_of, mean_of
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.federation.outcome import Cause, RunOutcome
 from dpfl_plugin.federation.progress import Progress
@@ -395,13 +398,27 @@ def _signal(parts: Parts, num_steps: int) -> float | None:
 
 def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
     """Private statistics of columns, and the scaling by them: releases, or made of them; {} without any."""
-    statistics = statistics_planned(config, parts.inputs, parts.holding.survey.num_classes, parts.extra_plan)
+    known = parts.holding.survey
+    statistics = statistics_planned(config, known.inputs, known.outcome, known.num_classes, parts.extra_plan)
     if statistics is None or progress.statistics is None:
         return {}
     scaling = scaling_of(statistics, progress.statistics, parts.rules.neighbouring)
     noise = parts.extra_plan.statistics
-    columns = scaling.told() | ({"class_weights": scaling.class_weights} if config.class_weights == "balanced" else {})
+    columns = scaling.told()
+    shares = list(columns.get("class_shares", {}).values())
+    if shares and not known.outcome.has_classes:
+        columns = {known.outcome.kind: _baseline(known.outcome, shares), **columns}
+        columns.pop("class_shares")
+    columns |= {"class_weights": scaling.class_weights} if config.class_weights == "balanced" else {}
     return {"private_statistics": {"noise_multiplier": noise, "columns": columns, "scaling": scaling.plain()}}
+
+
+def _baseline(outcome: Outcome, shares: Sequence[float]) -> dict[str, float]:
+    """What the released counts of labels predict without features, in their unit."""
+    if outcome.kind == "regression":
+        return {"mean": outcome.middle + outcome.half_range * mean_of(outcome, shares)}
+    survival = itertools.accumulate((1 - hazard for hazard in hazards_of(outcome, shares)), operator.mul)
+    return {f"S({end:g})": value for end, value in zip(outcome.edges, survival, strict=True)}
 
 
 def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:

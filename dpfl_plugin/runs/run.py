@@ -310,7 +310,7 @@ class ActiveRun:
         planner, first = planner_of(config, parts, run.coins), None
         if parts.extra_plan.statistics is not None:
             num_records = tuple(training_records(config, count) for count in parts.num_records)
-            counts = config.private_statistics is not None and config.private_statistics.classes
+            counts = config.private_statistics is not None and config.private_statistics.outcome
             begin = functools.partial(_begun_by, config, parts) if counts else None
             first = StatisticsRound(planner, self.account, num_records, begin)
         return RoundLoop(
@@ -572,9 +572,10 @@ def _by_part(seconds: Mapping[Part, float]) -> dict[str, float]:
 
 
 def _begun_by(config: Config, parts: Parts, sums: Tensor) -> Vectors:
-    """The server's vectors, of a model that begins with the released shares of classes."""
-    statistics = statistics_planned(config, parts.inputs, parts.holding.survey.num_classes, parts.extra_plan)
+    """The server's vectors, of a model that begins with what the released counts of labels predict."""
+    known = parts.holding.survey
+    statistics = statistics_planned(config, known.inputs, known.outcome, known.num_classes, parts.extra_plan)
     assert statistics is not None
     shares = scaling_of(statistics, sums, parts.rules.neighbouring).class_shares
-    model = predicting(parts.module, list(shares.values()))
+    model = predicting(parts.module, known.outcome, list(shares.values()))
     return parts.algorithm.init_server(model.to(parts.model), parts.setting)

@@ -342,7 +342,7 @@ def _formula(rules: PrivacyRules) -> str:
 def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> list[str]:
     """What silos release beside the rounds, in words."""
     scores, own = account.extra_plan.scores, config.personalise
-    counted = config.private_statistics is not None and config.private_statistics.classes
+    counted = config.private_statistics is not None and config.private_statistics.outcome
     return items(
         "pages/beside.md.jinja",
         persons=config.privacy.unit == "person",

@@ -32,7 +32,7 @@ def test_a_rare_class_is_counted_and_no_gradient_of_it_is_cut() -> None:
         training_defaults("classes", 8.0, num_records=1000, num_silos=4, epsilon=3.0, rarest=share)
         for share in (RARE, RARE / 2)
     )
-    assert not usual.count_classes and rare.count_classes
+    assert not usual.count_labels and rare.count_labels
     assert rare.clip_norm == pytest.approx(math.sqrt(2) * usual.clip_norm, rel=0.05)
 
 

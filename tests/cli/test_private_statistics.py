@@ -47,7 +47,7 @@ CONFIG: dict[str, Any] = {
     "model": "softmax",
     "algorithm": {"name": "fedavg", "local_steps": 2, "local_lr": 0.5},
     "privacy": {"noise_multiplier": 2.0, "delta": DELTA, "sampler": "full"},
-    "private_statistics": {"noise_multiplier": 5.0, "classes": True},
+    "private_statistics": {"noise_multiplier": 5.0, "outcome": True},
 }
 SOLVED = {"privacy": {"noise_multiplier": None, "epsilon": 3.0}, "private_statistics": {"noise_multiplier": None}}
 
@@ -123,7 +123,7 @@ def test_the_model_begins_with_the_shares_of_the_classes(tmp_path: Path, model: 
     ("changes", "why"),
     [
         ({"model": {"name": "softmax", "bias": False}}, "does not end with a linear layer that has a bias"),
-        ({"algorithm": {"name": "local"}}, "silos' own models would not start with the shares"),
+        ({"algorithm": {"name": "local"}}, "silos' own models would not begin with it"),
     ],
 )
 def test_counts_of_classes_are_refused_where_no_model_begins_with_them(tmp_path: Path, changes: Any, why: str) -> None:
@@ -147,7 +147,7 @@ def test_each_silo_is_charged_for_one_more_gaussian_release_and_epsilon_is_that_
     assert expected > by_dp_accounting(*[2.0] * 6) * 1.01, "too little for the test to tell"
     page = (Path(whole["folder"]) / "privacy.md").read_text()
     assert (
-        "statistics of columns and counts of classes: one noisy sum of each silo" in page and "publishing them" in page
+        "statistics of columns and counts of labels: one noisy sum of each silo" in page and "publishing them" in page
     )
     assert dpfl("account", whole["folder"]).code == 0
 
@@ -321,7 +321,7 @@ def test_scores_are_of_other_records_than_statistics(tmp_path: Path) -> None:
         ({"private_statistics": None}, ("data.schema.columns.age.scale: mean", "Set private_statistics")),
         (
             {
-                "private_statistics": {"classes": False},
+                "private_statistics": {"outcome": False},
                 "data": {
                     "schema": {
                         "columns": {"age": {"scale": None}, "lab": {"scale": None}, "sex": {"missing": "category"}}

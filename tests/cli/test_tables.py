@@ -508,7 +508,7 @@ def test_a_drafted_model_of_a_rare_outcome_predicts_its_risk(
     table.assign(ill=np.where(ill, "yes", "no"), site=rng.choice(["a", "b", "c"], 2000)).to_csv("all.csv", index=False)
     assert command("init", "study", "--from", "all.csv", "--label", "ill", "--silo", "site").code == 0
     drafted = yaml.safe_load(Path("study/run.yaml").read_text())
-    assert drafted["private_statistics"] == {"classes": True}
+    assert drafted["private_statistics"] == {"outcome": True}
     without = ("privacy.epsilon=null", "privacy.noise_multiplier=0", "private_statistics.noise_multiplier=0")
     for changes in (("privacy.epsilon=8",), without):
         done = command("run", "study/run.yaml", "--json", *(f"--set={change}" for change in ("seed=1", *changes)))

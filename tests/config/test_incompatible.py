@@ -53,7 +53,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "private_evaluation.every": {"private_evaluation": {"noise_multiplier": 9.0, "every": 2}},
     "private_evaluation.measure!=auc": {"private_evaluation": {"noise_multiplier": 9.0, "measure": "accuracy"}},
     "private_statistics": {"private_statistics": {"noise_multiplier": 9.0}},
-    "private_statistics.classes": {"private_statistics": {"noise_multiplier": 9.0, "classes": True}},
+    "private_statistics.outcome": {"private_statistics": {"noise_multiplier": 9.0, "outcome": True}},
     "runtime.graphs": {"runtime": {"graphs": True, "device": "cuda"}},
     "runtime.kind!=auto,in_process": {"runtime": {"kind": "mpi"}},
     "runtime.lockstep": {"runtime": {"lockstep": True}},

@@ -110,7 +110,7 @@ def test_neighbours_sums_are_as_far_apart_as_the_sensitivity_at_most(persons: bo
 @pytest.mark.parametrize(("neighbouring", "limit"), [("replace_one", math.sqrt(2)), ("add_or_remove", 1.0)])
 def test_a_record_moves_the_counts_of_classes_by_their_sensitivity(neighbouring, limit) -> None:
     statistics = Statistics((Measured("label", "labels", 0, values=("no", "yes", "?")),), 0.0)
-    assert statistics.sensitivity(neighbouring) == limit and statistics.counts_classes
+    assert statistics.sensitivity(neighbouring) == limit and statistics.counts_labels
     rng, labels = stream(3, "trial"), torch.tensor([0, 0, 2, 1])
 
     def counts(classes: torch.Tensor) -> torch.Tensor:
