@@ -58,7 +58,7 @@ def note_start(config: Config, parts: Parts, hooks: Hooks) -> None:
         noise = digits(parts.noise_multiplier, 6)
         hooks.note(f"noise_multiplier solved: {noise}, {_solved_for(config)}")
         if why := weak_signal_of(parts):
-            hooks.note(f"warning: {why}.")
+            hooks.note(f"{why[0].upper()}{why[1:]}.")
     every, seconds = config.checkpoint.when(fresh=parts.rules.fresh)
     if parts.rules.fresh and every != 1 and seconds:
         hooks.note(
