@@ -418,9 +418,13 @@ def _of_number(
     there = Estimate(usable - missing, std * math.sqrt(1 + (variable.missing >= 0)))
     mean, spread = mean_and_std((sums[0], sums[1]), std, there)
     quantiles = {f"{share:g}": quantile(counts[:bins], variable.edges, share, std) for share in SHARES}
+    in_units = {
+        "mean": Estimate(variable.low + half * (mean.value + 1), half * mean.noise_std),
+        "std": Estimate(half * spread.value, half * spread.noise_std),
+    }
+    cut = {"mean": abs(mean.value) == 1, "std": spread.value in (0, 1)}  # noise took them beyond what can be
     return {
-        "mean": Estimate(variable.low + half * (mean.value + 1), half * mean.noise_std)._asdict(),
-        "std": Estimate(half * spread.value, half * spread.noise_std)._asdict(),
+        **{name: {**found._asdict(), "cut": cut[name]} for name, found in in_units.items()},
         "quantiles": {share: _within(found, variable)._asdict() for share, found in quantiles.items()},
     }
 

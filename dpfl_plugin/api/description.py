@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas
 
 MOST_SITES: Final = 8  # columns of the text; JSON and `rows` have all
-CUT_OFF: Final = "* noise made this count negative: 0 is shown."
+CUT_OFF: Final = "* noise took this beyond what it can be (a count below 0, say): the end is shown."
 COLUMNS: Final = ("site", "column", "statistic", "value", "noisy", "noise_std", "low", "high")
 
 
@@ -166,7 +166,7 @@ def _shown(value: float, entry: Mapping[str, Any]) -> str:
 
 def _estimate(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     days = " days" * (entry["type"] == "date")
-    return f"{_shown(found['value'], entry)} ± {_spread(found['noise_std'])}{days}"
+    return f"{_shown(found['value'], entry)}{'*' * found['cut']} ± {_spread(found['noise_std'])}{days}"
 
 
 def _interval(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:

@@ -269,7 +269,13 @@ def statement_of(trained: FinishedRun) -> list[str]:
         return [f"{where}: {NO_EPSILON}", NOT_COVERED]
     level = epsilon["server"]["unit"]
     shared = ", with the other runs in its shared ledger" if trained.result.get("earlier_runs") else ""
-    shared = ", with all candidates of its tuning" if "tuning" in trained.result else shared
+    if "tuning" in trained.result:
+        more = (
+            ""
+            if trained.config.privacy.ledger is None
+            else f" (`dpfl statement` has all of {trained.config.privacy.ledger})"
+        )
+        shared = f", with all candidates of its tuning{more}"
     lines = [
         f"{where} was trained at epsilon {_number(server)} (server), {_number(outside)} (third party), delta "
         f"{digits(epsilon['server']['delta'], 6)}, {level} level{shared}.",

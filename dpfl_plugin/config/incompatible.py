@@ -49,7 +49,8 @@ _PUBLISHES_SIZES: Final = (
 
 _TABLE: Final[dict[str, dict[str, str]]] = {
     "privacy.epsilon": {
-        "privacy.noise_multiplier=0": "without noise no epsilon holds. Leave epsilon out, or give more noise"
+        "privacy.noise_multiplier=0": "without noise no epsilon holds. Leave epsilon out (privacy.epsilon=null), or "
+        "give more noise"
     },
     "privacy.sampler=full": dict.fromkeys(
         ("privacy.record_rate", "privacy.batch_size", "silos.*.record_rate", "silos.*.batch_size"), _ALL_RECORDS

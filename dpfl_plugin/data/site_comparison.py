@@ -21,6 +21,7 @@ from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
 from dpfl_plugin.data.site_dates import are_dates, forms_of, written
 
 LEAST: Final = 10  # cells of a site that are compared
+NEARLY: Final = 0.2  # of a site's cells: as few are nearly none, and all but as few nearly all
 TIMES: Final = 1.8  # as much in the median, where the middles are apart: kg and lb are 2.2
 BY_CHANCE: Final = 0.01  # pairs of equal rows that would be expected of independent columns
 NUMBERS: Final = frozenset(("number", "integer"))
@@ -44,9 +45,11 @@ class Comparison(NamedTuple):
 
 
 def _filled(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
+    """Whether a site has nearly all values, or nearly none; None where it has some."""
     values = np.bincount(column.values(sites)[1], minlength=len(sites.names))
     counts = np.bincount(sites.of_record, minlength=len(sites.names))
-    return [bool(value) if count >= LEAST else None for value, count in zip(values, counts, strict=True)]
+    pairs = [(value / max(1, count), count >= LEAST) for value, count in zip(values, counts, strict=True)]
+    return [None if not enough or NEARLY < share < 1 - NEARLY else share > 0.5 for share, enough in pairs]
 
 
 def _middles(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
@@ -87,7 +90,7 @@ COMPARISONS: Final = {
         _filled,
         lambda _: None,
         lambda one, other: one != other,
-        lambda facts: "filled" if facts[0] else "empty",
+        lambda facts: "nearly all filled" if facts[0] else "nearly all empty",
         "add the values, or leave the column out: that it is empty tells the site",
     ),
     "unit": Comparison(

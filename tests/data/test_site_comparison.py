@@ -88,7 +88,7 @@ DIFFERENT: dict[str, tuple[dict[str, Sequence[Any]], dict[str, Any], str]] = {
     "a column that one site has not filled": (
         {"a": GLUCOSE, "b": [""] * 60},
         {**NUMBER, "missing": "indicator"},
-        "a: filled; b: empty",
+        "a: nearly all filled; b: nearly all empty",
     ),
 }
 
