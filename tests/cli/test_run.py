@@ -59,6 +59,7 @@ FIELDS = {
         "earlier_runs",
         "lost",
         "early_stopping",
+        "signal_to_noise",
         "inputs",
         "warnings",
         "test_accuracy",
