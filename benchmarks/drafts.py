@@ -149,7 +149,11 @@ STUDIES: Final[Mapping[str, Study]] = {
         of("d2"),
         "1 - deviance / null deviance",
         "hospital",
-        {"outcome: regression": "outcome: counts"},
+        {
+            "outcome: regression": "outcome: counts",
+            "local_lr: 1": "local_lr: 0.34",
+            "clip_norm: 0.52": "clip_norm: 3.5",
+        },
     ),
     "dialysis": Study(
         lambda data: pd.read_csv(data / "multicentre/dialysis.csv").drop(columns="patient_id"),

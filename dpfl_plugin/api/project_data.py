@@ -170,13 +170,19 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
     dealt = DEALT if own.silo is None and len(paths) == 1 else None
     told += [ONE_FILE] * (dealt is not None)
     outcome = draft.schema["label"]["outcome"]
+    squared = squared_norm_of(draft.schema["columns"])
+    if any("outcome: counts" in note for note in draft.notes):
+        counts = training_of("counts", squared, draft.sizes, dealt)
+        told.append(
+            f"Counts train with algorithm.local_lr: {counts.local_lr:g} and privacy.clip_norm: {counts.clip_norm:g}."
+        )
     return DataBlock(
         dataset,
         tuple(told),
         draft.schema,
         dealt=dealt,
         unequal=len({*draft.sizes}) > 1,
-        training=training_of(outcome, squared_norm_of(draft.schema["columns"]), draft.sizes, dealt, draft.rarest),
+        training=training_of(outcome, squared, draft.sizes, dealt, draft.rarest),
         model={"classes": "softmax", "survival": "grouped_cox"}.get(outcome, "linear"),
     )
 

@@ -23,9 +23,9 @@ from typing import Any, Final
 from dpfl_plugin.core.outcomes import OutcomeKind
 from dpfl_plugin.core.rounding import digits
 
-CLIP: Final[Mapping[str, float]] = {"regression": 0.35, "counts": 2.0}
+CLIP: Final[Mapping[str, float]] = {"regression": 0.3, "counts": 2.0}
 """Clipping norm / B; 1 of other outcomes. Squared errors are of labels between -1 and 1, and counts vary more."""
-STEP: Final[Mapping[str, float]] = {"regression": 2.0, "counts": 1.0}
+STEP: Final[Mapping[str, float]] = {"regression": 3.0, "counts": 1.0}
 """Step size times B^2; 4 of other outcomes. Squares are steeper than logarithms of odds, and expected counts, which are
 exponentials, overshoot."""
 RARE: Final = 0.15

@@ -1,7 +1,8 @@
 """What is known of an outcome without features, from counts: a record counts once, for the code of its label.
 
-Codes are classes and levels themselves; of a regression 32 equal parts of its range; of survival the bin in which
-somebody was last seen, twice: for those who were censored, and for those who had the event then.
+Codes are classes and levels themselves; of a regression 32 equal parts of its range, and of counts those of counts for
+an exposure of 1; of survival the bin in which somebody was last seen, twice: for those who were censored, and for those
+who had the event then.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS: Final = 32  # of a regression's range
-COUNTED: Final = ("classes", "ordinal", "regression", "survival")
+COUNTED: Final = ("classes", "ordinal", "regression", "counts", "survival")
+IN_PARTS: Final = ("regression", "counts")
 
 
 def num_codes(outcome: Outcome, num_classes: int) -> int:
     """How many codes labels have."""
-    return {"regression": PARTS, "survival": 2 * len(outcome.edges)}.get(outcome.kind, num_classes)
+    return {"regression": PARTS, "counts": PARTS, "survival": 2 * len(outcome.edges)}.get(outcome.kind, num_classes)
 
 
 def codes_of(outcome: Outcome, labels: Tensor) -> Tensor:
@@ -29,9 +31,10 @@ def codes_of(outcome: Outcome, labels: Tensor) -> Tensor:
     if outcome.has_classes:
         return labels
     there = ~labels.isnan().reshape(len(labels), -1).any(dim=1)
-    if outcome.kind == "regression":
+    if outcome.kind in IN_PARTS:
         low, high = outcome.range or (0.0, 1.0)
-        codes = ((labels.double() - low) / (high - low) * PARTS).nan_to_num().long().clamp(0, PARTS - 1)
+        values = labels.double() if labels.dim() == 1 else labels[:, 0].double() / labels[:, 1].double()
+        codes = ((values - low) / (high - low) * PARTS).nan_to_num().long().clamp(0, PARTS - 1)
     else:
         times = labels[:, 0].contiguous().nan_to_num()
         edges = torch.tensor(outcome.edges, dtype=times.dtype, device=times.device)
@@ -40,7 +43,7 @@ def codes_of(outcome: Outcome, labels: Tensor) -> Tensor:
 
 
 def mean_of(outcome: Outcome, shares: Sequence[float]) -> float:
-    """Of a regression, from the shares of its codes: -1 to 1 as its range."""
+    """From the shares of parts of a range: -1 to 1 as that."""
     return min(max(sum(share * (2 * (part + 0.5) / PARTS - 1) for part, share in enumerate(shares)), -1.0), 1.0)
 
 

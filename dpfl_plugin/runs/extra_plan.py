@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcome_counts import COUNTED, num_codes
+from dpfl_plugin.core.outcome_counts import COUNTED, IN_PARTS, num_codes
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.scaling import Measured
@@ -132,7 +132,7 @@ def statistics_of(config: Config, inputs: Inputs | None, outcome: Outcome, num_c
         named = inputs is not None and outcome.has_classes and names_its_classes(config)
         names = inputs.classes if inputs is not None and named else ()
         names = names or tuple(map(str, range(num_codes(outcome, num_classes))))
-        return (*measured, Measured("label", "parts" if outcome.kind == "regression" else "labels", 0, values=names))
+        return (*measured, Measured("label", "parts" if outcome.kind in IN_PARTS else "labels", 0, values=names))
     if inputs is not None and not measured:
         raise ConfigError(
             "private_statistics: no column asks for any. Give columns of data.schema scale: mean, scale: quantiles or "

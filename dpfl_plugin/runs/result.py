@@ -417,6 +417,8 @@ def _baseline(outcome: Outcome, shares: Sequence[float]) -> dict[str, float]:
     """What the released counts of labels predict without features, in their unit."""
     if outcome.kind == "regression":
         return {"mean": outcome.middle + outcome.half_range * mean_of(outcome, shares)}
+    if outcome.kind == "counts":
+        return {"mean": outcome.middle * (mean_of(outcome, shares) + 1)}
     survival = itertools.accumulate((1 - hazard for hazard in hazards_of(outcome, shares)), operator.mul)
     return {f"S({end:g})": value for end, value in zip(outcome.edges, survival, strict=True)}
 

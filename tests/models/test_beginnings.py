@@ -21,12 +21,14 @@ OUTCOMES: dict[OutcomeKind, Outcome] = {
     "classes": Outcome(),
     "ordinal": Outcome("ordinal"),
     "regression": Outcome("regression", range=(-10.0, 90.0)),
+    "counts": Outcome("counts", range=(0.0, 90.0)),
     "survival": Outcome("survival", range=(0.0, 12.0), edges=(2.0, 5.0, 12.0)),
 }
 LABELS = {
     "classes": RNG.choice(3, SIZE, p=[0.9, 0.08, 0.02]),
     "ordinal": RNG.choice(3, SIZE, p=[0.1, 0.7, 0.2]),
     "regression": RNG.gamma(2.0, 4.0, SIZE).astype(np.float32),
+    "counts": np.stack([RNG.poisson(9.0, SIZE), np.ones(SIZE)], axis=1).astype(np.float32),
     "survival": np.stack([RNG.uniform(0, 12, SIZE), RNG.random(SIZE) < 0.3], axis=1).astype(np.float32),
 }
 
@@ -37,6 +39,7 @@ LABELS = {
         ("classes", "softmax"),
         ("ordinal", "linear"),
         ("regression", "linear"),
+        ("counts", "linear"),
         ("survival", "grouped_cox"),
         ("survival", "linear"),
     ],
@@ -52,7 +55,7 @@ def test_it_says_what_the_baseline_says(kind: OutcomeKind, model: str) -> None:
     begun = layout.unflatten(predicting(module, outcome, shares.clamp(min=1e-9).tolist()))
     outputs = torch.func.functional_call(module, begun, (torch.zeros(1, 4),))
     found, expected = answers(outcome, outputs.detach().double().numpy()), baseline(outcome, labels, width, 1)
-    if kind == "regression":
+    if kind in ("regression", "counts"):
         assert found.predicted == pytest.approx(expected.predicted, abs=100 / PARTS / 2)
     else:
         np.testing.assert_allclose(
@@ -60,7 +63,7 @@ def test_it_says_what_the_baseline_says(kind: OutcomeKind, model: str) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["regression", "survival"])
+@pytest.mark.parametrize("kind", ["regression", "counts", "survival"])
 def test_a_label_that_is_none_has_no_code(kind: OutcomeKind) -> None:
     labels = torch.from_numpy(LABELS[kind][:4]).clone()
     labels[1] = torch.nan
