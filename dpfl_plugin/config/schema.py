@@ -454,7 +454,13 @@ class Config(Strict):
             raise ValueError("rounds is missing: give rounds, or privacy.epsilon to run for as long as it lasts")
         self._check_scores()
         statistics = self.private_statistics
-        if statistics is not None and statistics.noise_multiplier is None and self.privacy.epsilon is None:
+        without = self.privacy.noise_multiplier == 0  # and then without noise here
+        if (
+            statistics is not None
+            and statistics.noise_multiplier is None
+            and self.privacy.epsilon is None
+            and not without
+        ):
             raise ValueError(
                 "private_statistics.noise_multiplier is missing: give it, or privacy.epsilon, of which "
                 "private_statistics.epsilon_share is a share"

@@ -64,7 +64,7 @@ def _of_statistics(config: Config, accountant: Accountant) -> float | None:
         _check_noise(key, asked.noise_multiplier, 1, config, accountant, what, mend)
         return asked.noise_multiplier
     if privacy.epsilon is None:
-        return 1.0  # as with scores
+        return 0.0 if privacy.noise_multiplier == 0 else 1.0  # as with scores
     return _least(accountant, 1, asked.epsilon_share * privacy.epsilon, privacy.delta)
 
 
