@@ -22,12 +22,15 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from scipy.linalg import qr
 
 import dpfl_plugin as dpfl
 from benchmarks.hospitals import finished
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from dpfl_plugin.errors import DpflError
+from dpfl_plugin.measures import formulas
+from dpfl_plugin.runs.records import federate
 
 RUNS: Final = ROOT / "runs" / "drafts"
 EPSILONS: Final = (1.0, 3.0, 8.0, None)  # None: without noise and clipping, as someone would fit who keeps the records
@@ -221,6 +224,39 @@ def judged(name: str, path: Path, epsilon: float | None, seed: int, settings: Ma
     return found[0], found[1]
 
 
+def pooled(name: str, path: Path, seed: int) -> float:
+    """What a model of the same columns is worth on the test records that is fitted to all training records together,
+    without privacy, by somebody else's package."""
+    from lifelines import CoxPHFitter
+    from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
+    from statsmodels.miscmodels.ordinal_model import OrderedModel
+
+    experiment = dpfl.load(path).with_(seed=seed)
+    records = federate(experiment.config, experiment.base)
+    silos, outcome = records.silos, records.outcome
+    x, y = (np.concatenate([getattr(silo, f"train_{part}") for silo in silos]) for part in "xy")
+    test_x, test_y = (np.concatenate([getattr(silo, f"test_{part}") for silo in silos]) for part in "xy")
+    _, triangle, order = qr(x.astype(float) - x.mean(axis=0), mode="economic", pivoting=True)
+    size = np.abs(np.diag(triangle))
+    kept = np.sort(order[: len(size)][size > 1e-6 * size[0]])  # without columns that follow from others
+    x, test_x = x[:, kept].astype(float), test_x[:, kept].astype(float)
+    if outcome.kind == "classes":
+        fitted = LogisticRegression(C=10, max_iter=2000).fit(x, y)
+        return float(formulas.auc(test_y == 1, fitted.decision_function(test_x)))
+    if outcome.kind == "regression":
+        return float(LinearRegression().fit(x, y).score(test_x, test_y))
+    if outcome.kind == "counts":
+        fitted = PoissonRegressor(alpha=0, max_iter=1000).fit(x, y[:, 0] / y[:, 1], sample_weight=y[:, 1])
+        return float(fitted.score(test_x, test_y[:, 0] / test_y[:, 1], sample_weight=test_y[:, 1]))
+    if outcome.kind == "ordinal":
+        fitted = OrderedModel(y, x, distr="logit").fit(method="bfgs", maxiter=200, disp=False)
+        level = (fitted.predict(test_x).cumsum(axis=1) < 0.5).sum(axis=1)
+        return weighted_kappa({"confusion_matrix": formulas.confusion(test_y, level, y.max() + 1)})
+    people = pd.DataFrame(x).assign(time=y[:, 0], event=y[:, 1])
+    risk = CoxPHFitter(penalizer=1e-3).fit(people, "time", "event").predict_partial_hazard(pd.DataFrame(test_x))
+    return float(formulas.concordance(test_y[:, 0], test_y[:, 1] > 0, -risk.to_numpy()) or math.nan)
+
+
 def drawn(rng: random.Random) -> dict[str, Any]:
     """Settings from `SPACE`."""
     settings = {key: rng.choice(values) for key, values in SPACE.items()}
@@ -253,11 +289,12 @@ def best_of(name: str, path: Path, epsilon: float | None, *, search: bool) -> di
 def rows_of(name: str, epsilons: Sequence[float | None], *, search: bool) -> list[list[str]]:
     """A row for each epsilon: the draft, who knows no features, and the best found."""
     path, rows = project(name, Path(os.environ["DPFL_DATA"])), []
+    without = statistics.fmean(pooled(name, path, seed) for seed in SEEDS)
     for epsilon in epsilons:
         pairs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
         own, baseline = (statistics.fmean(values) for values in zip(*pairs, strict=True))
         best, shown = best_of(name, path, epsilon, search=search), f"{epsilon:g}" if epsilon else "no noise"
-        row = [name, STUDIES[name].called, shown, f"{own:.3f}", f"{baseline:.3f}"]
+        row = [name, STUDIES[name].called, shown, f"{own:.3f}", f"{baseline:.3f}", f"{without:.3f}"]
         row.append("" if best is None else f"{statistics.fmean(best['measures']):.3f}")
         row.append("" if best is None else ", ".join(f"{key}={value}" for key, value in best["settings"].items()))
         rows.append(row)
@@ -275,7 +312,16 @@ def main() -> None:
     if "DPFL_DATA" not in os.environ:
         sys.exit("The tables are read from $DPFL_DATA, which is not set: the folder of heart_disease and the others.")
     rows = [row for name in given.tables for row in rows_of(name, given.epsilon or EPSILONS, search=given.search)]
-    header = ["table", "measure", "epsilon", "drafted", "no features", "best of 200", "its settings"]
+    header = [
+        "table",
+        "measure",
+        "epsilon",
+        "drafted",
+        "no features",
+        "pooled, no privacy",
+        "best of 200",
+        "its settings",
+    ]
     text = table(header, rows, ["measure", "its settings"])
     print(text)
     if given.write:
