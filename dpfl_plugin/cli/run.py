@@ -17,7 +17,7 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.training import begun, of_one_seed, rounds_saved, run_each
 from dpfl_plugin.cli.output import show
 from dpfl_plugin.config.load import Plan
-from dpfl_plugin.errors import DpflError
+from dpfl_plugin.errors import ConfigError, DpflError
 from dpfl_plugin.interrupts import INTERRUPTED, NO_ROUND, startup_is_over, stopping
 from dpfl_plugin.runtimes.mpi import job
 
@@ -63,6 +63,9 @@ def carry_out(
         joined.serve()
         return 0
     plan, base = plan_of()
+    named_ledger = how.get("ledger") is not None or any(each.config.privacy.ledger for each in plan.variants)
+    if how.get("ledger_wait") is not None and not named_ledger:
+        raise ConfigError("--ledger-wait has no meaning without --ledger or privacy.ledger.")
     before, runs, during_planning = rounds_saved(plan), dict[str, Run](), False
     how["reporter"] = lambda label: command_reporter(label, verbose=verbose)
     with stopping(exits=True) as stop:

@@ -299,7 +299,7 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
         threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
         done = dpfl(*command, 60)
     assert done.code == 0 and "pid 7 on there" not in done.err and ledger.exists(), done.err
-    one_message(dpfl("run", config, "--ledger-wait", 1), "no meaning without --ledger")
+    one_message(dpfl("run", config, "--ledger-wait", 1), "no meaning without --ledger or privacy.ledger")
 
 
 def test_it_is_locked_for_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
