@@ -23,7 +23,14 @@ from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.federation.outcome import BY_CALLBACK, EXIT_CODES, Cause, cause_of
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.training_diagnostics import WEIGHTED, cut_short, price, too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import (
+    WEIGHTED,
+    cut_short,
+    mostly_clipped,
+    price,
+    too_small_a_step,
+    worse_than_baseline,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -367,9 +374,12 @@ def doubts(run: Run) -> list[tuple[str, str]]:
     """("warning" or "note", text) of a model whose probabilities, or expected values, are worse than a baseline's,
     which accuracy hides, and of one that was hardly trained."""
     scores, options = [line[score_key(line)] for line in run.lines], run.config.algorithm.options
+    clip_norm = run.config.privacy.clip_norm
+    clipped = None if run.config.class_weights else cut_short(run.result, clip_norm)
     texts = (
         ("warning", WEIGHTED if run.config.class_weights else worse_than_baseline(run.result, options, scores)),
-        ("warning", None if run.config.class_weights else cut_short(run.result, run.config.privacy.clip_norm)),
+        ("warning", clipped),
+        ("note", None if clipped else mostly_clipped(run.result, clip_norm)),
         ("note", too_small_a_step(run.result, scores, options)),
     )
     return [(kind, text) for kind, text in texts if text is not None]

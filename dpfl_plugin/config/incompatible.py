@@ -130,6 +130,11 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "private_evaluation": "the scores that stop a run are private already. Leave private_evaluation out"
     },
     "private_evaluation.at": {"private_evaluation.every": "both say after which rounds. Leave one of them out"},
+    "private_evaluation.measure=clipped_share": {
+        "privacy.clip!=flat,per_layer": "no gradient is cut at a public norm. Leave measure out, or use clip: flat",
+        "privacy.clip_norm=inf": "no gradient is cut. Leave measure out, or give clip_norm",
+        "augmentation": "what is cut is the mean of random views. Leave one of them out",
+    },
     "private_evaluation.bins": {"private_evaluation.measure!=auc": "bins are for measure: auc. Leave bins out"},
     "private_statistics": {
         "data.preprocess": "statistics are of columns as the schema makes them. Leave preprocess out",

@@ -51,9 +51,10 @@ class PrivateEvaluationConfig(ScoresConfig):
     at: list[Annotated[int, Field(ge=1)]] | None = Field(
         default=None, min_length=1, description="in place of every: the rounds after which scores are made, ascending"
     )
-    measure: Literal["accuracy", "log_loss", "mae", "deviance", "brier", "auc"] | None = Field(
+    measure: Literal["accuracy", "log_loss", "mae", "deviance", "brier", "auc", "clipped_share"] | None = Field(
         default=None,
-        description=f"{MEASURE}; auc, of two classes: by histograms, from which accuracy follows, too",
+        description=f"{MEASURE}; auc, of two classes: by histograms, from which accuracy follows, too; clipped_share: "
+        "of the records, those whose gradients are clipped",
     )
     bins: int | None = Field(
         default=None,

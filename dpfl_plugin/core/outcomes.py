@@ -97,7 +97,9 @@ _SCORES: Final[dict[str, str]] = {
 ACCURACY: Final = "test_accuracy"
 OF_SILOS: Final = ", mean of silos"
 """After the name of a measure that is not of all test records together."""
-_LOWER: Final = frozenset({"loss", "log_loss", "mae", "rmse", "deviance", "brier", "gradient_dissimilarity"})
+_LOWER: Final = frozenset(
+    {"loss", "log_loss", "mae", "rmse", "deviance", "brier", "gradient_dissimilarity", "clipped_share"}
+)
 
 
 def higher_is_better(name: str) -> bool:

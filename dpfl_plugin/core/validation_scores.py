@@ -3,7 +3,7 @@
 A record adds 1 - min(loss, B) / B to a sum, where B is public: a number in [0, 1] whatever the record is and whatever
 a model says of it, and 0 where that is no number or the record cannot be used. So replacing a record, or letting it
 count as zero, moves the sum by 1 at most. Over the public number of records it is a share m, from which B (1 - m)
-follows: the mean loss in its own unit.
+follows: the mean loss in its own unit. `CLIPPED_SHARE` is no loss: a record adds 1 where its gradient is clipped.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ UNLIKELY: Final = 50.0
 MOST_DEVIANCE: Final = 10.0
 """Of a count: where the Poisson model holds, one record in 600 has more."""
 NORMAL_95: Final = 1.959964
+CLIPPED_SHARE: Final = "clipped_share"
 WORDS: Final = {
     "accuracy": "accuracy",
     "auc": "AUC",
@@ -27,6 +28,7 @@ WORDS: Final = {
     "mae": "mean absolute error",
     "deviance": "mean deviance",
     "brier": "mean Brier score",
+    CLIPPED_SHARE: "share of clipped gradients",
 }
 
 Bound = Callable[[Outcome, int], float]
@@ -48,7 +50,8 @@ MEASURES: Final[Mapping[OutcomeKind, Mapping[str, Bound]]] = {
     "multi_label": {"brier": _one},
     "survival": {"deviance": lambda outcome, num_classes: 2 * _log_loss(outcome, len(outcome.edges) + 1)},
 }
-"""{kind of outcome: {measure: the bound of a record's loss, given the number of classes}}; the first by default."""
+"""{kind of outcome: {measure: the bound of a record's loss, given the number of classes}}; the first by default. Of
+every outcome there is `CLIPPED_SHARE`, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class ValidationScore:
         Raises:
             ValueError: there is no such measure of this outcome, or its bound cannot be chosen.
         """
-        known = MEASURES[outcome.kind]
+        known = {**MEASURES[outcome.kind], CLIPPED_SHARE: _one}
         measure = next(iter(known)) if measure is None else measure
         if measure not in known:
             raise ValueError(
@@ -80,9 +83,15 @@ class ValidationScore:
             )
         if measure == "auc" and num_classes != 2:
             raise ValueError(f"measure='auc' is of two classes, and there are {num_classes}. Use accuracy or log_loss.")
-        if bound is not None and measure in ("accuracy", "auc"):
+        score = cls(measure, known[measure](outcome, num_classes) if bound is None else bound, bins)
+        if bound is not None and score.is_count:
             raise ValueError(f"bound={bound:g} is for losses, and measure is {measure}. Leave bound out.")
-        return cls(measure, known[measure](outcome, num_classes) if bound is None else bound, bins)
+        return score
+
+    @property
+    def is_count(self) -> bool:
+        """Whether a record adds 0 or 1, and the score is the share of those that add 1; not of a loss."""
+        return self.measure in ("accuracy", "auc", CLIPPED_SHARE)
 
     @property
     def higher_is_better(self) -> bool:
@@ -91,11 +100,11 @@ class ValidationScore:
     @property
     def words(self) -> str:
         """For people, after "a" or "the"."""
-        return WORDS[self.measure] + (f" (a record's is cut at {self.bound:.4g})" if not self.higher_is_better else "")
+        return WORDS[self.measure] + ("" if self.is_count else f" (a record's is cut at {self.bound:.4g})")
 
     def of_share(self, share: float) -> float:
         """The score that follows from the mean of what records add."""
-        return share if self.higher_is_better else self.bound * (1 - share)
+        return share if self.is_count else self.bound * (1 - share)
 
     def gain(self, score: float, over: float) -> float:
         """By how much a score is better than another; negative where it is worse."""
@@ -115,7 +124,7 @@ class ValidationScore:
         Args:
             noise_std: of the noise in the score. most_weight: v, the largest weight of a record.
         """
-        share, std = (score if self.higher_is_better else 1 - score / self.bound), noise_std / self.bound
+        share, std = (score if self.is_count else 1 - score / self.bound), noise_std / self.bound
         z2 = NORMAL_95**2
         a, b, c = 1 + z2 * most_weight, share + z2 * most_weight / 2, share**2 - z2 * std**2
         root = math.sqrt(max(0.0, b * b - a * c))

@@ -19,15 +19,15 @@ from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import FreshStream, Source, Stream
-from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
+from dpfl_plugin.core.validation_scores import CLIPPED_SHARE, DEFAULT_SCORE, ValidationScore
 from dpfl_plugin.core.vectors import Layout, Vectors, columns, stack
-from dpfl_plugin.errors import MemoryShortError, TrainingError
+from dpfl_plugin.errors import MemoryShortError, PluginError, TrainingError
 from dpfl_plugin.federation.measuring import SiloAnswers, labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
 from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of
 from dpfl_plugin.federation.validation import num_correct, outputs_of, summed
 from dpfl_plugin.gradients import smoothing
-from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
+from dpfl_plugin.gradients.base import Engine, Loss, Records, clipped_sum_and_norms, layers
 from dpfl_plugin.gradients.fixed_state import FixedState
 from dpfl_plugin.gradients.losses import Weighted, cross_entropy, logistic, unweighted
 from dpfl_plugin.gradients.persons import MeanLoss, by_person
@@ -243,7 +243,11 @@ class SiloGroup:
     def _score(self, ids: Sequence[int], model: Tensor, draw: Draw) -> tuple[Vectors, list[Charge]]:
         """({"score": (m, 1) or (m, 2 bins)}, charges): noisy sums, or counts, over the number of validation records.
 
-        To divide by that number is public post-processing.
+        To divide by that number is public post-processing. Of clipped gradients a record adds 0 or 1, whatever the
+        other records are: whether its own gradient at ``model`` is longer than a public norm.
+
+        Raises:
+            PluginError: clipped gradients are counted, and the engine does not return norms.
         """
         assert self._scores is not None
         share, evaluator = self._scores.share, self._at(model)
@@ -251,7 +255,10 @@ class SiloGroup:
         values, persons = [], self._rules.unit == "person"
         for silo in ids:
             records, rng = part_of(self._train[silo], share), source.seek(draw.key("score", silo, 0))
-            total = summed(evaluator, records, self._outcome, self._validation, persons=persons)
+            if self._validation.measure == CLIPPED_SHARE:
+                total = self._is_clipped(model, records).sum(dtype=torch.float64).reshape(1).cpu()
+            else:
+                total = summed(evaluator, records, self._outcome, self._validation, persons=persons)
             values.append(self._scores.noisy(total, self._rules.neighbouring, rng) / len(records))
         self.clock.lap("evaluation")
         charges = _once(ids, draw, "score", self._scores.release(self._rules.neighbouring, self._rules.unit), share)
@@ -389,26 +396,26 @@ class SiloGroup:
     def _clipped_share(self, model: Tensor) -> float | None:
         """The share of the training records whose gradients at ``model`` (d,) are cut; None where norms are not known
         or nothing is cut. Of simulations: it is computed from records without noise."""
-        rules, cut, count = self._rules, 0, 0
-        if (
-            rules.unit == "silo"
-            or rules.augmentation
-            or rules.clipping.adapts
-            or rules.clipping.measures
-            or rules.clipping.normalises
-        ):
+        rules = self._rules
+        if rules.unit == "silo" or rules.augmentation or math.isinf(rules.clip_norm):
             return None
-        bounds = rules.clipping.bounds(rules.clip_norm, self._layers)
-        if isinstance(bounds, float) and not math.isfinite(bounds):
+        if rules.clipping.adapts or rules.clipping.measures or rules.clipping.normalises:
             return None
-        total = torch.empty_like(model, dtype=torch.float64)
-        for silo in self.ids:
-            norms = self._engine.clipped_sum(model, self._train[silo].only_usable(), bounds, total)
-            if norms is None:
-                return None
-            over = norms > torch.tensor(bounds, dtype=norms.dtype, device=norms.device)
-            cut, count = cut + int((over if over.dim() == 1 else over.any(dim=1)).sum()), count + len(norms)
-        return cut / count if count else None
+        try:
+            clipped = sum(int(self._is_clipped(model, self._train[silo]).sum()) for silo in self.ids)
+        except PluginError:  # the engine keeps norms to itself
+            return None
+        count = sum(self._train[silo].num_usable for silo in self.ids)
+        return clipped / count if count else None
+
+    def _is_clipped(self, model: Tensor, records: Records) -> Tensor:
+        """(n,) whether a record's gradient at ``model`` (d,) is longer than C, or a layer's than its own C; False of
+        records that cannot be used."""
+        bounds, total = self._rules.bounds(self._layers), torch.empty_like(model, dtype=torch.float64)
+        norms = clipped_sum_and_norms(self._engine, model, records, bounds, total)
+        over = norms > torch.tensor(bounds, dtype=norms.dtype, device=norms.device)
+        clipped = over if over.dim() == 1 else over.any(dim=1)
+        return clipped if records.usable is None else clipped & records.usable
 
     @torch.no_grad()
     def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:

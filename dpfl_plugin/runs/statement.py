@@ -16,6 +16,7 @@ from dpfl_plugin.config.privacy import OF_PERSONS
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import items, render
+from dpfl_plugin.core.validation_scores import CLIPPED_SHARE
 from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.federation.outcome import Cause
@@ -221,6 +222,7 @@ def _assumptions(
         early_stopping=config.early_stopping is not None,
         scores=config.private_evaluation is not None,
         histograms=bool(config.private_evaluation and config.private_evaluation.histogram_bins),
+        clipped=_counts_clipped(config),
         personalise=config.personalise is not None,
         shared=account.shared is not None,
         tuned="tuning" in account.ledger.facts,
@@ -352,8 +354,13 @@ def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> lis
         share=None if scores is None else round(1 - scores.share[0], 12),
         std=None if scores is None else scores.noise_multiplier * scores.sensitivity(rules.neighbouring),
         num_scores=account.extra_plan.num_scores,
+        clipped=_counts_clipped(config),
         own_models=None if own is None else own.local_steps,
     )
+
+
+def _counts_clipped(config: Config) -> bool:
+    return config.private_evaluation is not None and config.private_evaluation.measure == CLIPPED_SHARE
 
 
 def published(document: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.core.validation_scores import CLIPPED_SHARE
 
 # What to say of them, where a model is worse than the baseline; the first that a result has counts.
 MEANS: Final = {
@@ -25,7 +26,8 @@ MEANS: Final = {
 }
 OFF: Final = (0.8, 1.25)  # predicted over observed risk, between which clipping does little harm
 ERRORS: Final = 3.0  # standard errors of an observed risk, within which a difference may be chance
-CUT: Final = 0.03  # of the training records: gradients that are cut
+CUT: Final = 0.03  # of the gradients: that many clipped ones may bias risks
+MOSTLY_CUT: Final = 0.5  # of the gradients: that many clipped ones are worth a note whatever the predictions are
 FEWER: Final = 10  # times smaller is the step that is proposed
 MORE: Final = 3  # times larger
 CLOSE: Final = 0.02  # of a score: so near the best it counts as the best; by so much it changes, or has converged
@@ -138,11 +140,11 @@ def cut_short(result: Mapping[str, Any], clip_norm: float) -> str | None:
     why: it cuts the records of a rare class most. None where the difference may be chance, or few gradients are cut.
 
     Args:
-        result: as in `result.json`; its ``clipped_share`` is known of simulations.
+        result: as in `result.json`; see `_clipped_share`.
     """
     model = _measured(result).get("model", {})
     ratio, difference = model.get("predicted_observed_ratio"), model.get("calibration_in_the_large")
-    confusion, share = model.get("confusion_matrix"), (result.get("measures") or {}).get("clipped_share")
+    confusion, share = model.get("confusion_matrix"), _clipped_share(result)
     if ratio is None or not confusion or OFF[0] < ratio < OFF[1] or not result.get("noise_multiplier"):
         return None
     server = (result.get("epsilon") or {}).get("server") or {}
@@ -155,12 +157,33 @@ def cut_short(result: Mapping[str, Any], clip_norm: float) -> str | None:
     if share is None:
         return (
             f"{text}. Clipping may be why: a simulation (seed=1) says how many gradients "
-            f"privacy.clip_norm={clip_norm:g} cuts"
+            f"privacy.clip_norm={clip_norm:g} cuts, and so does private_evaluation.measure=clipped_share, charged"
         )
+    return f"{text}; {_cuts(clip_norm, share)}"
+
+
+def mostly_clipped(result: Mapping[str, Any], clip_norm: float) -> str | None:
+    """A note where most gradients are clipped, so that records count alike however far off their predictions are; else
+    None. Arguments as of `cut_short`."""
+    share = _clipped_share(result)
+    return None if share is None or share < MOSTLY_CUT else _cuts(clip_norm, share)
+
+
+def _cuts(clip_norm: float, share: float) -> str:
     return (
-        f"{text}; privacy.clip_norm={clip_norm:g} cuts the gradients of {share:.0%} of the training records. A larger "
-        "one cuts less, with as much more noise"
+        f"privacy.clip_norm={clip_norm:g} cuts the gradients of {share:.0%} of the training records. A larger one cuts "
+        "less, with as much more noise"
     )
+
+
+def _clipped_share(result: Mapping[str, Any]) -> float | None:
+    """The share of the records whose gradients are clipped at the final model: a simulation's, or the last one that
+    was released (`private_evaluation.measure=clipped_share`)."""
+    private = result.get("private_evaluation") or {}
+    if private.get("measure") == CLIPPED_SHARE and private["scores"]:
+        return min(1.0, max(0.0, float(private["scores"][-1][1])))
+    share = (result.get("measures") or {}).get("clipped_share")
+    return None if share is None else float(share)
 
 
 def _judged(result: Mapping[str, Any]) -> tuple[str, float, float] | None:

@@ -52,6 +52,9 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "private_evaluation.bins": {"private_evaluation": {"noise_multiplier": 9.0, "measure": "auc", "bins": 4}},
     "private_evaluation.every": {"private_evaluation": {"noise_multiplier": 9.0, "every": 2}},
     "private_evaluation.measure!=auc": {"private_evaluation": {"noise_multiplier": 9.0, "measure": "accuracy"}},
+    "private_evaluation.measure=clipped_share": {
+        "private_evaluation": {"noise_multiplier": 9.0, "measure": "clipped_share"}
+    },
     "private_statistics": {"private_statistics": {"noise_multiplier": 9.0}},
     "private_statistics.outcome": {"private_statistics": {"noise_multiplier": 9.0, "outcome": True}},
     "runtime.graphs": {"runtime": {"graphs": True, "device": "cuda"}},

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.runs.training_diagnostics import _cause, cut_short, price, too_small_a_step, worse_than_baseline
+from dpfl_plugin.runs.training_diagnostics import (
+    _cause,
+    cut_short,
+    mostly_clipped,
+    price,
+    too_small_a_step,
+    worse_than_baseline,
+)
 
 
 def result(
@@ -183,3 +190,15 @@ def test_risks_that_clipping_biases_are_told_of(
     found["measures"] |= {"clipped_share": share}
     said = cut_short(found, 1.0)
     assert (said is None) == (not parts) and all(part in str(said) for part in parts), said
+
+
+@pytest.mark.parametrize(("simulated", "private", "share"), [(0.8, None, "80%"), (None, 0.7, "70%"), (0.8, 0.4, None)])
+def test_most_gradients_being_clipped_is_noted(
+    simulated: float | None, private: float | None, share: str | None
+) -> None:
+    """A simulation's share, or in its place the one that was released."""
+    known = result({}, {})
+    known["measures"] |= {"clipped_share": simulated}
+    known |= {"private_evaluation": {"measure": "clipped_share", "scores": [] if private is None else [[9, private]]}}
+    note = mostly_clipped(known, 2.0)
+    assert note is None if share is None else f"clip_norm=2 cuts the gradients of {share}" in str(note)
