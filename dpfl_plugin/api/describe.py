@@ -152,7 +152,7 @@ class _Registration:
     def charge(self) -> dict[str, Any]:
         """Charge the release, on the disk; returns what the ledger comes to."""
         privacy = self.config.privacy
-        totals = functools.partial(first_line, self.plan, privacy.ledger_epsilon, privacy.delta)
+        totals = functools.partial(first_line, self.plan, privacy.ledger_epsilon, privacy.delta, privacy.epsilon)
         charge = functools.partial(Charge, round=0, release=self.release, count=1, share=WHOLE, kind="statistics")
         with open_shared(self.path, totals) as ledger:
             ledger.begin_run({**self.facts, "started": now()})

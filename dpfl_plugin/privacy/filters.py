@@ -42,10 +42,12 @@ first release: to go on as long as some order is within the budget is no filter 
 H_a alone and grow with it, so those of a dominating pair are bounds; they are integrated from the pair's own losses
 (`dpfl_plugin.privacy.step_loss`), since bounds on sampled releases that hold for any mechanism are twice as large.
 
-**Odometer.** Let epsilon_1 < ... < epsilon_K be fixed before the first release, and let all that was registered be said
-to cost the smallest epsilon_k whose plan filter at delta / K it passes. Let E be a set of things seen, and E_k the part
+**Odometer.** Let epsilon_1 < ... < epsilon_K, and delta_1, ..., delta_K that add up to delta, be fixed before the first
+release, and let all that was registered be said to cost the smallest epsilon_k whose plan filter at delta_k it passes.
+All delta_k are alike, unless a larger run is known to follow the first plan, as it follows a description of the
+records: then half of delta is for what both come to. Let E be a set of things seen, and E_k the part
 of it at which epsilon_k is said. Whoever stops before filter k is passed sees the same on E_k, so that P(E_k) <=
-exp(epsilon_k) Q(E_k) + delta / K, and P(E) <= sum of exp(epsilon_k) Q(E_k) + delta: whatever is said holds, at
+exp(epsilon_k) Q(E_k) + delta_k, and P(E) <= sum of exp(epsilon_k) Q(E_k) + delta: whatever is said holds, at
 delta for all that may be said together. A number that is worked out anew from what was released, as a running PLD is,
 has no such property.
 
@@ -91,7 +93,9 @@ from dpfl_plugin.privacy.step_loss import Array, Direction, renyi_moment
 FIRST_DELTA: Final = 0.02  # of delta: what the first plans of a plan filter may disclose by
 COPIES: Final = (1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.4, 8.0, 11.0, 16.0, 32.0, 64.0, 128.0)
 """Of the first plan, at what so many of which come to the thresholds of an odometer are. Each has an equal share of
-delta: eight more cost 3 % of epsilon, and take up to 30 % from what a total is rounded up by."""
+delta."""
+SMALL_COPIES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+"""As `COPIES`, of a first plan that is small beside the run that is to follow."""
 ORDERS: Final = tuple(1 + 2 ** (n / 8) for n in range(-40, 81))  # 1.03 to 1,025
 _CELLS: Final = 4000
 _LEVELS: Final = 4  # tilts, each for a good bound on another part of a profile; more change nothing that shows
@@ -464,30 +468,63 @@ class Odometer:
 
     Attributes:
         thresholds: epsilons, ascending, fixed before the first release.
+        shares: of delta, of each threshold; () where all have the same.
     """
 
     thresholds: tuple[float, ...]
     delta: float
+    shares: tuple[float, ...] = ()
+
+    @classmethod
+    def at(cls, costs: Sequence[float], shares: Sequence[float], delta: float) -> Odometer:
+        """With thresholds for plans of these costs."""
+        epsilons = (
+            PlanFilter(0.0, share * delta).needed(cost) * (1 + 1e-6) for cost, share in zip(costs, shares, strict=True)
+        )
+        thresholds, ordered = zip(*sorted(zip(epsilons, shares, strict=True)), strict=True)
+        return cls(thresholds, delta, () if len(set(ordered)) == 1 else ordered)
 
     def passed(self, plans: Sequence[RegisteredPlan]) -> float:
         """The smallest threshold that plans do not pass; math.inf after the last."""
-        share = self.delta / len(self.thresholds)
-        cost = cost_of(plans, PlanFilter(0.0, share))
-        return next((one for one in self.thresholds if cost <= PlanFilter(one, share).most), math.inf)
+        shares = self.shares or (1 / len(self.thresholds),) * len(self.thresholds)
+        costs = {share: cost_of(plans, PlanFilter(0.0, share * self.delta)) for share in set(shares)}
+        return next(
+            (
+                epsilon
+                for epsilon, share in zip(self.thresholds, shares, strict=True)
+                if costs[share] <= PlanFilter(epsilon, share * self.delta).most
+            ),
+            math.inf,
+        )
 
 
-def odometer_for(first: RegisteredPlan, delta: float) -> Odometer:
-    """Thresholds at what `COPIES` of the first plan cost.
+def odometer_for(first: RegisteredPlan, delta: float, run: float | None = None) -> Odometer:
+    """Thresholds at what `COPIES` of the first plan cost, or of a larger run that is to follow it.
+
+    Args:
+        run: epsilon of a run that is to follow. Half of delta is for the threshold that both together stay within.
 
     Raises:
         ConfigError, UnsupportedError: as `Accountant.epsilon`.
     """
-    share = delta / len(COPIES)
-    filter = PlanFilter(0.0, share)
+    if run is not None:
+        # What a Gaussian of this epsilon costs, as full batches are, and a little more, for small releases beside it.
+        following, alone = 1.03 * PlanFilter(run, delta).most, cost_of([first], PlanFilter(0.0, delta))
+        if 2 * alone < following:
+            small = tuple(copies for copies in SMALL_COPIES if copies * alone < alone + following)
+            share = 0.5 / (len(small) + len(COPIES) - 1)
+            shares = [*[share] * len(small), 0.5, *[share] * (len(COPIES) - 1)]
+            costs = [alone + copies * following for copies in COPIES]
+            return Odometer.at([*_costs_of_copies(first, small, share * delta), *costs], shares, delta)
+    share = 1 / len(COPIES)
+    return Odometer.at(_costs_of_copies(first, COPIES, share * delta), [share] * len(COPIES), delta)
+
+
+def _costs_of_copies(plan: RegisteredPlan, numbers: Sequence[float], delta: float) -> list[float]:
     # Copies at the places 2^n - 1 to 2^(n + 1) - 2 cost the same.
-    octaves = range(math.ceil(math.log2(COPIES[-1])) + 1)
-    each = [cost_of([first], filter, first=2**octave - 1) for octave in octaves]
-    costs = [
-        math.fsum(each[n] * min(2**n, copies - (2**n - 1)) for n in octaves if copies > 2**n - 1) for copies in COPIES
+    filter = PlanFilter(0.0, delta)
+    octaves = range(math.ceil(math.log2(numbers[-1])) + 1)
+    each = [cost_of([plan], filter, first=2**octave - 1) for octave in octaves]
+    return [
+        math.fsum(each[n] * min(2**n, copies - (2**n - 1)) for n in octaves if copies > 2**n - 1) for copies in numbers
     ]
-    return Odometer(tuple(filter.needed(cost) * (1 + 1e-6) for cost in costs), delta)

@@ -254,7 +254,7 @@ def adaptive_total(ledger: Ledger, delta: float, new: Sequence[RegisteredPlan] =
     if fixed is None:  # of an earlier version, or of a tuning
         why = "the ledger was begun without a limit or thresholds, so that no total holds whatever decided on its runs"
         return {"epsilon": None, "delta": delta, "why": why}
-    odometer = Odometer(tuple(fixed["thresholds"]), fixed["delta"])
+    odometer = Odometer(tuple(fixed["thresholds"]), fixed["delta"], tuple(fixed.get("shares", ())))
     threshold = odometer.passed(plans)
     known = math.isfinite(threshold)
     last = digits(odometer.thresholds[-1], 4)
@@ -277,21 +277,22 @@ def total_after_another(ledger: Ledger, name: str, delta: float) -> dict[str, An
     return adaptive_total(ledger, delta, [RegisteredPlan(run.records, _planned(run.slots))])
 
 
-def first_line(first: RegisteredPlan, limit: float | None, delta: float) -> dict[str, Any]:
+def first_line(first: RegisteredPlan, limit: float | None, delta: float, run: float | None = None) -> dict[str, Any]:
     """What the first line of a shared ledger says of totals: its limit with the filter, or else an odometer.
 
     Args:
-        first: what its first run, or all runs of a sweep, register.
+        first: what its first run, or all runs of a sweep, register. run: epsilon of a run that is to follow.
 
     Raises:
         ConfigError, UnsupportedError: as `chosen_filter`.
     """
     if limit is not None:
         return {"limit": {"epsilon": limit, "delta": delta, "filter": kind_of(chosen_filter(limit, delta, first))}}
-    odometer = odometer_for(first, delta)
+    odometer = odometer_for(first, delta, run)
     if not all(map(math.isfinite, odometer.thresholds)):
         return {}  # without noise, nothing can be said
-    return {"odometer": {"thresholds": list(odometer.thresholds), "delta": odometer.delta}}
+    shares = {"shares": list(odometer.shares)} if odometer.shares else {}
+    return {"odometer": {"thresholds": list(odometer.thresholds), "delta": odometer.delta, **shares}}
 
 
 def limit_of(ledger: Ledger) -> PlanFilter | RenyiFilter | None:

@@ -539,9 +539,11 @@ def runs_chosen_by_what_was_seen_stay_within_a_limit() -> None:
 def what_an_odometer_says_holds_wherever_somebody_stops() -> None:
     """Who stops when the losses were large has learned no more than what is said then."""
     one = _plan(event(4.0), 1)
-    odometer = filters.odometer_for(one, DELTA)
-    said = [odometer.passed([one] * n) for n in range(1, 21)]
-    assert adaptive.delta_of_a_stop(said, 1 / 4.0) <= DELTA
+    for run in (None, 6.0):  # with thresholds at copies of it, and with most of delta at a run that is to follow
+        odometer = filters.odometer_for(one, DELTA, run)
+        assert bool(odometer.shares) == (run is not None) and math.fsum(odometer.shares) <= 1 + 1e-9
+        said = [odometer.passed([one] * n) for n in range(1, 21)]
+        assert adaptive.delta_of_a_stop(said, 1 / 4.0) <= DELTA
 
 
 def a_run_that_ended_early_costs_what_it_registered() -> None:

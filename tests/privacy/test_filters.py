@@ -241,3 +241,15 @@ def test_an_odometer_says_a_threshold() -> None:
     assert said == [odometer.thresholds[filters.COPIES.index(n)] for n in (1, 2, 3.2, 4, 5)]
     assert said[3] == pytest.approx(2.315, rel=0.01)  # of 4, where 2.03 is what all cost if they were planned
     assert odometer.passed([one] * 200) == math.inf
+
+
+@pytest.mark.parametrize(("description", "run", "both"), [(0.25, 1.0, 1.11), (0.5, 4.0, 4.27), (1.0, 8.0, 8.53)])
+def test_a_description_and_then_a_run_come_to_less_than_the_sum(description: float, run: float, both: float) -> None:
+    """Where the ledger was begun by the description; and further runs have thresholds, too."""
+    first, second = (
+        plan(fixed(1 / filters.most_mu(epsilon, 0.0, DELTA)), 1) for epsilon in (description, run * (1 - 1e-9))
+    )
+    odometer = filters.odometer_for(first, DELTA, run)
+    assert odometer.passed([first, second]) == pytest.approx(both, abs=0.01) and both < description + run
+    assert description < odometer.passed([first]) < odometer.passed([first] * 3) < run
+    assert odometer.passed([first, second, second]) < 2 * run + description

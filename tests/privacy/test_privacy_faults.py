@@ -673,7 +673,11 @@ FAULTS = [
     fault(
         "each threshold of an odometer has all of delta",
         holds.what_an_odometer_says_holds_wherever_somebody_stops,
-        (filters, "odometer_for", lambda of: lambda first, delta: of(first, len(filters.COPIES) * delta)),
+        (
+            filters,
+            "odometer_for",
+            lambda of: lambda first, delta, run=None: of(first, 16 * delta, run),
+        ),
     ),
     fault(
         "of a run that ended early the rounds that ran are charged",
