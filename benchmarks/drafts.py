@@ -1,14 +1,16 @@
-"""`python -m benchmarks.drafts [TABLE ...] [--search]`: what `dpfl init` drafts, as it stands, beside the best found.
+"""`python -m benchmarks.drafts [TABLE ...] [--search | --around | --weak]`: what `dpfl init` drafts, as it stands.
 
-Each table goes through `dpfl init`, and what that writes is trained at each epsilon, unchanged. `--search` draws
-settings from `SPACE`, trains each on one seed, and the best of them on five others: what a draft leaves on the table.
-`--write` puts what is known into docs/planning.md.
+Each table goes through `dpfl init`, and what that writes is trained at each epsilon, unchanged, beside the best found:
+`--search` draws settings from `SPACE`, trains each on one seed, and the best of them on five others. `--around` halves
+and doubles what the rule of drafts decides (`api.training_defaults`). `--weak` goes down to epsilons at which a model
+is no better than a baseline, which `runs.signal` foresees. `--write` puts the table into docs/planning.md.
 What has run is kept in runs/drafts, so that a search that is cut goes on where it was. Files are in $DPFL_DATA.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -28,11 +30,13 @@ import dpfl_plugin as dpfl
 from benchmarks.hospitals import finished
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
-from dpfl_plugin.errors import DpflError
+from dpfl_plugin.errors import ConfigError, DpflError
 from dpfl_plugin.measures import formulas
 from dpfl_plugin.runs.records import federate
 
 RUNS: Final = ROOT / "runs" / "drafts"
+WEAK: Final = (0.03, 0.1, 0.3, 1.0)
+RULE: Final = ("algorithm.local_lr", "privacy.clip_norm", "rounds")
 EPSILONS: Final = (1.0, 3.0, 8.0, None)  # None: without noise and clipping, as someone would fit who keeps the records
 SEEDS: Final = tuple(range(1, 6))
 SCREENING: Final = 100  # the seed on which drawn settings are compared
@@ -92,6 +96,7 @@ class Study:
         frame: its records. silo: the column that says whose they are; None: one file.
         roles: what `dpfl init` is told. edit: what its user corrects in the draft, {text: its replacement}.
         measure: what the model is judged by, of `pooled` measures: more is better. called: in words.
+        in_lockstep: many small silos are answered together, which takes a third of the time.
     """
 
     frame: Callable[[Path], pd.DataFrame]
@@ -100,6 +105,7 @@ class Study:
     called: str
     silo: str | None = None
     edit: Mapping[str, str] | None = None
+    in_lockstep: bool = False
 
 
 def heart(data: Path) -> pd.DataFrame:
@@ -166,7 +172,12 @@ STUDIES: Final[Mapping[str, Study]] = {
         "center",
     ),
     "school": Study(
-        lambda data: pd.read_csv(data / "multicentre/school.csv.gz"), {"label": "score"}, of("r2"), "R2", "school"
+        lambda data: pd.read_csv(data / "multicentre/school.csv.gz"),
+        {"label": "score"},
+        of("r2"),
+        "R2",
+        "school",
+        in_lockstep=True,
     ),
     "adult": Study(
         lambda data: pd.read_csv(
@@ -198,11 +209,21 @@ def project(name: str, data: Path) -> Path:
     return path
 
 
-def judged(name: str, path: Path, epsilon: float | None, seed: int, settings: Mapping[str, Any]) -> tuple[float, float]:
-    """(the model's measure, the baseline's) of a run; NaN of one that fails, as with a loss that is not finite."""
+def judged(
+    name: str, path: Path, epsilon: float | None, seed: int, settings: Mapping[str, Any]
+) -> tuple[float, float, float]:
+    """(the model's measure, the baseline's, signal to noise) of a run; NaN of one that fails, as with a loss that is no
+    number, and of signal to noise where there is no noise.
+
+    Raises:
+        ConfigError: the settings do not go with the table, as where a share of a small silo is no record.
+    """
     changes: dict[str, Any] = dict(settings) | {"seed": seed, "out": str(RUNS / name / "runs")}
     changes |= {"privacy.epsilon": epsilon} if epsilon else {"privacy.epsilon": None, "privacy.noise_multiplier": 0}
-    if epsilon is None and dpfl.load(path).config.private_statistics is not None:
+    changes |= {"runtime.lockstep": True} if STUDIES[name].in_lockstep else {}
+    if settings.get("data.preprocess"):
+        changes |= {"private_statistics": None}  # which are of columns as the schema makes them
+    elif epsilon is None and dpfl.load(path).config.private_statistics is not None:
         changes |= {"private_statistics.noise_multiplier": 0}
     nested: dict[str, Any] = {}
     for key, value in changes.items():
@@ -214,14 +235,16 @@ def judged(name: str, path: Path, epsilon: float | None, seed: int, settings: Ma
     changed = dpfl.load(path).with_(**nested)
     try:
         result = finished(changed)
+    except ConfigError:
+        raise
     except DpflError as error:
         print(f"{name}: {error}", flush=True)
-        return math.nan, math.nan
+        return math.nan, math.nan, math.nan
     pooled = (result.get("measures") or {}).get("pooled")
     if not pooled:
-        return math.nan, math.nan
-    found = [STUDIES[name].measure(pooled[who]) for who in ("model", "baseline")]
-    return found[0], found[1]
+        return math.nan, math.nan, math.nan
+    model, baseline = (STUDIES[name].measure(pooled[who]) for who in ("model", "baseline"))
+    return model, baseline, result.get("signal_to_noise") or math.nan
 
 
 def pooled(name: str, path: Path, seed: int) -> float:
@@ -275,9 +298,12 @@ def best_of(name: str, path: Path, epsilon: float | None, *, search: bool) -> di
         return found
     if not search:
         return None
-    rng = random.Random(0)
-    tried = [drawn(rng) for _ in range(DRAWN)]
-    scores = [judged(name, path, epsilon, SCREENING, settings)[0] for settings in tried]
+    rng, tried, scores = random.Random(0), list[dict[str, Any]](), list[float]()
+    while len(tried) < DRAWN:
+        settings = drawn(rng)
+        with contextlib.suppress(ConfigError):  # what the table refuses is no setting
+            scores.append(judged(name, path, epsilon, SCREENING, settings)[0])
+            tried.append(settings)
     ranked = sorted(range(DRAWN), key=lambda number: -math.inf if math.isnan(scores[number]) else scores[number])
     kept = {n: [judged(name, path, epsilon, seed, tried[n])[0] for seed in SEEDS] for n in ranked[-KEPT:]}
     winner = max(kept, key=lambda number: statistics.fmean(kept[number]))
@@ -292,7 +318,7 @@ def rows_of(name: str, epsilons: Sequence[float | None], *, search: bool) -> lis
     without = statistics.fmean(pooled(name, path, seed) for seed in SEEDS)
     for epsilon in epsilons:
         pairs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
-        own, baseline = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+        own, baseline, _ = (statistics.fmean(values) for values in zip(*pairs, strict=True))
         best, shown = best_of(name, path, epsilon, search=search), f"{epsilon:g}" if epsilon else "no noise"
         row = [name, STUDIES[name].called, shown, f"{own:.3f}", f"{baseline:.3f}", f"{without:.3f}"]
         row.append("" if best is None else f"{statistics.fmean(best['measures']):.3f}")
@@ -302,30 +328,56 @@ def rows_of(name: str, epsilons: Sequence[float | None], *, search: bool) -> lis
     return rows
 
 
+def around(name: str, epsilon: float) -> list[str]:
+    """A row: the draft, and with a half of and with twice what the rule decides."""
+    path = project(name, Path(os.environ["DPFL_DATA"]))
+    draft = dpfl.load(path).config
+    drafted = dict(zip(RULE, (draft.algorithm.options["local_lr"], draft.privacy.clip_norm, draft.rounds), strict=True))
+    row = [name, f"{epsilon:g}"]
+    for key, factor in ((RULE[0], 1.0), *((key, factor) for key in RULE for factor in (0.5, 2.0))):
+        value = drafted[key] * factor
+        settings = {key: round(value) if key == "rounds" else value} if factor != 1 else {}
+        row.append(f"{statistics.fmean(judged(name, path, epsilon, seed, settings)[0] for seed in SEEDS):.3f}")
+    print(row, flush=True)
+    return row
+
+
+def weak(name: str, epsilon: float) -> list[str]:
+    """A row: how far a run can move the model, in units of the noise, and how often it beats the baseline."""
+    path = project(name, Path(os.environ["DPFL_DATA"]))
+    runs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
+    model, baseline, ratio = (statistics.fmean(values) for values in zip(*runs, strict=True))
+    better = sum(own > known for own, known, _ in runs)
+    row = [name, f"{epsilon:g}", f"{ratio:.2g}", f"{model:.3f}", f"{baseline:.3f}", f"{better} of {len(runs)}"]
+    print(row, flush=True)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drafts", description=__doc__)
     parser.add_argument("tables", nargs="*", default=list(STUDIES), help=f"of {', '.join(STUDIES)}; all by default")
     parser.add_argument("--epsilon", type=float, action="append", help="of 1, 3 and 8; all, and no noise, by default")
     parser.add_argument("--search", action="store_true", help="also the best of drawn settings: hours")
+    parser.add_argument("--around", action="store_true", help="a half and twice of what the rule decides, at epsilon 3")
+    parser.add_argument("--weak", action="store_true", help="at small epsilons")
     parser.add_argument("--write", action="store_true", help="put the table into docs/planning.md")
     given = parser.parse_args()
     if "DPFL_DATA" not in os.environ:
         sys.exit("The tables are read from $DPFL_DATA, which is not set: the folder of heart_disease and the others.")
-    rows = [row for name in given.tables for row in rows_of(name, given.epsilon or EPSILONS, search=given.search)]
-    header = [
-        "table",
-        "measure",
-        "epsilon",
-        "drafted",
-        "no features",
-        "pooled, no privacy",
-        "best of 200",
-        "its settings",
-    ]
+    if given.around:
+        rows = [around(name, 3.0) for name in given.tables]
+        header = ["table", "epsilon", "drafted", *(f"{key} {of}" for key in RULE for of in ("/ 2", "x 2"))]
+    elif given.weak:
+        rows = [weak(name, epsilon) for name in given.tables for epsilon in WEAK]
+        header = ["table", "epsilon", "signal / noise", "drafted", "no features", "better"]
+    else:
+        rows = [row for name in given.tables for row in rows_of(name, given.epsilon or EPSILONS, search=given.search)]
+        header = ["table", "measure", "epsilon", "drafted", "no features", "pooled, no privacy", "best of 200"]
+        header.append("its settings")
     text = table(header, rows, ["measure", "its settings"])
     print(text)
     if given.write:
-        put("docs/planning.md", "drafts", text)
+        put("docs/planning.md", "around" if given.around else "weak" if given.weak else "drafts", text)
 
 
 if __name__ == "__main__":

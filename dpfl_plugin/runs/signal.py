@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 LEAST: Final = 3.0
 LEAST_OF_NUMBERS: Final = 10.0
-"""Ratios below which a model is hardly ever better than a baseline without features; of regression and counts, which
-have to find the mean as well. Drafts on parts of five tables (740 to 12,000 records, 5 to 76 parameters) were no better
-than the baseline in a quarter of the runs and more below, in none above, except a regression's in a quarter at 10.5 and
-survival's, which need 10."""
+"""Ratios below which a model is hardly ever better than a baseline without features; of numbers and times, which have
+to find the mean as well. `python -m benchmarks.drafts --weak` measures it (docs/planning.md)."""
 
 
 def signal_to_noise(
