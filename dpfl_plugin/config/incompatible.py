@@ -177,7 +177,6 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
         "early_stopping": "rungs end candidates. Leave it out",
         "private_evaluation": "a tuning has scores of its own, by tune.share. Leave it out",
         "personalise": "every candidate would release it. Leave it out, and train the winner's values with it",
-        "private_statistics": "every candidate would release them. Leave it out",
         "evaluation.reveal=server": "no epsilon covers it. Leave reveal out",
         "runtime.kind!=auto,in_process": "candidates run in one process. Use kind: auto",
         "trackers": "they would be told of every candidate. Leave them out",

@@ -11,7 +11,6 @@ import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcome_counts import num_codes
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
 from dpfl_plugin.core.vectors import Layout
@@ -26,7 +25,6 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.choice import PassedTrials
 from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.models.fixed import Before, state_before
-from dpfl_plugin.models.linear import predicting
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.extra_releases import ExtraPlan
@@ -45,7 +43,7 @@ from dpfl_plugin.runs.engines import (
 from dpfl_plugin.runs.extra_plan import extra_plan, statistics_of, statistics_planned
 from dpfl_plugin.runs.first_round import check_first_round
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.models import flat_model, model_and_loss, records_of, validation_score
+from dpfl_plugin.runs.models import check_begins, flat_model, model_and_loss, records_of, validation_score
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.privacy_rules import no_guarantee, privacy_rules, weak_claims
 from dpfl_plugin.runs.records import check_records, hold_all
@@ -274,9 +272,7 @@ def _draft(
     score = validation_score(config, holding.survey.outcome, holding.survey.num_classes)
     known = holding.survey
     statistics_of(config, known.inputs, known.outcome, known.num_classes)
-    if config.private_statistics is not None and config.private_statistics.outcome:
-        codes = num_codes(known.outcome, known.num_classes)
-        predicting(module, known.outcome, [1 / codes] * codes)
+    check_begins(config, module, known.outcome, known.num_classes)
     own = own_settings(config, len(num_records), holding.names)
     check_records(config, with_own(rules, config, own, dict.fromkeys(own.of, 1.0)), num_records, holding.names)
     setting = make_setting(config, num_records, holding.names)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcome_counts import num_codes
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.core.validation_scores import ValidationScore
 from dpfl_plugin.core.vectors import Layout
@@ -23,6 +24,7 @@ from dpfl_plugin.gradients.outcome_losses import labels_like
 from dpfl_plugin.gradients.persons import MeanLoss, Persons
 from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.models.fields import fields_of
+from dpfl_plugin.models.linear import predicting
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.privacy_rules import views_of
 
@@ -111,6 +113,13 @@ def validation_score(
             f"only, and loss is {config.loss!r}. Use measure: accuracy, or another loss."
         )
     return score
+
+
+def check_begins(config: Config, module: torch.nn.Module, outcome: Outcome, num_classes: int) -> None:
+    """Raise UnsupportedError where the model cannot begin with what counts of labels predict, and is to."""
+    if config.private_statistics is not None and config.private_statistics.outcome:
+        codes = num_codes(outcome, num_classes)
+        predicting(module, outcome, [1 / codes] * codes)
 
 
 def examples(

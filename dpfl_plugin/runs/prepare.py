@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dpfl_plugin.algorithms.base import Regrouping, in_sums
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
@@ -77,6 +79,7 @@ class TuningStage:
         tuning: the guarantee of all candidates together, which is that of each of them; kept in the run's ledger.
         seen: what decided meanwhile, beside scores, in words: caveats of the run's statement.
         project: of the tuning, in the ledger of its project, if that has one.
+        statistics: what another candidate released, for all of them; None: this one releases what is planned.
     """
 
     until: int | None
@@ -85,6 +88,7 @@ class TuningStage:
     tuning: Mapping[str, Any]
     seen: tuple[str, ...] = ()
     project: Registration | None = None
+    statistics: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

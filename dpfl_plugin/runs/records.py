@@ -18,6 +18,7 @@ from dpfl_plugin.models.build import build_model
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.extra_plan import check_extra_releases, training_records
+from dpfl_plugin.runs.models import check_begins
 from dpfl_plugin.runs.plugins import model_block, plugin_of
 from dpfl_plugin.runs.privacy_rules import check_batch
 
@@ -38,11 +39,11 @@ def steps_of(config: Config) -> list[dict[str, Any]]:
 
 
 def dimension(config: Config, federation: Federation) -> int:
-    """d, the number of the model's parameters."""
-    shape, num_classes = federation.feature_shape, federation.num_classes
-    return Layout.of(
-        build_model(model_block(config.model), shape, num_classes, config.public_seed, federation.outcome)
-    ).dimension
+    """d, the number of the model's parameters. Raises as `build_model` and `check_begins`."""
+    shape, num_classes, outcome = federation.feature_shape, federation.num_classes, federation.outcome
+    module = build_model(model_block(config.model), shape, num_classes, config.public_seed, outcome)
+    check_begins(config, module, outcome, num_classes)
+    return Layout.of(module).dimension
 
 
 def federate(

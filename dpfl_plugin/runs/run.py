@@ -312,7 +312,9 @@ class ActiveRun:
             num_records = tuple(training_records(config, count) for count in parts.num_records)
             counts = config.private_statistics is not None and config.private_statistics.outcome
             begin = functools.partial(_begun_by, config, parts) if counts else None
-            first = StatisticsRound(planner, self.account, num_records, begin)
+            released = None if run.stage is None else run.stage.statistics
+            released = None if released is None else released.to(parts.model.device)
+            first = StatisticsRound(planner, self.account, num_records, released, begin)
         return RoundLoop(
             planner=planner,
             runtime=self.runtime,

@@ -349,6 +349,7 @@ def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> lis
         "pages/beside.md.jinja",
         persons=config.privacy.unit == "person",
         statistics=account.extra_plan.statistics,
+        tuned="tuning" in account.ledger.facts,
         classes=counted or config.class_weights == "balanced",
         scores=scores,
         share=None if scores is None else round(1 - scores.share[0], 12),

@@ -127,7 +127,8 @@ def test_the_model_begins_with_the_shares_of_the_classes(tmp_path: Path, model: 
     ],
 )
 def test_counts_of_classes_are_refused_where_no_model_begins_with_them(tmp_path: Path, changes: Any, why: str) -> None:
-    one_message(dpfl("run", config(tmp_path, changes)), why)
+    for command in ("plan", "run"):
+        one_message(dpfl(command, config(tmp_path, merged(SOLVED, changes))), why)
 
 
 def by_dp_accounting(*noise: float) -> float:

@@ -37,6 +37,7 @@ CONFIGURATIONS: Final[dict[str, dict[str, Any]]] = {
     "persons": runs.PERSONS,
     "tables": TABLES,
     "tuned": TUNED,
+    "tuned tables": {**runs.TABLES, **TUNED},
     "swept": {"rounds": 2, "sweep": {"grid": {"algorithm.name": ["fedavg", "scaffold"]}, "seeds": [3]}},
     "large": {"data": {"dataset": {"records_per_silo": 60}}},
 }
@@ -106,6 +107,7 @@ COMMANDS: Final[dict[str, Callable[[Stage], Words]]] = {
     "run, persons": lambda stage: ("run", "persons.yaml", "--out", "persons"),
     "tune": lambda stage: ("tune", "tuned.yaml", "--out", "tuned"),
     "tune, plan": lambda stage: ("tune", "tuned.yaml", "--out", "tuning", "--plan"),
+    "tune, plan with statistics": lambda stage: ("tune", "tuned tables.yaml", "--out", "tuning", "--plan"),
     "limits": lambda stage: ("limits", stage.limits),
     "status of runs": lambda stage: ("status", stage.finished.parent.parent),
     "status of a sweep": lambda stage: ("status", stage.sweep),

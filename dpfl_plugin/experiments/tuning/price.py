@@ -1,10 +1,11 @@
 """What a tuning releases and costs, before it begins.
 
 **Places.** With n_0 > n_1 > ... candidates before each rung, at rounds r_0 < r_1 < ..., a tuning makes a fixed list of
-releases at every silo: n_0 times rounds 1 to r_0 and n_0 scores, n_1 times rounds r_0 + 1 to r_1 and n_1 scores, and at
-last once the rounds up to T and one score. Which candidate takes a place is chosen by scores, which are releases; what
-a place releases is not: all candidates make the same releases, with the same noise, in a round of the same number,
-which is checked here.
+releases at every silo: private statistics once, if it has any; n_0 times rounds 1 to r_0 and n_0 scores, n_1 times
+rounds r_0 + 1 to r_1 and n_1 scores, and at last once the rounds up to T and one score. Which candidate takes a place
+is chosen by scores, which are releases; what a place releases is not: all candidates make the same releases, with the
+same noise, in a round of the same number, which is checked here. All of them begin from the same statistics, which are
+a release like those before any other.
 
 **Claim.** All that the server sees, of all candidates, is dominated by the composition of this list. **Proof.** Given
 all that was seen before, the next release is a Gaussian mechanism whose dominating pair is that of its place, whichever
@@ -15,8 +16,8 @@ Where that follows from releases alone (a model that is not finite) the claim co
 records it does not: `tuning.statement` names all of them.
 
 So it is a plain composition of a list that was fixed before the first release, and no filter or odometer is needed.
-Only the choice of a configuration is adaptive. Scores read records that no round reads; a record is in one part, so
-that the dearer of both counts (`dpfl_plugin.privacy.scores`).
+Only the choice of a configuration is adaptive. Scores read records that neither rounds nor statistics read; a record is
+in one part, so that the dearer of both counts (`dpfl_plugin.privacy.scores`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,15 @@ RUNS: Final = "runs"  # folder of the candidates' run folders, in that of the tu
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """Noise multipliers of each round, of each score and of the private statistics; None where none are released."""
+
+    rounds: float
+    scores: float
+    statistics: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Rounds [first, last) that so many candidates make, and then one score each."""
 
@@ -75,7 +85,7 @@ class Price:
 
     Attributes:
         places: in order; the last one is what only the winner does.
-        noise_multiplier: of every round of every candidate; score_noise: of every score.
+        noise: of all candidates.
         score: what a candidate's score is the mean of; score_std: standard deviation of the noise in it.
         noisiest: whose noise that is, most of all.
         epsilon: of everything; of_tuning: of all but the last place; of_rest: of the last place alone. At delta, for
@@ -86,8 +96,7 @@ class Price:
     """
 
     places: tuple[Place, ...]
-    noise_multiplier: float
-    score_noise: float
+    noise: Noise
     score: ValidationScore
     score_std: float
     noisiest: Noisiest
@@ -116,9 +125,12 @@ class Price:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        names = ("noise_multiplier", "score_noise", "score_std", "epsilon", "of_tuning", "of_rest", "delta", "without")
+        names = ("score_std", "epsilon", "of_tuning", "of_rest", "delta", "without", "accountant")
         return {
-            **{name: getattr(self, name) for name in (*names, "accountant")},
+            "noise_multiplier": self.noise.rounds,
+            "score_noise": self.noise.scores,
+            "statistics_noise": self.noise.statistics,
+            **{name: getattr(self, name) for name in names},
             "measure": self.score.measure,
             "bound": self.score.bound,
             "noisiest": asdict(self.noisiest),
@@ -142,18 +154,16 @@ def places_of(file: TuneFile) -> tuple[Place, ...]:
     return tuple(Place(*place) for place in zip((0, *ends[:-1]), ends, left, strict=True))
 
 
-def configured(file: TuneFile, candidate: Candidate, noise: tuple[float, float] | None, out: Path) -> Config:
-    """The run of a candidate.
-
-    Args:
-        noise: noise multipliers of rounds and of scores; None where they are not known yet.
-    """
+def configured(file: TuneFile, candidate: Candidate, noise: Noise | None, out: Path) -> Config:
+    """The run of a candidate; noise: None where it is not known yet."""
     rounds = file.config.rounds
     scored: dict[str, Any] = {**file.spec.score, "share": file.spec.share, "at": [*file.rungs, rounds]}
     change: dict[str, Any] = {"private_evaluation": scored, "out": str(out / RUNS)}
     if noise is not None:
-        change["privacy"] = {"noise_multiplier": noise[0]}
-        scored["noise_multiplier"] = noise[1]
+        change["privacy"] = {"noise_multiplier": noise.rounds}
+        scored["noise_multiplier"] = noise.scores
+        if noise.statistics is not None:
+            change["private_statistics"] = {"noise_multiplier": noise.statistics}
     return file.configured(candidate, change).with_public_seed(file.config.public_seed)
 
 
@@ -161,13 +171,13 @@ def price(
     file: TuneFile,
     base: Path,
     out: Path,
-    known: tuple[float, float] | None = None,
+    known: Noise | None = None,
     federation: Federation | None = None,
 ) -> Price:
     """What a tuning costs; its noise is the least with which everything fits ``privacy.epsilon``.
 
     Args:
-        known: noise multipliers of rounds and scores that it began with, which are not solved for again.
+        known: what it began with, which is not solved for again.
 
     Raises:
         ConfigError, DataError: the configuration or its records are wrong, or nothing fits the budget.
@@ -179,7 +189,7 @@ def price(
     assert privacy.epsilon is not None
     first = forecast(configured(file, file.candidates[0], known, out), base, federation=federation)
     accountant = first.accountant
-    score_noise = known[1] if known is not None else _least_of_scores(first, num_scores(places))
+    score_noise = known.scores if known is not None else _least_of_scores(first, num_scores(places))
     costs = _costs_of_all(file, base, out, federation)
     ahead = first.changed(noise_multiplier=None)
 
@@ -193,12 +203,11 @@ def price(
     def epsilon(noise: float, some: tuple[Place, ...] = places) -> float:
         return worst_epsilon(accountant, composed(noise, some), privacy.delta)
 
-    noise = known[0] if known is not None else least_noise(epsilon, privacy.epsilon)
+    noise = known.rounds if known is not None else least_noise(epsilon, privacy.epsilon)
     share_std, noisiest = _score_noise(ahead, score_noise)
     return Price(
         places=places,
-        noise_multiplier=noise,
-        score_noise=score_noise,
+        noise=Noise(noise, score_noise, extra_plan(first.config, accountant).statistics),
         score=score,
         score_std=score.bound * share_std,
         noisiest=noisiest,
@@ -213,7 +222,7 @@ def price(
     )
 
 
-def _score(file: TuneFile, known: tuple[float, float] | None, out: Path, federation: Federation) -> ValidationScore:
+def _score(file: TuneFile, known: Noise | None, out: Path, federation: Federation) -> ValidationScore:
     """What scores are the mean of, which is the same for all candidates.
 
     Raises:
@@ -298,10 +307,9 @@ def _slots(
             counted[cost.scaled(noise)] += place.candidates
     config, rules = ahead.config, ahead.rules(ahead.config, noise)
     pricing = Pricing(spec_of(config, ahead.setting, ahead.num_records), rules, lost=False)
-    scores = extra_plan(config.with_score_noise(score_noise), ahead.accountant).scores
-    assert scores is not None
-    made = scores.release(rules.neighbouring, rules.unit)
-    of_scores = Planned(made, num_scores(places), scores.share)
+    planned = extra_plan(config.with_score_noise(score_noise), ahead.accountant)
+    times = {"statistics": int(places[0].first == 0), "score": num_scores(places)}
+    beside = [replace(planned.planned(kind, rules, 0)[0], count=times[kind]) for kind in planned.kinds if times[kind]]
     of_size: dict[int, tuple[Planned, ...]] = {}
     for silo, size in enumerate(ahead.num_records):
         if size not in of_size:
@@ -310,5 +318,5 @@ def _slots(
                 for cost, number in counted.items()
                 for one in pricing.planned(silo, cost)
             ]
-            of_size[size] = (*rounds, of_scores)
+            of_size[size] = (*rounds, *beside)
     return {silo: of_size[size] for silo, size in enumerate(ahead.num_records)}

@@ -26,15 +26,23 @@ ANEW: Final = "A new tuning without what failed, in another folder, has to be ch
 
 def price_lines(price: Mapping[str, Any], budget: float) -> list[str]:
     """What a tuning will release and what it costs; ``price``: as of `Price.to_dict`."""
-    score, std = _score(price), price["score_std"]
+    score, std, statistics = _score(price), price["score_std"], price.get("statistics_noise")
     lines = [
         f"{place['candidates']} candidate{'s' * (place['candidates'] > 1)}: rounds {place['first'] + 1} to "
         f"{place['last']}, then a score each" + (" (the winner goes on to the end)" if last else "")
         for place, last in zip(price["places"], [*[False] * (len(price["places"]) - 1), True], strict=True)
     ]
+    what = f"{price['rounds']} rounds and {price['scores']} scores"
+    if statistics is not None:
+        what = f"the private statistics, {what}"
+        lines.insert(
+            0,
+            f"Private statistics, before the first round: one noisy sum of each silo, noise_multiplier {statistics:g}, "
+            "from which all candidates begin",
+        )
     return [
         *lines,
-        f"In all {price['rounds']} rounds and {price['scores']} scores of every silo, charged to one ledger: epsilon "
+        f"In all {what} of every silo, charged to one ledger: epsilon "
         f"{digits(price['epsilon'], 4)} of {budget:g} at delta {price['delta']:.15g} (server, accountant "
         f"{price['accountant']}).",
         f"The tuning alone, up to the last rung: epsilon {digits(price['of_tuning'], 4)}; what the winner does after "

@@ -21,22 +21,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from torch import Tensor
+
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate, TuneFile
 from dpfl_plugin.core.validation_scores import DEFAULT_SCORE, ValidationScore
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, TrainingError
-from dpfl_plugin.experiments.tuning.price import Place, Price, configured, price
+from dpfl_plugin.experiments.tuning.price import Noise, Place, Price, configured, price
 from dpfl_plugin.experiments.tuning.registration import registered
 from dpfl_plugin.experiments.tuning.statement import ANEW, RETRIED_WINNER, failure
 from dpfl_plugin.federation.outcome import Cause
+from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.filters import planned_epsilon
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.shared_ledger import Registration, plans_in
+from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.backend import Backend
-from dpfl_plugin.runs.checkpoint import load_facts
 from dpfl_plugin.runs.existing_run import begun_seed
 from dpfl_plugin.runs.folder import TUNING, RunFolder, folder_of, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
@@ -52,6 +55,10 @@ DECISIONS: Final = "decisions.json"
 RETRIED: Final = "retried.json"  # that the winner failed, and was tried again
 LOCK: Final = ".lock"
 SCHEMA: Final = 1
+LOST_STATISTICS: Final = (
+    "A crash lost those that were charged, and every candidate begins from them. Give them less of the budget "
+    "(private_statistics.epsilon_share), in another out, which is charged to a budget of its own."
+)
 OF_RECORDS: Final = ("records: ", "silos have ", "delta is ", "warning: privacy.")
 """How notes begin that are the same of every candidate."""
 
@@ -168,8 +175,7 @@ class Tuning:
     def config(self, candidate: Candidate) -> Config:
         """The run of a candidate."""
         if candidate.index not in self._configs:
-            noise = self.price.noise_multiplier, self.price.score_noise
-            self._configs[candidate.index] = configured(self.file, candidate, noise, self.out)
+            self._configs[candidate.index] = configured(self.file, candidate, self.price.noise, self.out)
         return self._configs[candidate.index]
 
     def folder(self, candidate: Candidate) -> RunFolder:
@@ -189,9 +195,20 @@ class Tuning:
         result = status_of(folder).result
         if not result and folder.result.exists():
             raise DataError(f"{folder.result} cannot be read. Restore it from a copy.")
-        facts = result["private_evaluation"] if result else load_facts(folder.checkpoint) or {}
+        facts = result["private_evaluation"] if result else checkpoints.load_facts(folder.checkpoint) or {}
         scores = tuple((int(after), float(score)) for after, score in facts.get("scores", ()))
         return Standing(candidate, self.config(candidate), scores, result, self.price.score)
+
+    def statistics(self) -> Tensor | None:
+        """The private statistics that all candidates begin from; None before the first of them has released any.
+
+        Raises:
+            DataError: a checkpoint cannot be read.
+        """
+        if self.price.noise.statistics is None:
+            return None
+        states = (checkpoints.load(self.folder(candidate).checkpoint) for candidate in self.file.candidates)
+        return next((state.server[SUMS] for state in states if state is not None and SUMS in state.server), None)
 
     def decisions(self) -> dict[int, Decision]:
         """What was decided, by round.
@@ -258,7 +275,7 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
                 "another out."
             )
         return Tuning(file=file, base=base, out=out, price=price(file, base, out))
-    noise = float(plan["noise_multiplier"]), float(plan["score_noise"])
+    noise = Noise(plan["noise_multiplier"], plan["score_noise"], plan.get("statistics_noise"))
     seed = begun_seed(configured(file, candidate, noise, out) for candidate in file.candidates)
     if seed is not None:
         file = replace(file, config=file.config.with_public_seed(seed))
@@ -376,7 +393,7 @@ def carry_out(
     """Train candidates from rung to rung, and the best to the end; returns all, ranked; None if it was stopped.
 
     Raises:
-        TrainingError: no candidate is left. As `run_config`.
+        TrainingError: no candidate is left, or the budget has no room for private statistics. As `run_config`.
     """
     plan = write_plan(tuning)
     reporter = _Once(reporter)
@@ -463,13 +480,18 @@ def _trained(
     if is_last and tuning.winner_was_retried:
         caveats.append(RETRIED_WINNER)
     until = None if is_last else place.last
-    stage = TuningStage(until, is_last, tuning.price.planned, guarantee(tuning), tuple(caveats), project)
+    planned, statistics = tuning.price.planned, tuning.statistics()
+    stage = TuningStage(until, is_last, planned, guarantee(tuning), tuple(caveats), project, statistics)
     done = []
     for standing in standings:
         again = is_last and standing.has_failed
         after = standing if standing.reached(until) and not again else advance(standing, stage)
         if not after.reached(until):
             return None
+        if stage.statistics is None and tuning.price.noise.statistics is not None:
+            stage = replace(stage, statistics=tuning.statistics())
+            if stage.statistics is None and (after.result["status"], after.rounds) == ("budget_exhausted", 0):
+                raise TrainingError(f"{tuning.out}: {after.result['reason']}. {LOST_STATISTICS}")
         done.append(after)
     return done
 

@@ -100,6 +100,9 @@ def test_a_late_failure_opens_nobody_who_was_left_behind(tmp_path: Path) -> None
         if old:  # a folder that an earlier version began: nothing in it but what candidates released
             for name in (DECISIONS, "result.json", "tuning.md"):
                 (tmp_path / name).unlink()
+            plan = json.loads((tmp_path / "tuning.json").read_text())
+            del plan["statistics_noise"]
+            (tmp_path / "tuning.json").write_text(json.dumps(plan))
         again = tune(tmp_path, "0.2@2")
         assert again.result == first.result and (tmp_path / "ledger.jsonl").read_bytes() == ledger
         assert (tmp_path / DECISIONS).read_bytes() == decided
