@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.machine import facts
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.adapters import Server, agree, frozen, kept, records, silo
 from dpfl_plugin.adapters.agreement import Agreement
@@ -279,9 +279,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into docs/adapters.md")
     arguments = parser.parse_args()
     text = parts_table(arguments.rounds)
-    print(text)
-    if arguments.write:
-        put("docs/adapters.md", "parts table", text)
+    show("docs/adapters.md", "parts table", text, write=arguments.write)
 
 
 if __name__ == "__main__":

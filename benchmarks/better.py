@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.pages import ROOT, put
+from benchmarks.pages import ROOT, show
 from benchmarks.table import table
 from benchmarks.tuning import Laboratory, best_step
 from dpfl_plugin.config.load import configure
@@ -262,9 +262,7 @@ def main() -> None:
         parser.error(f"--data {strangers[0]!r} is measured {'without' if given.images else 'with'} --images")
     torch.set_num_threads(1)
     text = page(measure(Laboratory(given.runs), data, given.seeds, given.views), given.seeds)
-    print(text)
-    if given.write:
-        put(PAGE, "better-images" if given.images else "better", text)
+    show(PAGE, "better-images" if given.images else "better", text, write=given.write)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import dpfl_plugin as dpfl
-from benchmarks.pages import ROOT, put
+from benchmarks.pages import ROOT, show
 from benchmarks.table import table
 from dpfl_plugin.config.tune import Candidate, TuneFile, read_tune
 
@@ -92,9 +92,7 @@ def main() -> None:
             ["hyper-parameters", "accuracy", "noise multiplier", "epsilon, all included"],
             rows(given.seeds, Path(folder)),
         )
-    print(found)
-    if given.write:
-        put(PAGE, PART, found)
+    show(PAGE, PART, found, write=given.write)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 import dpfl_plugin as dpfl
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.data.adult import adult
 from dpfl_plugin.data.fetch import DataSource
@@ -74,9 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         head = ["epsilon", "class_weights", *(key.replace("_", " ") for key in MEASURES)]
         found = table(head, list(rows(given.seeds, folder)), words=["class_weights"])
-    print(found)
-    if given.write:
-        put(PAGE, PART, found)
+    show(PAGE, PART, found, write=given.write)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch.nn.grad import conv2d_weight
 
 from benchmarks.answer_parts import LOADS
 from benchmarks.machine import facts
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Records
@@ -144,9 +144,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into docs/engines.md")
     arguments = parser.parse_args()
     text = page()
-    print(text)
-    if arguments.write:
-        put("docs/engines.md", "CNN pieces table", text)
+    show("docs/engines.md", "CNN pieces table", text, write=arguments.write)
 
 
 if __name__ == "__main__":

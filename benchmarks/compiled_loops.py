@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
@@ -74,9 +74,7 @@ def main() -> None:
                 rows.append([f"{name}, {features} features", str(batch), *times])
     text = table(["model", "batch", "torch, us", "compiled, us", "saved, us"], rows)
     text += f"\n\nLoading them takes {load_seconds():.2f} s."
-    print(text)
-    if options.write:
-        put("docs/engines.md", "compiled loops", text)
+    show("docs/engines.md", "compiled loops", text, write=options.write)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import dpfl_plugin as dpfl
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.idx import mnist
@@ -144,9 +144,7 @@ def main() -> None:
     given = parser.parse_args()
     given.kept.parent.mkdir(parents=True, exist_ok=True)
     for part, text in (("correlated errors", computed()), ("correlated accuracy", measured(Kept(given.kept)))):
-        print(text)
-        if given.write:
-            put(PAGE, part, text)
+        show(PAGE, part, text, write=given.write)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from scipy import stats
 from torch import Tensor
 
 import dpfl_plugin as dpfl
-from benchmarks.pages import ROOT, put
+from benchmarks.pages import ROOT, show
 from benchmarks.table import table
 from dpfl_plugin.gradients.outcome_losses import Hazards
 from dpfl_plugin.models.score_heads import BaselineHazards
@@ -166,9 +166,7 @@ def main() -> None:
         rows.append(row)
     kinds = [f"{kind}, {epsilon:g}" for kind, epsilon in itertools.product(("usual", "all"), EPSILONS)]
     text = table(["outcome", "records", *kinds], rows)
-    print(text)
-    if arguments.write:
-        put("docs/outcomes.md", "coverage", text)
+    show("docs/outcomes.md", "coverage", text, write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from benchmarks import machine
 from benchmarks.contenders import Ours, ours
 from benchmarks.engines import one_silo
 from benchmarks.gpu import finish
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, Workload
 from dpfl_plugin.core import device_noise
@@ -190,9 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loads = {name: replace(WORKLOADS[name], device=options.device) for name in options.workload or WORKLOADS}
     facts = "; ".join(f"{key}: {value}" for key, value in {**machine.facts(), "device": options.device}.items())
     text = "\n\n".join([facts, numbers(options.device, options.turns), steps(loads, options.turns)])
-    print(text)
-    if options.write:
-        put("docs/engines.md", "device noise", text)
+    show("docs/engines.md", "device noise", text, write=options.write)
 
 
 if __name__ == "__main__":

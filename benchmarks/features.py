@@ -19,7 +19,7 @@ import numpy as np
 from skimage.feature import hog
 
 import dpfl_plugin as dpfl
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.femnist import femnist
@@ -141,10 +141,7 @@ def measured() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.features", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the table to docs/models.md")
-    made = measured()
-    print(made)
-    if parser.parse_args().write:
-        put("docs/models.md", "features", made)
+    show("docs/models.md", "features", measured(), write=parser.parse_args().write)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks.machine import facts
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.adapters import Agreement, Server, Silo, agree
 from dpfl_plugin.adapters.folder.keys import SERVER, Members, new_key
@@ -123,9 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shown, where = table(head, measure(options.parameters, options.rounds)), facts()
     cores = where["cores this process may use"]
     text = f"{shown}\n\n{where['date']}, {where['processor']}, {cores} cores; rounds of each: {options.rounds}."
-    print(text)
-    if options.write:
-        put(PAGE, "cost table", text)
+    show(PAGE, "cost table", text, write=options.write)
 
 
 if __name__ == "__main__":

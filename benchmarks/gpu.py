@@ -40,7 +40,7 @@ import torch
 from benchmarks import machine, mpi
 from benchmarks.contenders import OURS, Contender, OpacusGhost, OpacusHooks, Ours, PlainSGD, ours
 from benchmarks.engines import arithmetic, one_silo
-from benchmarks.pages import put
+from benchmarks.pages import put, show
 from benchmarks.table import table
 from benchmarks.workloads import RESNET18, WORKLOADS, Workload, describe
 from dpfl_plugin.gradients.replay import cuda_graph
@@ -254,9 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.ranks:
         parts.append(ranks_table(options.device, turns, options.ranks))
     text = "\n\n".join([*parts, f"Measured in {time.perf_counter() - began:.0f} s."])
-    print(text)
-    if options.write:
-        put("docs/engines.md", "gpu tables", text)
+    show("docs/engines.md", "gpu tables", text, write=options.write)
 
 
 def page(device: str, loads: Mapping[str, Workload], found: Mapping[str, OnDevice]) -> str:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import dpfl_plugin as dpfl
 from benchmarks import machine
-from benchmarks.pages import ROOT, put
+from benchmarks.pages import ROOT, put, show
 from benchmarks.table import table
 from dpfl_plugin.api.training import run_variant
 from dpfl_plugin.config.load import Variant
@@ -232,9 +232,7 @@ def main() -> None:
     bench = Bench(RUNS)
     for name in given.tables:
         text = page(bench, name)
-        print(text, flush=True)
-        if given.write:
-            put(PAGE, name, text)
+        show(PAGE, name, text, write=given.write)
     if given.write:
         facts = [[what, found] for what, found in machine.facts().items()]
         put(PAGE, "machine", table(["", ""], facts))

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.contenders import ENGINES
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from benchmarks.workloads import RESNET18, WORKLOADS, Workload
 from dpfl_plugin import registry
@@ -132,10 +132,7 @@ def page() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the table into docs/engines.md")
-    if parser.parse_args().write:
-        put("docs/engines.md", "launches", page())
-    else:
-        print(page())
+    show("docs/engines.md", "launches", page(), write=parser.parse_args().write)
 
 
 if __name__ == "__main__":

@@ -227,14 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     facts = "; ".join(f"{key}: {value}" for key, value in machine.facts().items())
     if options.faults:
         text = f"{facts}.\n\n{faults(options.kills, _allowed())}"
-        print(text)
-        if options.write:
-            pages.put("docs/mpi.md", "faults", text)
+        pages.show("docs/mpi.md", "faults", text, write=options.write)
         return
     text = "\n\n".join([f"{facts}.", overhead(options.rounds), speed_up(options.rounds), memory()])
-    print(text)
-    if options.write:
-        pages.put("docs/mpi.md", "mpi", text)
+    pages.show("docs/mpi.md", "mpi", text, write=options.write)
 
 
 if __name__ == "__main__":

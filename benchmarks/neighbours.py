@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 from scipy.stats import beta
 from typer.testing import CliRunner
 
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.cli.main import app
 from dpfl_plugin.config.load import load
@@ -200,9 +200,7 @@ def main() -> None:
     measured = ["training records that change", "sum moves by"]
     answered = ["D' answered for D", "for D'", "epsilon proven", "stated"]
     text = table(["attack", *measured, *answered], rows)
-    print(text)
-    if arguments.write:
-        put(PAGE, "neighbours table", text)
+    show(PAGE, "neighbours table", text, write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,13 @@ def put(page: str, name: str, text: str) -> None:
     path.write_text(changed)
 
 
+def show(page: str, name: str, text: str, *, write: bool) -> None:
+    """Print a text, and with ``write`` `put` it into a page."""
+    print(text, flush=True)
+    if write:
+        put(page, name, text)
+
+
 def save(figure: Any, path: Path) -> None:
     """As PNG with 64 colours, which is a third of the size."""
     from PIL import Image

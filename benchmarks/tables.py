@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from benchmarks.pages import put
+from benchmarks.pages import show
 from benchmarks.table import table
 from dpfl_plugin.data import reading
 from dpfl_plugin.data.schema import TableSchema
@@ -96,9 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     row += [f"{found['processor']:.1f}", f"{found['before']:.0f}", f"{found['most']:.0f}"]
     heading = ["records", "file MiB", "seconds", "of the processor", "MiB before", "MiB at most"]
     made = table(heading, [row])
-    print(made)
-    if options.write:
-        put("docs/benchmarks.md", "tables", made)
+    show("docs/benchmarks.md", "tables", made, write=options.write)
 
 
 if __name__ == "__main__":

@@ -34,21 +34,10 @@ from dpfl_plugin.privacy.extra_releases import WHOLE
 from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.shared_ledger import (
-    adaptive_total,
-    check_protection,
-    first_line,
-    nothing_released,
-    reuses_to_plain,
-    runs_in,
-    slots_to_plain,
-    unused,
-    without_reused,
-)
+from dpfl_plugin.privacy.shared_ledger import adaptive_total, runs_in
 from dpfl_plugin.privacy.tabulation import Tabulation
-from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
+from dpfl_plugin.runs.ledgers import Entry, Wait, end_run, locked_shared
 from dpfl_plugin.runs.plugins import make_accountant
-from dpfl_plugin.runs.prepare import check_limit
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
@@ -117,54 +106,12 @@ def describe(
         key = MarkKey.at(shared_key_file(path))
         federation = study.federation(key)
         sites = study.sites(federation)
-        registration = study.registration(path, shared, study.marks(key, federation), [site.silo for site in sites])
+        entry = study.entry(path, shared, study.marks(key, federation))
         if plan:
-            return study.description(sites, {}, path, registration.ahead())
+            return study.description(sites, {}, path, study.total(shared, [entry.plan]))
         key.keep()
-        total = registration.charge()
+        total = study.charge(entry)
         return study.description(sites, study.release(sites), path, total)
-
-
-@dataclass(frozen=True, slots=True)
-class _Registration:
-    """One release of each site in a shared ledger, which affords it.
-
-    Attributes:
-        shared: what the ledger holds. name: by which it knows the release. facts: what its line says of it.
-        plan: what is registered, without what unused slots of earlier runs serve.
-    """
-
-    path: Path
-    shared: Ledger
-    name: str
-    facts: Mapping[str, Any]
-    plan: RegisteredPlan
-    silos: Sequence[int]
-    release: SampledGaussian
-    config: Config
-    alone: float
-
-    def ahead(self) -> dict[str, Any]:
-        """What the ledger would come to."""
-        runs = len(runs_in(self.shared))
-        return self._total(self.shared, runs + 1, [self.plan])
-
-    def charge(self) -> dict[str, Any]:
-        """Charge the release, on the disk; returns what the ledger comes to."""
-        privacy = self.config.privacy
-        totals = functools.partial(first_line, self.plan, privacy.ledger_epsilon, privacy.delta, privacy.epsilon)
-        charge = functools.partial(Charge, round=0, release=self.release, count=1, share=WHOLE, kind="statistics")
-        with open_shared(self.path, totals) as ledger:
-            ledger.begin_run({**self.facts, "started": now()})
-            ledger.append(charge(silo=silo, noise_id=f"{self.name}.0") for silo in self.silos)
-            ledger.begin_run({"noise": self.name, "started": now(), "ended": True})
-            ledger.sync()
-            return self._total(ledger, len(runs_in(ledger)))
-
-    def _total(self, ledger: Ledger, num_runs: int, new: Sequence[RegisteredPlan] = ()) -> dict[str, Any]:
-        delta = self.config.privacy.delta
-        alone = {"epsilon": self.alone, "delta": delta, "why": "nothing else was released"}
-        return {**(alone if num_runs == 1 else adaptive_total(ledger, delta, new)), "num_runs": num_runs}
 
 
 class _Site(NamedTuple):
@@ -251,29 +198,35 @@ class _Study:
             federation = federate(self.config, self.base, keys=self._keys(key))
         return key.marked(survey(federation))
 
-    def registration(self, path: Path, shared: Ledger, known: Survey, silos: Sequence[int]) -> _Registration:
-        """What a release of each of these silos is in a ledger.
+    def entry(self, path: Path, shared: Ledger, records: Survey) -> Entry:
+        """One release of each silo in a ledger, which affords it.
 
         Raises:
             ConfigError, BudgetError: as those of a run.
         """
-        release = self.tabulation.release(self.rules.neighbouring, self.rules.unit)
-        name, records = secrets.token_hex(16), known.data_sha256
-        try:
-            check_protection(shared, name, records, release)
-        except ConfigError as error:
-            raise type(error)(f"ledger {path}: {error}") from error
-        slots = {silo: [Planned(release, 1, WHOLE)] for silo in silos}
-        reuses = unused(shared, records, slots)
-        plan = RegisteredPlan(records, without_reused(slots, reuses))
-        check_limit(shared, path, self.config, [plan])
-        facts = {
-            **{"noise": name, "name": f"describe {self.config.name}", "data_sha256": records, **known.cut_facts},
-            **{"num_silos": len(silos), "delta": self.config.privacy.delta, "slots": slots_to_plain(slots)},
-            **({"early": True} if nothing_released(shared) else {}),
-            **({"reuses": reuses_to_plain(reuses)} if reuses else {}),
-        }
-        return _Registration(path, shared, name, facts, plan, silos, release, self.config, self.epsilon)
+        facts = {"name": f"describe {self.config.name}"}
+        entry = Entry(path, secrets.token_hex(16), facts, self.config, records)
+        entry.check_noise(shared, self._charged)
+        slots = {silo: [Planned(self._charged, 1, WHOLE)] for silo in range(len(records.num_records))}
+        return entry.afforded(shared, slots)
+
+    @property
+    def _charged(self) -> SampledGaussian:
+        return self.tabulation.release(self.rules.neighbouring, self.rules.unit)
+
+    def charge(self, entry: Entry) -> dict[str, Any]:
+        """Charge the release, on the disk; returns what the ledger comes to."""
+        charge = functools.partial(Charge, round=0, release=self._charged, count=1, share=WHOLE, kind="statistics")
+        with entry.begin() as ledger:
+            ledger.append(charge(silo=silo, noise_id=f"{entry.name}.0") for silo in entry.slots)
+            end_run(ledger, entry.name)
+            return self.total(ledger)
+
+    def total(self, ledger: Ledger, new: Sequence[RegisteredPlan] = ()) -> dict[str, Any]:
+        """What a ledger comes to, with what would be registered."""
+        delta, num_runs = self.config.privacy.delta, len(runs_in(ledger)) + len(new)
+        alone = {"epsilon": self.epsilon, "delta": delta, "why": "nothing else was released"}
+        return {**(alone if num_runs == 1 else adaptive_total(ledger, delta, new)), "num_runs": num_runs}
 
     def sites(self, federation: Federation) -> list[_Site]:
         """The records of each silo, as what they add to."""

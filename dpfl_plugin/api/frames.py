@@ -16,7 +16,7 @@ from dpfl_plugin.data.labels import LabelType, type_of
 from dpfl_plugin.data.pieces import frame_pieces
 from dpfl_plugin.data.reading import Read, check, read_pieces
 from dpfl_plugin.data.schema import TableSchema
-from dpfl_plugin.data.table import Table, is_frame
+from dpfl_plugin.data.table import is_frame
 from dpfl_plugin.data.tables import assembled
 from dpfl_plugin.errors import ConfigError
 
@@ -29,7 +29,7 @@ class GivenBySchema(Given):
     """
 
     def __init__(self, found: list[Read], names: tuple[str, ...] = (), label_type: LabelType = "text") -> None:
-        super().__init__({str(one.path): _table(one) for one in found}, label_type)
+        super().__init__({str(one.path): one.table for one in found}, label_type)
         self._found, self._names = found, names
 
     def __call__(  # type: ignore[override]  # options are what its configuration has, checked by its signature
@@ -43,13 +43,8 @@ class GivenBySchema(Given):
 
     @property
     def digest(self) -> str:
-        persons = ["\0".join(map(str, one.table.persons)) for one in self._found if one.table.persons is not None]
-        known = [one.table.known.tobytes() for one in self._found if not one.table.known.all()]
-        return digest(super().digest.encode(), *(part.encode() for part in persons), *known)
-
-
-def _table(one: Read) -> Table:
-    return Table(one.path, one.table.features, one.table.labels, one.table.silos, ())
+        known = [one.table.has_label.tobytes() for one in self._found if not one.table.has_label.all()]
+        return digest(super().digest.encode(), *known)
 
 
 def encoded(data: Any, schema: TableSchema) -> GivenBySchema:

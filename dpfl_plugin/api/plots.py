@@ -14,6 +14,7 @@ from dpfl_plugin.api.progress import say
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.core.validation_scores import NORMAL_95
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.runs.folder import RunFolder, write_atomic
 
@@ -158,8 +159,8 @@ def _calibration(axis: Any, measures: Table) -> None:
     """Groups of equal size by predicted probability, with Wilson's 95 % interval, and how many records are in each."""
     curve = measures["calibration_curve"]
     predicted, observed, number = (np.array(curve[key]) for key in ("predicted", "observed", "records"))
-    half = Z * np.sqrt(observed * (1 - observed) / number + (Z / (2 * number)) ** 2)
-    centre, scale = observed + Z**2 / (2 * number), 1 + Z**2 / number
+    half = NORMAL_95 * np.sqrt(observed * (1 - observed) / number + (NORMAL_95 / (2 * number)) ** 2)
+    centre, scale = observed + NORMAL_95**2 / (2 * number), 1 + NORMAL_95**2 / number
     errors = np.clip([observed - (centre - half) / scale, (centre + half) / scale - observed], 0, None)
     most = min(1.0, 1.05 * max(predicted.max(), (observed + errors[1]).max()))
     axis.plot([0, most], [0, most], color="0.6", linewidth=1, label="perfect calibration")
@@ -190,7 +191,7 @@ def _survival(axis: Any, measures: Table) -> None:
         )
         survival, error = (np.array(curve[key], dtype=float) for key in ("observed", "standard_error"))
         with np.errstate(all="ignore"):
-            width = np.exp(Z * error / (survival * np.log(survival)))
+            width = np.exp(NORMAL_95 * error / (survival * np.log(survival)))
             ends = np.nan_to_num([survival - survival ** (1 / width), survival**width - survival])
         axis.errorbar(times, survival, ends, fmt="o", markersize=4, capsize=2, linewidth=1, color=colour)
     axis.plot([], [], color="0.3", label="predicted")
@@ -198,7 +199,6 @@ def _survival(axis: Any, measures: Table) -> None:
     axis.set(xlim=(0, None), ylim=(0, 1.02), xlabel="time", ylabel="probability of no event")
 
 
-Z: Final = 1.96
 KINDS: Final[Mapping[str, tuple[str, str, Callable[[Any, Table], None]]]] = {
     "calibration": ("calibration_curve", "probabilities of two classes", _calibration),
     "roc": ("roc_curve", "two classes that both occur", _roc),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
 import math
 import os
@@ -57,27 +56,17 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import why_infinite
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
-from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.shared_ledger import (
-    Registration,
-    adaptive_total,
-    first_line,
-    nothing_released,
-    reuses_to_plain,
-    slots_to_plain,
-    unused,
-    without_reused,
-)
+from dpfl_plugin.privacy.shared_ledger import Registration, adaptive_total
 from dpfl_plugin.privacy.slots import SlotKind
 from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.engines import check_engine, choose_engine
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.ledgers import locked_shared, now, open_shared
+from dpfl_plugin.runs.ledgers import Entry, end_run, locked_shared
 from dpfl_plugin.runs.models import check_fields, flat_model
-from dpfl_plugin.runs.prepare import check_limit, check_noise, new_account
+from dpfl_plugin.runs.prepare import new_account
 from dpfl_plugin.runs.privacy_rules import weak_claims
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
 from dpfl_plugin.runs.statement import published, statement
@@ -192,24 +181,19 @@ class PrivateOracle:
             parts = _parts(config, module, records, of_loss, key)
             _check_labels(parts, records.silos[0], named=isinstance(loss, str))
             account = _account(config, parts)
-            token, slots = secrets.token_hex(8), {} if path is None else _slots(config, steps, account)
-            reuses = [] if held is None else unused(held, parts.data_sha256, slots)
-            plan = RegisteredPlan(parts.data_sha256, without_reused(slots, reuses))
+            token, entry = secrets.token_hex(8), None
             if held is not None and path is not None:
-                check_noise(path, held, token, parts.data_sha256, parts.rules)
-                check_limit(held, path, config, [plan])
+                slots = _slots(config, steps, account)
+                entry = Entry(path, token, {"name": config.name}, config, parts.holding.survey)
+                entry.check_noise(held, parts.rules.release(1.0))
+                entry = entry.afforded(held, slots)
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
             live = _live(config, parts, net)
-            if path is not None and key is not None:
+            if entry is not None and key is not None:
                 key.keep()
-                totals = functools.partial(first_line, plan, config.privacy.ledger_epsilon, config.privacy.delta)
-                account.shared = shared = stack.enter_context(open_shared(path, totals))
-                facts = _facts(config, parts, token) | ({"early": True} if nothing_released(shared) else {})
-                registered = {"slots": slots_to_plain(slots), "reuses": reuses_to_plain(reuses)}
-                shared.begin_run(facts | {key: value for key, value in registered.items() if value})
-                shared.sync()
-                account.registration = Registration(shared, token)
+                account.shared = stack.enter_context(entry.begin())
+                account.registration = Registration(account.shared, token)
             found = cls(net, _Opened(config, parts, live, account, path, token, stack.pop_all()))
         if path is not None:
             _opened[path.resolve()] = found
@@ -330,8 +314,7 @@ class PrivateOracle:
                     _opened.pop(self.path.resolve(), None)
                 with self._opened.stack:
                     if (shared := self._opened.account.shared) is not None:  # what it left may serve later ones
-                        shared.begin_run({"noise": self._opened.name, "started": now(), "ended": True})
-                        shared.sync()
+                        end_run(shared, self._opened.name)
 
     def __enter__(self) -> PrivateOracle:
         return self
@@ -576,16 +559,3 @@ def _live(config: Config, parts: Parts, net: nn.Module) -> LiveModel:
         return engine
 
     return LiveModel(net, parts.loss, records, parts.engine, choose)
-
-
-def _facts(config: Config, parts: Parts, token: str) -> dict[str, Any]:
-    """What the ledger says of an oracle, as of a run."""
-    return {
-        "noise": token,
-        "name": config.name,
-        "data_sha256": parts.data_sha256,
-        **parts.holding.survey.cut_facts,
-        "num_silos": 1,
-        "delta": config.privacy.delta,
-        "started": now(),
-    }

@@ -122,7 +122,7 @@ def read_tables(
     options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
     known, found = _read(files, schema, options)
     for one in found:
-        if unlabelled := int((~one.table.known).sum()):
+        if unlabelled := int((~one.table.has_label).sum()):
             raise DataError(f"{one.path}: {counted(unlabelled, 'record')} without a label. Leave such records out.")
     features = np.concatenate([one.table.features for one in found])
     return TableRecords(features, np.concatenate([one.table.labels for one in found]), known.features)

@@ -42,7 +42,7 @@ def codes_of(outcome: Outcome, labels: Tensor) -> Tensor:
     return torch.where(there, codes, torch.full_like(codes, -1))
 
 
-def mean_of(outcome: Outcome, shares: Sequence[float]) -> float:
+def mean_of(shares: Sequence[float]) -> float:
     """From the shares of parts of a range: -1 to 1 as that."""
     return min(max(sum(share * (2 * (part + 0.5) / PARTS - 1) for part, share in enumerate(shares)), -1.0), 1.0)
 

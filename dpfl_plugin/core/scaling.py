@@ -199,7 +199,7 @@ def _centre_and_scale(one: Measured, sums: list[float], count: float, noise: flo
     if one.kind == "counts":
         return float(sums.index(max(sums))), 1.0
     if one.kind == "quantiles":
-        low, median, high = _quantiles(sums, (0.25, 0.5, 0.75))
+        low, median, high = (2 * share_below(sums, share) - 1 for share in (0.25, 0.5, 0.75))
         return median, _between((high - low) / NORMAL, LEAST, 1.0)
     there = max(1.0, count - (sums[2] if len(sums) == 3 else 0.0))
     mean = _between(sums[0] / there, -1.0, 1.0)
@@ -211,19 +211,15 @@ def _between(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def _quantiles(counts: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Where so much of noisy ``counts`` of bins is below, linearly within a bin."""
+def share_below(counts: Sequence[float], share: float) -> float:
+    """Where so much of noisy ``counts`` of bins is below, from 0 to 1, linearly within a bin."""
     below, most, total = [0.0], 0.0, 0.0
     for number in counts:
         total += number
         most = max(most, total)  # noise makes sums fall
         below.append(most)
     if most <= 0:  # noise alone: the range as it is
-        return [2 * share - 1 for share in shares]
-    found = []
-    for share in shares:
-        place = next(bin for bin in range(len(counts)) if below[bin + 1] >= share * most)
-        width = below[place + 1] - below[place]
-        within = (share * most - below[place]) / width if width > 0 else 0.5
-        found.append(2 * (place + within) / len(counts) - 1)
-    return found
+        return share
+    place = next(bin for bin in range(len(counts)) if below[bin + 1] >= share * most)
+    width = below[place + 1] - below[place]
+    return (place + ((share * most - below[place]) / width if width > 0 else 0.5)) / len(counts)

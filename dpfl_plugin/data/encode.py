@@ -15,29 +15,12 @@ from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.cells import NOTHING, UNKNOWN, Cells, Codes, Doubles, Found, Mask, empty_records
 from dpfl_plugin.data.labels import unlabelled
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
+from dpfl_plugin.data.table import Table
 from dpfl_plugin.data.thousands import Mark
 from dpfl_plugin.errors import DataError
 
 CORRECT: Final = "Correct the file, or leave the record out."
 IN_ALL: Final = " in all columns that are read"
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """One table.
-
-    Attributes:
-        features: [n, d] as float32. labels: by the schema's outcome, int64 [n] (classes, ordinal), float32 [n]
-            (regression), [n, 2] (counts: count and exposure; survival: time and event), [n, k] (multi_label). known:
-            [n], False where a label is not given. silos, persons: their names [n], where the schema
-            has such columns.
-    """
-
-    features: Features
-    labels: NDArray[Any]
-    known: Mask
-    silos: NDArray[Any] | None
-    persons: NDArray[Any] | None
 
 
 @dataclass(slots=True)
@@ -82,8 +65,11 @@ class Encoder:
                 self._names.setdefault(key, []).append(self._name(named, key, columns[named]))
         self.count += size
 
-    def result(self) -> Encoded:
+    def result(self) -> Table:
         """All that was added; to be called once.
+
+        Labels are by the schema's outcome: int64 [n] (classes, ordinal), float32 [n] (regression), [n, 2] (counts:
+        count and exposure; survival: time and event) or [n, k] (multi_label).
 
         Raises:
             DataError: nothing was.
@@ -96,7 +82,8 @@ class Encoder:
         labels, known = np.concatenate(self._labels), np.concatenate(self._known)
         if self.with_labels and not known.all():
             features[~known], labels[~known] = 0.0, self._placeholder
-        return Encoded(features, labels, known, names.get("silo"), names.get("person"))
+        path, persons = self.found.flaws.path, names.get("person")
+        return Table(path, features, labels, names.get("silo"), (), persons=persons, known=known)
 
     @property
     def _placeholder(self) -> Any:

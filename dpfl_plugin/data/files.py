@@ -152,39 +152,79 @@ def joined(
     names, derived, labels, notes = _labels(
         [*train, *test], known, list(label_names), classes, lambda: _found(said, classes, train), paths[0]
     )
-    train_groups, test_groups = groups_of(train, test, None if len(paths) == 1 else held)
-    num_train, num_outputs = sum(len(table.labels) for table in train), known.num_outputs(len(names))
-    nothing = np.zeros((0, *first[2]), np.float32)  # of a process that holds no silo
-    features = train[0].features if len(train) == 1 else np.concatenate([nothing, *(table.features for table in train)])
-    silo_names = names_of_silos(train, paths) if train_groups is not None or owned is not None else ()
     if owned is None:  # of all records, or of none: a process that holds some of the silos cannot tell
         of_tables = {about: note for table in train[::-1] for about, note in table.notes}
         notes = (*notes, *identifiers(train), *of_tables.values())
-        notes += rare_labels(labels, num_train, train_groups, names, silo_names) if known.has_classes else ()
-    return Dataset(
-        features,
-        labels[:num_train],
-        num_outputs,
-        train_groups,
-        _test_part(test, labels[num_train:], num_outputs, test_groups, known),
-        _caveats(columns, names, derived=derived, outcome=known),
+    every = [table._replace(labels=part) for table, part in zip([*train, *test], labels, strict=True)]
+    return assembled(
+        every[: len(train)],
+        every[len(train) :],
+        paths,
+        None if len(paths) == 1 else held,
+        known,
+        names,
+        columns=columns,
+        shape=first[2],
+        notes=notes,
+        caveats=_caveats(columns, names, derived=derived, outcome=known),
         part_of=None if owned is None else len(paths),
+    )
+
+
+def assembled(
+    train: Sequence[Table],
+    test: Sequence[Table],
+    paths: list[Path],
+    held: list[int] | None,
+    outcome: Outcome,
+    names: Sequence[str],
+    *,
+    columns: tuple[str, ...],
+    shape: Sequence[int],
+    notes: tuple[str, ...],
+    caveats: tuple[str, ...],
+    part_of: int | None,
+) -> Dataset:
+    """The records of tables whose labels are those of a model.
+
+    Args:
+        paths: of all training tables; held: the places among them of ``train``, None for a single one, which is no
+            silo. names: of classes, or of labels. shape: of a record. part_of: how many silos there are, where other
+            processes hold some of them.
+    """
+    groups, test_groups = groups_of(train, test, held)
+    silo_names = names_of_silos(train, paths) if groups is not None or part_of is not None else ()
+    data = _records(train, groups, outcome, names, shape)
+    own_test = _records(test, test_groups, outcome, names, shape) if test else None
+    if part_of is None and outcome.has_classes:
+        notes += _rare_labels(train, test, groups, list(names), silo_names)
+    return replace(
+        data,
+        test=own_test,
+        caveats=caveats,
+        part_of=part_of,
         silo_names=silo_names,
         columns=columns,
         notes=notes,
         class_names=tuple(names),
-        persons=_persons(train),
-        outcome=known,
     )
 
 
-def _test_part(
-    test: list[Table], labels: Labels, num_outputs: int, groups: Integers | None, outcome: Outcome
-) -> Dataset | None:
-    if not test:
-        return None
-    features = np.concatenate([table.features for table in test])
-    return Dataset(features, labels, num_outputs, groups, persons=_persons(test), outcome=outcome)
+def _records(
+    tables: Sequence[Table], groups: Integers | None, outcome: Outcome, names: Sequence[str], shape: Sequence[int]
+) -> Dataset:
+    """Those of tables, of which a process may hold none."""
+    features, labels = [table.features for table in tables], [table.labels for table in tables]
+    known = [table.has_label for table in tables]
+    return Dataset(
+        features[0] if len(tables) == 1 else np.concatenate([np.zeros((0, *shape), np.float32), *features]),
+        labels[0] if len(tables) == 1 else np.concatenate([no_labels(outcome, len(names)), *labels]),
+        outcome.num_outputs(len(names)),
+        groups,
+        persons=_persons(tables),
+        outcome=outcome,
+        usable=None if all(part.all() for part in known) else np.concatenate(known),
+    )
 
 
 def _labels(
@@ -194,13 +234,13 @@ def _labels(
     classes: Sequence[int | str] | None,
     found: Callable[[], list[str]],
     path: Path,
-) -> tuple[list[str], bool, Labels, tuple[str, ...]]:
-    """(names of classes or labels, whether they came from the records, labels of all tables, notes)"""
+) -> tuple[list[str], bool, list[Labels], tuple[str, ...]]:
+    """(names of classes or labels, whether they came from the records, labels of each table, notes)"""
     if outcome.has_classes:
         names, derived = _class_names(found(), None if classes is None else list(classes), path)
         return names, derived, _label_numbers(tables, names), ()
     parts, notes = labels_of(tables, outcome, label_names)
-    return label_names, False, np.concatenate([no_labels(outcome, len(label_names)), *parts]), tuple(notes)
+    return label_names, False, parts, tuple(notes)
 
 
 def _found(said: Sequence[Mapping[str, Any]], classes: Sequence[int | str] | None, train: Sequence[Table]) -> list[str]:
@@ -267,7 +307,7 @@ def _persons(tables: Sequence[Table]) -> Integers | None:
     return np.concatenate([numbers(names.tolist()) for names in known])
 
 
-def names_of_silos(train: list[Table], paths: list[Path]) -> tuple[str, ...]:
+def names_of_silos(train: Sequence[Table], paths: list[Path]) -> tuple[str, ...]:
     """By number, as `groups_of` gives them."""
     if train and train[0].silos is not None:
         return tuple(
@@ -276,17 +316,25 @@ def names_of_silos(train: list[Table], paths: list[Path]) -> tuple[str, ...]:
     return of_files(paths)
 
 
-def rare_labels(
-    labels: Integers, num_train: int, groups: Integers | None, names: list[str], silo_names: tuple[str, ...]
+def _rare_labels(
+    train: Sequence[Table],
+    test: Sequence[Table],
+    groups: Integers | None,
+    names: list[str],
+    silo_names: tuple[str, ...],
 ) -> tuple[str, ...]:
     """What looks like a slip of the pen: labels of a single record, or that one silo alone has."""
     notes = []
-    counts = np.bincount(labels, minlength=len(names))
+    known = [table.has_label for table in train]
+    labels = np.concatenate([table.labels[mask] for table, mask in zip(train, known, strict=True)])
+    own_test = [table.labels[table.has_label] for table in test]
+    counts = np.bincount(np.concatenate([labels, *own_test]), minlength=len(names))
     alone = [names[number] for number in np.flatnonzero(counts == 1)]
     if alone:
         notes.append(f"{_listed(alone, 'label', 'labels')} on one record only: is it a class, or a misprint?")
     if groups is not None and len(silo_names) > 1:
-        holders = [np.unique(groups[labels[:num_train] == number]) for number in range(len(names))]
+        silos = groups[np.concatenate(known)]
+        holders = [np.unique(silos[labels == number]) for number in range(len(names))]
         single = [number for number in range(len(names)) if counts[number] > 1 and len(holders[number]) == 1]
         for number in single[:MOST_NAMED]:
             where = silo_names[int(holders[number][0])]
@@ -321,7 +369,9 @@ def _reorder(table: Table, columns: tuple[str, ...], first: Path) -> Table:
     return table._replace(features=table.features[:, order], columns=columns)
 
 
-def groups_of(train: list[Table], test: list[Table], held: list[int] | None) -> tuple[Integers | None, Integers | None]:
+def groups_of(
+    train: Sequence[Table], test: Sequence[Table], held: list[int] | None
+) -> tuple[Integers | None, Integers | None]:
     """The silo of every record; without silo names that is the place of its file, of which ``held`` are here."""
     if train and train[0].silos is not None:
         written = [_plain(table.silos) for table in train if table.silos is not None]
@@ -347,7 +397,7 @@ def groups_of(train: list[Table], test: list[Table], held: list[int] | None) -> 
     return _numbered(train, held), _numbered(test, held) if len(test) == len(train) else None
 
 
-def _numbered(tables: list[Table], held: list[int]) -> Integers:
+def _numbered(tables: Sequence[Table], held: list[int]) -> Integers:
     return np.repeat(np.array(held, dtype=np.int64), [len(table.labels) for table in tables])
 
 
@@ -370,8 +420,8 @@ def _class_names(found: list[str], classes: list[int | str] | None, path: Path) 
     return found, True
 
 
-def _label_numbers(tables: list[Table], order: list[str]) -> Integers:
-    """Labels as numbers over all tables."""
+def _label_numbers(tables: list[Table], order: list[str]) -> list[Integers]:
+    """Labels of each table as numbers."""
     written = [_plain(table.labels) for table in tables]
     number = numbers_of(order, (name for names in written for name in names))
     for table, names in zip(tables, written, strict=True):
@@ -381,7 +431,7 @@ def _label_numbers(tables: list[Table], order: list[str]) -> Integers:
                 f"{table.place(unknown)}: {names[unknown]!r} is not one of the classes {', '.join(order[:20])}. "
                 "Name it in classes, correct it, or leave the record out."
             )
-    return np.array([number[name] for names in written for name in names], dtype=np.int64)
+    return [np.array([number[name] for name in names], dtype=np.int64) for names in written]
 
 
 def _plain(values: NDArray[Any]) -> list[str]:

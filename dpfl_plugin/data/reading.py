@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.data.cells import Found, of_limits
-from dpfl_plugin.data.encode import Encoded, Encoder
+from dpfl_plugin.data.encode import Encoder
 from dpfl_plugin.data.flaws import AS_IT_IS, NAMELESS, SAVE_AS_UTF_8, Flaws, rename
 from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table, sentence
 from dpfl_plugin.data.schema import WHERE, TableSchema
+from dpfl_plugin.data.table import Table
 from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
 MOST_COLUMNS: Final = 30
@@ -32,7 +33,7 @@ class Read:
     """
 
     path: Path
-    encoded: Encoded | None = None
+    encoded: Table | None = None
     wrong: str | None = None
     found: Found = field(default_factory=lambda: Found(Flaws(Path())))
     unused: tuple[str, ...] = ()
@@ -42,7 +43,7 @@ class Read:
     note: str = ""
 
     @property
-    def table(self) -> Encoded:
+    def table(self) -> Table:
         """Of a table that is right."""
         assert self.encoded is not None
         return self.encoded

@@ -35,7 +35,7 @@ class Table(NamedTuple):
 
     lines: where records, by number, are, and label_column: where they are known. unit: what "lines" are called.
     persons: whose records they are [n], as written there, or None. notes: what its owner should look at, by what it is
-    about.
+    about. known: [n], False where a label is not given; None where all are.
     """
 
     path: Path
@@ -48,6 +48,12 @@ class Table(NamedTuple):
     unit: str = "line"
     persons: NDArray[Any] | None = None
     notes: tuple[tuple[str, str], ...] = ()
+    known: NDArray[np.bool_] | None = None
+
+    @property
+    def has_label(self) -> NDArray[np.bool_]:
+        """Which records have one [n]."""
+        return np.ones(len(self.labels), bool) if self.known is None else self.known
 
     def place(self, record: int) -> str:
         """Where a record's label is, in words."""

@@ -16,13 +16,11 @@ from dpfl_plugin.data.base import AS_READ, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import FRAME
 from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
-from dpfl_plugin.data.labels import KnownLabels, no_labels
+from dpfl_plugin.data.labels import KnownLabels
 from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.schema import WHERE, TableSchema
-from dpfl_plugin.data.table import Table
 
 if TYPE_CHECKING:
-    from dpfl_plugin.data.cells import Mask
     from dpfl_plugin.data.reading import Read
 
 NAME: Final = "table"
@@ -120,7 +118,7 @@ def _asked(found: Read, schema: TableSchema) -> Asked:
     lines = np.array([found.lines[record] for record in range(len(table.labels))], dtype=np.int64)
     return Asked(
         table.features,
-        KnownLabels(table.labels, table.known),
+        KnownLabels(table.labels, table.has_label),
         lines,
         tuple(f"{note}." for note in reading.notes([found], schema)),
         schema.features,
@@ -152,52 +150,24 @@ def assembled(
     """
     from dpfl_plugin.data import reading
 
-    labelled = [one for one in train if one.table.known.any()]  # of others nothing is used, so that all look the same
-    data_files.check_contents([(one.path, one.table.features, one.table.labels) for one in labelled])
-    features, labels = _parts(schema, train)
-    of_train, of_test = ([_table(one) for one in part] for part in (train, test))
-    groups, test_groups = data_files.groups_of(of_train, of_test, held)
-    silo_names = data_files.names_of_silos(of_train, paths) if groups is not None or part_of is not None else ()
-    classes = list(schema.class_names)
-    outcome = schema.label.known
-    num_classes = outcome.num_outputs(len(classes))
-    test_part = None
-    if test:
-        test_x, test_y = _parts(schema, test)
-        test_part = Dataset(
-            test_x,
-            test_y,
-            num_classes,
-            test_groups,
-            persons=_persons(schema, test),
-            outcome=outcome,
-            usable=_usable(test),
-        )
-    notes: tuple[str, ...] = ()
-    if part_of is None:
-        notes = (*reading.notes([*train, *test], schema), *_whose(schema, train))
-        if outcome.has_classes:
-            known = [np.concatenate([one.table.known for one in part]) for part in (train, test) if part]
-            every = np.concatenate([labels[known[0]], *([] if test_part is None else [test_part.labels[known[1]]])])
-            silos = None if groups is None else groups[known[0]]
-            notes += data_files.rare_labels(every, int(known[0].sum()), silos, classes, silo_names)
-    return Dataset(
-        features,
-        labels,
-        num_classes,
-        groups,
-        test_part,
-        (_said(schema), *schema.caveats),
-        part_of=part_of,
-        silo_names=silo_names,
+    tables, test_tables = ([one.table for one in part] for part in (train, test))
+    labelled = [one for one in tables if one.has_label.any()]  # of others nothing is used, so that all look the same
+    data_files.check_contents([(one.path, one.features, one.labels) for one in labelled])
+    made = data_files.assembled(
+        tables,
+        test_tables,
+        paths,
+        held,
+        schema.label.known,
+        schema.class_names,
         columns=schema.features,
-        notes=notes,
-        class_names=tuple(classes),
-        persons=_persons(schema, train),
-        outcome=outcome,
-        measured=schema.measured,
-        usable=_usable(train),
+        shape=(len(schema.features),),
+        notes=() if part_of is not None else (*reading.notes([*train, *test], schema), *_whose(schema, train)),
+        caveats=(_said(schema), *schema.caveats),
+        part_of=part_of,
     )
+    no_persons = numbers(()) if schema.person is not None else None  # of a process that holds no silo
+    return replace(made, measured=schema.measured, persons=made.persons if train else no_persons)
 
 
 def _whose(schema: TableSchema, tables: Sequence[Read]) -> list[str]:
@@ -214,35 +184,6 @@ def _whose(schema: TableSchema, tables: Sequence[Read]) -> list[str]:
             named = "" if schema.person is not None else f"name it as {WHERE}.person, {KEEPS}; or "
             told.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}"))
     return told
-
-
-def _parts(schema: TableSchema, tables: Sequence[Read]) -> tuple[Any, Any]:
-    """Features and labels of all tables; there may be none at a process that holds no silo."""
-    if len(tables) == 1:
-        return tables[0].table.features, tables[0].table.labels
-    if not tables:
-        return np.zeros((0, len(schema.features)), np.float32), no_labels(schema.label.known, len(schema.class_names))
-    return (
-        np.concatenate([one.table.features for one in tables]),
-        np.concatenate([one.table.labels for one in tables]),
-    )
-
-
-def _usable(tables: Sequence[Read]) -> Mask | None:
-    """Which records have a label; None if all do."""
-    known = [one.table.known for one in tables]
-    return None if all(part.all() for part in known) else np.concatenate(known)
-
-
-def _persons(schema: TableSchema, tables: Sequence[Read]) -> Integers | None:
-    if schema.person is None:
-        return None
-    names = [one.table.persons for one in tables if one.table.persons is not None]
-    return numbers(name for part in names for name in part)
-
-
-def _table(one: Read) -> Table:
-    return Table(one.path, one.table.features, one.table.labels, one.table.silos, ())
 
 
 def _said(schema: TableSchema) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-Z: Final = 1.959963984540054  # of a 95 % interval
+from dpfl_plugin.core.scaling import share_below
+from dpfl_plugin.core.validation_scores import NORMAL_95
 
 
 class Estimate(NamedTuple):
@@ -67,23 +68,9 @@ def quantile(counts: Sequence[float], edges: Sequence[float], share: float, nois
     for place, number in enumerate(counts, start=1):
         running += number
         std = noise_std * math.sqrt((1 - share) ** 2 * place + share**2 * (bins - place))
-        differences.append((running - share * total, Z * std))
+        differences.append((running - share * total, NORMAL_95 * std))
     first = next((j for j, (d, bound) in enumerate(differences) if d >= -bound), bins - 1)
     last = next((j for j in reversed(range(bins - 1)) if differences[j][0] <= differences[j][1]), -1) + 1
-    value = edges[0] + (edges[-1] - edges[0]) * _interpolated(counts, share)
+    value = edges[0] + (edges[-1] - edges[0]) * share_below(counts, share)
     low, high = edges[min(first, last)], edges[max(last, first) + 1]
     return Interval(min(max(value, low), high), low, high)
-
-
-def _interpolated(counts: Sequence[float], share: float) -> float:
-    """Where so much of noisy counts of bins is below, from 0 to 1."""
-    below, most, total = [0.0], 0.0, 0.0
-    for number in counts:
-        total += number
-        most = max(most, total)  # noise makes sums fall
-        below.append(most)
-    if most <= 0:  # noise alone: the range as it is
-        return share
-    place = next(bin for bin in range(len(counts)) if below[bin + 1] >= share * most)
-    width = below[place + 1] - below[place]
-    return (place + ((share * most - below[place]) / width if width > 0 else 0.5)) / len(counts)

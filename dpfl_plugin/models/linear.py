@@ -88,11 +88,11 @@ def predicting(module: nn.Module, outcome: Outcome, shares: Sequence[float]) -> 
 def _outputs(outcome: Outcome, shares: Sequence[float]) -> torch.Tensor:
     """What a model without features puts out."""
     if outcome.kind == "regression":
-        return torch.tensor([mean_of(outcome, shares)], dtype=torch.float64)
+        return torch.tensor([mean_of(shares)], dtype=torch.float64)
     if outcome.kind == "counts":
         assert outcome.range is not None
         high = outcome.range[1]
-        rate = high / 2 * (mean_of(outcome, shares) + 1)
+        rate = high / 2 * (mean_of(shares) + 1)
         return torch.tensor([rate], dtype=torch.float64).clamp(min=high / 2 / len(shares)).log()
     if outcome.kind == "survival":
         return torch.tensor(hazards_of(outcome, shares), dtype=torch.float64).logit()

@@ -8,17 +8,35 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerBusyError, LedgerError
-from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.core.rounding import digits, digits_down
+from dpfl_plugin.data.base import Survey
+from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, LedgerBusyError, LedgerError
+from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
+from dpfl_plugin.privacy.composition import Planned
+from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
+from dpfl_plugin.privacy.filters import RegisteredPlan, adaptive_epsilon, affords, chosen_filter, epsilon_left
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import is_begun
+from dpfl_plugin.privacy.shared_ledger import (
+    Reuse,
+    check_protection,
+    first_line,
+    limit_of,
+    nothing_released,
+    plans_in,
+    reuses_to_plain,
+    runs_in,
+    slots_to_plain,
+    unused,
+    without_reused,
+)
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.runs.folder import RunFolder, locked, locks_of_one_machine
 
@@ -40,8 +58,7 @@ class Ledgers:
     def end(self) -> None:
         """Have later runs know that this one has ended for good, so that they may use slots that it left."""
         if self.shared is not None:
-            self.shared.begin_run({"noise": self.name, "started": now(), "ended": True})
-            self.shared.sync()
+            end_run(self.shared, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,28 +207,25 @@ def open_ledgers(
     folder: RunFolder,
     facts: Mapping[str, Any],
     found: Checkpoint | None,
-    path: Path | None,
     name: str,
-    run: Callable[[Ledger], Mapping[str, Any]],
-    first_line: Callable[[], Mapping[str, Any]] = dict,
+    entry: Entry | None,
 ) -> Iterator[Ledgers]:
     """Both ledgers, holding the same charges of this run.
 
     Args:
         facts: what the own ledger is to say of the run.
         found: the checkpoint to go on from.
-        path: of the shared ledger, which the caller has locked; name: of the run there; run: what its line is to say.
-        first_line: what a new shared ledger is to say of totals.
+        name: by which ledgers know the run. entry: the run in a shared ledger.
 
     Raises:
         LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
     """
     with contextlib.ExitStack() as stack:
-        shared = None if path is None else stack.enter_context(open_shared(path, first_line))
+        shared = None if entry is None else stack.enter_context(open_shared(entry.path, entry.totals))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
-        if shared is not None:
+        if entry is not None and shared is not None:
             _add_missing(own, shared, name)
-            shared.begin_run({**run(shared), "started": now()})
+            shared.begin_run({**entry.line(shared), "started": now()})
             shared.append(own)
             shared.sync()
         own.sync()
@@ -236,6 +250,127 @@ def open_shared(path: Path, first_line: Callable[[], Mapping[str, Any]] = dict) 
         ledger = Ledger(path.resolve(), {"shared": uuid.uuid4().hex, **first_line()})
     with ledger:
         yield ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run, a tuning, a description or an oracle in a shared ledger, which the caller has locked.
+
+    Attributes:
+        path: the ledger. name: by which it knows the run. facts: what its lines say of the run beside all that follows.
+        config: has the ledger's limit, and delta. survey: of the run's records.
+        slots: what each silo may release. reuses: which unused slots of earlier runs serve some of them.
+    """
+
+    path: Path
+    name: str
+    facts: Mapping[str, Any]
+    config: Config
+    survey: Survey
+    slots: Mapping[int, Sequence[Planned]] = field(default_factory=dict)
+    reuses: Sequence[Reuse] = ()
+
+    @property
+    def plan(self) -> RegisteredPlan:
+        """What is registered: without what earlier runs' slots serve."""
+        return RegisteredPlan(self.survey.data_sha256, without_reused(self.slots, self.reuses))
+
+    def check_noise(self, ledger: Ledger, release: SampledGaussian) -> None:
+        """Check that one epsilon can bound such releases together with all that the ledger holds.
+
+        Raises:
+            ConfigError, UnsupportedError: it cannot.
+        """
+        noise_multiplier = release.noise_multiplier
+        if noise_multiplier < LEAST_NOISE:
+            no_noise = "no noise covers what this run would release"
+            raise ConfigError(
+                f"ledger {self.path}: {no_noise if noise_multiplier == 0 else why_infinite(noise_multiplier)}, so that "
+                "after it nothing that the ledger holds would have an epsilon. Leave ledger out."
+            )
+        try:
+            check_protection(ledger, self.name, self.survey.data_sha256, release)
+        except ConfigError as error:
+            raise type(error)(f"ledger {self.path}: {error}") from error
+
+    def afforded(self, ledger: Ledger, slots: Mapping[int, Sequence[Planned]], *, reuse: bool = True) -> Entry:
+        """With these slots, which the ledger affords.
+
+        Args:
+            reuse: have unused slots of earlier runs serve what they can.
+
+        Raises:
+            ConfigError, BudgetError: as `check_limit`.
+        """
+        reuses = unused(ledger, self.survey.data_sha256, slots) if reuse else ()
+        entry = replace(self, slots=slots, reuses=reuses)
+        check_limit(ledger, self.path, self.config, [entry.plan])
+        return entry
+
+    def totals(self) -> dict[str, Any]:
+        """What the ledger says of totals if this run begins it; nothing of a tuning's, which has one of its own."""
+        privacy = self.config.privacy
+        return first_line(self.plan, privacy.ledger_epsilon, privacy.delta, privacy.epsilon) if self.slots else {}
+
+    def line(self, ledger: Ledger) -> dict[str, Any]:
+        """What the ledger says of the run: all when it is registered, then that it goes on."""
+        facts = {"noise": self.name, **self.facts}
+        if any(run.name == self.name for run in runs_in(ledger)):
+            return facts
+        return {
+            **facts,
+            "data_sha256": self.survey.data_sha256,
+            **self.survey.cut_facts,
+            "num_silos": len(self.survey.num_records),
+            "delta": self.config.privacy.delta,
+            **({"early": True} if nothing_released(ledger) else {}),
+            **({"slots": slots_to_plain(self.slots)} if self.slots else {}),
+            **({"reuses": reuses_to_plain(self.reuses)} if self.reuses else {}),
+        }
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Ledger]:
+        """Register the run, or have it go on; yields the ledger, to charge."""
+        with open_shared(self.path, self.totals) as ledger:
+            ledger.begin_run({**self.line(ledger), "started": now()})
+            ledger.sync()
+            yield ledger
+
+
+def check_limit(ledger: Ledger, path: Path, config: Config, new: Sequence[RegisteredPlan]) -> None:
+    """Check that a shared ledger has the limit that runs are to have, and affords their plans.
+
+    Raises:
+        ConfigError: the ledger was begun with another limit, or without one.
+        BudgetError: it does not afford the plans.
+    """
+    wanted, filter = config.privacy.ledger_epsilon, limit_of(ledger)
+    if ledger.facts and wanted is not None and (filter is None or filter.epsilon != wanted):
+        has = "without a limit" if filter is None else f"with the limit {filter.epsilon:g} at delta {filter.delta:g}"
+        raise ConfigError(
+            f"ledger {path}: privacy.ledger_epsilon={wanted:g}, and this ledger was begun {has}, which cannot "
+            "be changed after its first release. Leave privacy.ledger_epsilon out, or use another ledger."
+        )
+    if not ledger.facts and wanted is not None:  # it will be begun by this run
+        filter = chosen_filter(wanted, config.privacy.delta, new[0])
+    new = [plan for plan in new if plan.silos]
+    if filter is None or not new:
+        return
+    plans = plans_in(ledger)
+    if not affords(filter, [*plans, *new]):
+        together = digits(adaptive_epsilon(filter, [*plans, *new]), 4)
+        raise BudgetError(
+            f"ledger {path}: with this plan all its runs would come to epsilon {together} at delta "
+            f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}: a run of about epsilon "
+            f"{digits_down(epsilon_left(filter, plans), 3)} would still fit. Ask for more noise, or fewer rounds "
+            "or local steps."
+        )
+
+
+def end_run(ledger: Ledger, name: str) -> None:
+    """Have later runs know that this one has ended for good, so that they may use slots that it left."""
+    ledger.begin_run({"noise": name, "started": now(), "ended": True})
+    ledger.sync()
 
 
 def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | None, shared: Ledger | None) -> Ledger:

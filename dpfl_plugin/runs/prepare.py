@@ -16,40 +16,24 @@ from torch import Tensor
 from dpfl_plugin.algorithms.base import Regrouping, in_sums
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.rounding import digits, digits_down
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.core.validation_scores import ValidationScore
-from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.federation.evaluation_schedule import EvaluationSchedule, affordable, evaluation_work, round_work
 from dpfl_plugin.federation.participant_sampling import fresh_coins
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.privacy.account import PrivacyAccount
-from dpfl_plugin.privacy.accountants import LEAST_NOISE, why_infinite
 from dpfl_plugin.privacy.composition import Planned, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.filters import RegisteredPlan, adaptive_epsilon, affords, chosen_filter, epsilon_left
+from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.shared_ledger import (
-    Registration,
-    Reuse,
-    Run,
-    adaptive_total,
-    check_protection,
-    first_line,
-    limit_of,
-    nothing_released,
-    plans_in,
-    reuses_to_plain,
-    runs_in,
-    slots_to_plain,
-    unused,
-    without_reused,
-)
+from dpfl_plugin.privacy.shared_ledger import Registration, Reuse, Run, adaptive_total, runs_in
 from dpfl_plugin.privacy.slots import count_kinds
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.accounting import make_account
@@ -59,7 +43,7 @@ from dpfl_plugin.runs.environment import file_digests
 from dpfl_plugin.runs.existing_run import begun_noise, begun_silo_noise
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.ledgers import ledger_of, read_shared
+from dpfl_plugin.runs.ledgers import Entry, ledger_of, read_shared
 from dpfl_plugin.runs.privacy_rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.records import hold_all
 from dpfl_plugin.runs.silo_settings import in_facts
@@ -120,8 +104,18 @@ class PreparedRun:
     label: str | None = None
     clock: Stopwatch = STOPPED
     stage: TuningStage | None = None
-    slots: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
+    slots: Mapping[int, Sequence[Planned]] = field(default_factory=dict)
     reuses: Sequence[Reuse] = ()
+
+    @property
+    def entry(self) -> Entry | None:
+        """The run in its shared ledger."""
+        if self.shared is None:
+            return None
+        candidate = {} if self.stage is None else {"candidate": self.label}
+        facts = {"name": self.config.name, "id": run_id(self.config), **candidate}
+        survey = self.parts.holding.survey
+        return Entry(self.shared, self.run_name, facts, self.config, survey, self.slots, self.reuses)
 
 
 def prepare(
@@ -150,7 +144,8 @@ def prepare(
         assert ledger is not None
         ahead = None if began else registered_run(shared, config)
         name = ahead.name if ahead and ahead.records == parts.data_sha256 else name
-        check_noise(ledger, shared, name, parts.data_sha256, parts.rules)
+        entry = Entry(ledger, name, {}, config, parts.holding.survey)
+        entry.check_noise(shared, parts.rules.release(1.0))
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
             f"ledger {ledger}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that "
@@ -174,23 +169,20 @@ def with_slots(run: PreparedRun, shared: Ledger) -> PreparedRun:
     """The run with the slots that it registers in a shared ledger, which affords them.
 
     Raises:
-        ConfigError, BudgetError: as `check_limit`.
+        ConfigError, BudgetError: as `Entry.afforded`.
     """
-    path = run.shared
-    assert path is not None
     known = next((entry for entry in runs_in(shared) if entry.name == run.run_name), None)
     if known is not None and known.begun:
         return run
     config, parts = run.config, run.parts
     ahead = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
-    records, slots = parts.data_sha256, _slots(ahead, parts.rules, run.expected)
+    slots = _slots(ahead, parts.rules, run.expected)
     if known is not None:
         if known.slots == {silo: count_kinds(planned) for silo, planned in slots.items()}:
             return run
         run = replace(run, run_name=secrets.token_hex(16))  # the code makes another plan of it by now
-    reuses = unused(shared, records, slots)
-    check_limit(shared, path, run.config, [RegisteredPlan(records, without_reused(slots, reuses))])
-    return replace(run, slots=slots, reuses=reuses)
+    assert run.entry is not None
+    return replace(run, slots=slots, reuses=run.entry.afforded(shared, slots).reuses)
 
 
 def registered_run(shared: Ledger, config: Config) -> Run | None:
@@ -241,61 +233,11 @@ def total_with(
     return {**total, "ledger": str(path), "num_runs": len(runs)}
 
 
-def check_limit(shared: Ledger, path: Path, config: Config, new: Sequence[RegisteredPlan]) -> None:
-    """Check that a shared ledger has the limit that runs are to have, and affords their plans.
-
-    Raises:
-        ConfigError: the ledger was begun with another limit, or without one.
-        BudgetError: it does not afford the plans.
-    """
-    wanted, filter = config.privacy.ledger_epsilon, limit_of(shared)
-    if shared.facts and wanted is not None and (filter is None or filter.epsilon != wanted):
-        has = "without a limit" if filter is None else f"with the limit {filter.epsilon:g} at delta {filter.delta:g}"
-        raise ConfigError(
-            f"ledger {path}: privacy.ledger_epsilon={wanted:g}, and this ledger was begun {has}, which cannot "
-            "be changed after its first release. Leave privacy.ledger_epsilon out, or use another ledger."
-        )
-    if not shared.facts and wanted is not None:  # it will be begun by this run
-        filter = chosen_filter(wanted, config.privacy.delta, new[0])
-    new = [plan for plan in new if plan.silos]
-    if filter is None or not new:
-        return
-    plans = plans_in(shared)
-    if not affords(filter, [*plans, *new]):
-        together = digits(adaptive_epsilon(filter, [*plans, *new]), 4)
-        raise BudgetError(
-            f"ledger {path}: with this plan all its runs would come to epsilon {together} at delta "
-            f"{digits(filter.delta, 6)}, and the ledger's limit is {filter.epsilon:g}: a run of about epsilon "
-            f"{digits_down(epsilon_left(filter, plans), 3)} would still fit. Ask for more noise, or fewer rounds "
-            "or local steps."
-        )
-
-
 def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
     """By which participants are drawn: known to nobody before the run where claims rest on the draw."""
     if found is not None:
         return str(found["coins"])
     return fresh_coins() if rules.fresh else ""
-
-
-def check_noise(path: Path, shared: Ledger, name: str, data_sha256: str, rules: PrivacyRules) -> None:
-    """Check that one epsilon can bound a run together with the others of a shared ledger.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    release = rules.release(1.0)
-    if release.noise_multiplier < LEAST_NOISE:
-        noise_multiplier = release.noise_multiplier
-        why = "no noise covers what this run would release" if noise_multiplier == 0 else why_infinite(noise_multiplier)
-        raise ConfigError(
-            f"ledger {path}: {why}, so that after it nothing that the ledger holds would have an epsilon. "
-            "Leave ledger out."
-        )
-    try:
-        check_protection(shared, name, data_sha256, release)
-    except ConfigError as error:
-        raise type(error)(f"ledger {path}: {error}") from error
 
 
 def look_ahead(run: PreparedRun, account: PrivacyAccount) -> None:
@@ -322,32 +264,6 @@ def ledger_facts(run: PreparedRun) -> dict[str, Any]:
         numbers["tuning"] = dict(run.stage.tuning)
     cuts = parts.holding.survey.cut_facts if parts.rules.fresh else {}  # a seeded run writes the same bytes again
     return {"run": run_id(run.config), "name": run.config.name, **numbers, **cycle_facts(parts.rules), **cuts}
-
-
-def shared_facts(run: PreparedRun, shared: Ledger) -> dict[str, Any]:
-    """What a shared ledger says of a run: all when it is registered, then that it goes on."""
-    facts = {"noise": run.run_name, "name": run.config.name, "id": run_id(run.config)}
-    if any(entry.name == run.run_name for entry in runs_in(shared)):
-        return facts
-    return {
-        **facts,
-        **({} if run.stage is None else {"candidate": run.label}),
-        "data_sha256": run.parts.data_sha256,
-        **run.parts.holding.survey.cut_facts,
-        "num_silos": run.parts.setting.num_silos,
-        "delta": run.config.privacy.delta,
-        **({"early": True} if nothing_released(shared) else {}),
-        **({"slots": slots_to_plain(run.slots)} if run.slots else {}),
-        **({"reuses": reuses_to_plain(run.reuses)} if run.reuses else {}),
-    }
-
-
-def first_line_of(run: PreparedRun) -> dict[str, Any]:
-    """What a shared ledger that this run begins says of totals; nothing of a tuning's, which has a total of its own."""
-    privacy = run.config.privacy
-    if not run.slots:
-        return {}
-    return first_line(RegisteredPlan(run.parts.data_sha256, run.slots), privacy.ledger_epsilon, privacy.delta)
 
 
 def new_account(

@@ -416,9 +416,9 @@ def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, A
 def _baseline(outcome: Outcome, shares: Sequence[float]) -> dict[str, float]:
     """What the released counts of labels predict without features, in their unit."""
     if outcome.kind == "regression":
-        return {"mean": outcome.middle + outcome.half_range * mean_of(outcome, shares)}
+        return {"mean": outcome.middle + outcome.half_range * mean_of(shares)}
     if outcome.kind == "counts":
-        return {"mean": outcome.middle * (mean_of(outcome, shares) + 1)}
+        return {"mean": outcome.middle * (mean_of(shares) + 1)}
     survival = itertools.accumulate((1 - hazard for hazard in hazards_of(outcome, shares)), operator.mul)
     return {f"S({end:g})": value for end, value in zip(outcome.edges, survival, strict=True)}
 

@@ -76,7 +76,6 @@ from dpfl_plugin.runs.prepare import (
     PreparedRun,
     TuningStage,
     evaluations_of,
-    first_line_of,
     ledger_facts,
     look_ahead,
     new_account,
@@ -84,7 +83,6 @@ from dpfl_plugin.runs.prepare import (
     prepare,
     rebuilt,
     registered_run,
-    shared_facts,
     stopping_of,
     with_slots,
 )
@@ -216,10 +214,7 @@ def _run(run: PreparedRun, backend: Backend, hooks: Hooks, stop: Callable[[], bo
     if checkpoint is not None:  # by another process, while this one was loading its data
         run = replace(run, coins=str(checkpoint.facts["coins"]), run_name=str(checkpoint.facts["run_name"]))
     void_statement(run.folder)  # before the ledger may grow beyond what an earlier session stated
-    facts_of, first_line = functools.partial(shared_facts, run), functools.partial(first_line_of, run)
-    with open_ledgers(
-        run.folder, ledger_facts(run), checkpoint, run.shared, run.run_name, facts_of, first_line
-    ) as ledgers:
+    with open_ledgers(run.folder, ledger_facts(run), checkpoint, run.run_name, run.entry) as ledgers:
         active = ActiveRun(run, ledgers, checkpoint, backend, hooks, stop)
         active.begin()
         outcome = active.rounds()

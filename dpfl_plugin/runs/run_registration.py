@@ -20,8 +20,8 @@ from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.shared_ledger import first_line
 from dpfl_plugin.runs.backend import Backend
 from dpfl_plugin.runs.folder import folder_of
-from dpfl_plugin.runs.ledgers import Wait, locked_shared, now, open_shared
-from dpfl_plugin.runs.prepare import PreparedRun, check_limit, prepare, registered_run, shared_facts, with_slots
+from dpfl_plugin.runs.ledgers import Wait, check_limit, locked_shared, now, open_shared
+from dpfl_plugin.runs.prepare import PreparedRun, prepare, registered_run, with_slots
 from dpfl_plugin.runs.record_marks import key_file
 
 
@@ -56,7 +56,8 @@ def register_ahead(
             run = replace(with_slots(run, shared), reuses=())  # left slots are for runs that begin one by one
             protection.add((run.parts.rules.neighbouring, run.parts.rules.unit, _marked(run)))
             ahead = {"ahead": run_id(config), "seed": config.public_seed, "started": now()}
-            lines.append({**shared_facts(run, shared), **ahead})
+            assert run.entry is not None
+            lines.append({**run.entry.line(shared), **ahead})
             for silo, planned in run.slots.items():
                 slots[run.parts.data_sha256][silo] += planned
         if len(protection) > 1:

@@ -66,7 +66,7 @@ def test_roc_and_survival_are_what_was_measured() -> None:
     np.testing.assert_array_equal(predicted, [(0, 1), (1, 0.9), (2, 0.7), (5, 0.5)])
     (axis,) = of_measures("survival", MEASURES, "a title").axes
     bars = np.array(axis.containers[0][2][0].get_segments()[1])[:, 1]
-    width = 1.96 * 0.1 / (0.6 * np.log(0.6))  # of log(-log S), Kalbfleisch and Prentice 2002, (1.14)
+    width = 1.959964 * 0.1 / (0.6 * np.log(0.6))  # of log(-log S), Kalbfleisch and Prentice 2002, (1.14)
     np.testing.assert_allclose(sorted(bars), sorted(0.6 ** np.exp([width, -width])), atol=1e-9)
 
 

@@ -380,7 +380,7 @@ def test_a_record_without_a_label_keeps_its_place_and_is_not_usable(
 ) -> None:
     known = schema(label=label)
     found = read(known, x=[1, 2, 3], **columns)
-    assert found.wrong is None and found.table.known.tolist() == [True, False, True]
+    assert found.wrong is None and found.table.has_label.tolist() == [True, False, True]
     assert not found.table.features[1].any()
     check_labels(found.table.labels, known.label.known, len(known.class_names), "t")
     (note,) = reading.notes([found], known)

@@ -8,21 +8,17 @@ it is released. Its unused slots serve no other run.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.filters import RegisteredPlan
 from dpfl_plugin.privacy.ledger_file import is_begun
-from dpfl_plugin.privacy.shared_ledger import Registration, first_line, nothing_released, runs_in, slots_to_plain
+from dpfl_plugin.privacy.shared_ledger import Registration, runs_in
 from dpfl_plugin.runs.backend import Backend
-from dpfl_plugin.runs.ledgers import Wait, ledger_of, locked_shared, now, open_shared, read_shared
-from dpfl_plugin.runs.prepare import check_limit, check_noise
+from dpfl_plugin.runs.ledgers import Entry, Wait, ledger_of, locked_shared, open_shared, read_shared
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
 from dpfl_plugin.runs.start_notes import shared_total
@@ -53,27 +49,20 @@ def registered(
     with locked_shared(path, wait) as before:
         assert before is not None
         key = _share_key(path, own)
-        begun = any(run.name == name for run in runs_in(before))
-        facts: dict[str, Any] = {"noise": name, "name": config.name, "id": run_id(config)}
-        totals: Callable[[], Mapping[str, Any]] = dict
-        if not begun and is_begun(own):
+        if any(run.name == name for run in runs_in(before)):
+            opened = open_shared(path)
+        elif is_begun(own):
             raise ConfigError(
                 f"privacy.ledger={config.privacy.ledger!r}: this tuning began without it, so what it released is "
                 "not in that ledger. Leave privacy.ledger out, or start over with another out."
             )
-        if not begun:
+        else:
             survey = backend(config).hold(config, base, key).survey
-            plan = RegisteredPlan(survey.data_sha256, slots)
-            rules = privacy_rules(config, config.privacy.noise_multiplier or 0.0)
-            check_noise(path, before, name, survey.data_sha256, rules)
-            check_limit(before, path, config, [plan])
-            facts |= {"tuning": True, "data_sha256": survey.data_sha256, **survey.cut_facts}
-            facts |= {"num_silos": len(slots), "delta": config.privacy.delta, "slots": slots_to_plain(slots)}
-            facts |= {"early": True} if nothing_released(before) else {}
-            totals = functools.partial(first_line, plan, None, config.privacy.delta)
-        with open_shared(path, totals) as ledger:
-            ledger.begin_run({**facts, "started": now()})
-            ledger.sync()
+            facts = {"name": config.name, "id": run_id(config), "tuning": True}
+            entry = Entry(path, name, facts, config, survey)
+            entry.check_noise(before, privacy_rules(config, config.privacy.noise_multiplier or 0.0).release(1.0))
+            opened = entry.afforded(before, slots, reuse=False).begin()
+        with opened as ledger:
             registration = Registration(ledger, name)
             if is_begun(own):
                 registration.deduct(read_shared(own).tally)
