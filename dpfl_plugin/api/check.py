@@ -15,13 +15,9 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.tables import NOTHING_DONE
 from dpfl_plugin.config.load import Variant, in_file
-from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.base import AS_READ
-from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.tables import NAME as TABLE
-from dpfl_plugin.data.tables import compared
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.federation.measuring import labels_of
 from dpfl_plugin.measures.answers import counts_by_bin
@@ -29,6 +25,7 @@ from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import folder_of
 from dpfl_plugin.runs.hooks import callbacks_of
 from dpfl_plugin.runs.prepare import prepare
+from dpfl_plugin.runs.records import compared_sites
 from dpfl_plugin.runs.signal import weak_signal_of
 from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
@@ -170,19 +167,10 @@ def _checked(variant: Variant, base: Path, warnings: tuple[str, ...]) -> RunChec
         notes=(
             *as_read,
             *parts.notes,
-            *_compared(config, base),
+            *compared_sites(config, base),
             *_bins_of_time(parts, persons=config.privacy.unit == "person"),
         ),
     )
-
-
-def _compared(config: Config, base: Path) -> tuple[str, ...]:
-    """How the sites' tables differ, of tables with a schema."""
-    options = config.data.dataset.options
-    if config.data.dataset.name != TABLE:
-        return ()
-    source = DataSource(Path(config.data.folder) if config.data.folder else None, base=base)
-    return compared(source.paths(options["files"], "files"), options)
 
 
 def _bins_of_time(parts: Parts, *, persons: bool) -> list[str]:

@@ -456,7 +456,8 @@ def _private_scores(result: Mapping[str, Any]) -> list[str]:
     if "intervals" in private:
         low, high = map(kind.text, private["intervals"][-1])
         text += f" (95 % interval {low} to {high}, noise and chance)"
-    lines = [f"{text}, with noise of standard deviation {kind.text(private['noise_std'])}."]
+    higher = " Test measures cut nothing: theirs may be higher." if measure in ("deviance", "log_loss") else ""
+    lines = [f"{text}, with noise of standard deviation {kind.text(private['noise_std'])}.{higher}"]
     for auc in private.get("auc", ())[-1:]:
         text = "the noise leaves nothing of it: a class has too few records for so much"
         if auc["value"] is not None:

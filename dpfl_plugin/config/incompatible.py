@@ -207,6 +207,7 @@ _TABLE: Final[dict[str, dict[str, str]]] = {
     "platform": {
         "privacy.sampler=cyclic": "a silo may be asked for the same round twice, or for none. Use sampler: fixed",
         **dict.fromkeys(EXTRA_RELEASES, _ON_ONE_MACHINE),
+        "private_statistics": f"{_ON_ONE_MACHINE}, or leave them out (private_statistics=null)",
         "augmentation": "views of images are not implemented there. Use dpfl run, also on MPI ranks",
         "class_weights": "losses are those of the platform's silos; weights are not implemented there. Use dpfl run",
         "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",

@@ -12,8 +12,11 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Federation, Holding, Ownership
 from dpfl_plugin.data.federation import FederationSpec, build_federation
+from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.names import called
 from dpfl_plugin.data.record_order import OrderKeys
+from dpfl_plugin.data.tables import NAME as TABLE
+from dpfl_plugin.data.tables import compared
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.backbone import MORE_STEPS
@@ -80,6 +83,15 @@ def spec_of(config: Config, base: Path, ownership: Ownership | None = None) -> F
         max_records_per_person=config.privacy.max_records_per_person,
         shared_persons=config.privacy.shared_persons,
     )
+
+
+def compared_sites(config: Config, base: Path) -> tuple[str, ...]:
+    """How the sites' tables differ, of tables with a schema; for the eyes of who holds them all, and not to be kept."""
+    options = config.data.dataset.options
+    if config.data.dataset.name != TABLE:
+        return ()
+    source = DataSource(Path(config.data.folder) if config.data.folder else None, base=base)
+    return compared(source.paths(options["files"], "files"), options)
 
 
 def check_records(config: Config, rules: PrivacyRules, num_records: Sequence[int], names: Mapping[int, str]) -> None:

@@ -90,7 +90,7 @@ from dpfl_plugin.runs.privacy_rules import cycle_facts
 from dpfl_plugin.runs.public_facts import names_its_classes
 from dpfl_plugin.runs.record_marks import key_file, shared_key_file
 from dpfl_plugin.runs.result import Ended, write_result
-from dpfl_plugin.runs.start_notes import note_start, shared_total
+from dpfl_plugin.runs.start_notes import note_start, shared_total, site_notes
 from dpfl_plugin.runs.statement import holders_of, published, void_statement
 
 PROFILE_SCHEMA: Final = 1
@@ -175,6 +175,8 @@ def run_config(
             refuse_unfinished(folder, resume)
             check_same(folder, run.parts, key)
             backend.begin()
+            for text in site_notes(config, base, run.parts):
+                reporter.note(f"records: {text}.")  # not for log.txt
             hooks = Hooks(reporter, folder, callbacks)
             try:
                 return _run_in_memory(run, backend, hooks, stop)

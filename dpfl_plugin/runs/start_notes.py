@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import counted
+from dpfl_plugin.data.tables import NAME as TABLE
 from dpfl_plugin.gradients.choice import faster
 from dpfl_plugin.models.fields import FieldsModel
 from dpfl_plugin.privacy.ledger import Ledger
@@ -17,6 +19,7 @@ from dpfl_plugin.privacy.shared_ledger import adaptive_total, runs_in
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.hooks import Hooks
 from dpfl_plugin.runs.privacy_rules import weak_claims
+from dpfl_plugin.runs.records import compared_sites
 from dpfl_plugin.runs.signal import weak_signal_of
 from dpfl_plugin.runs.silo_settings import describe_silos, unequal
 
@@ -27,6 +30,9 @@ SEEDED: Final = (
 )
 FAR: Final = 100.0
 """Pixels from 0 to 255 and incomes exceed it if nobody scaled them; ages in years do not."""
+MOST_COMPARED: Final = 1_000_000
+"""Features of all training records: tables with more take over half a second to compare, as long as reading them."""
+LARGE: Final = "units, categories and dates of sites are not compared, as the tables are large: dpfl check does so"
 
 
 def note_start(config: Config, parts: Parts, hooks: Hooks) -> None:
@@ -66,6 +72,15 @@ def note_start(config: Config, parts: Parts, hooks: Hooks) -> None:
             "killed. Leave out checkpoint.every and checkpoint.seconds to have one after every round."
         )
     _note_silos(config, parts, hooks)
+
+
+def site_notes(config: Config, base: Path, parts: Parts) -> tuple[str, ...]:
+    """How sites' tables differ, where this process has those of all sites; not for files, see `compared_sites`."""
+    if config.data.dataset.name != TABLE or len(parts.train) < parts.setting.num_silos:
+        return ()
+    if sum(records.features.numel() for records in parts.train.values()) <= MOST_COMPARED:
+        return compared_sites(config, base)
+    return (LARGE,) if parts.holding.names else ()
 
 
 def shared_total(shared: Ledger, delta: float) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.api.runs import Run, measures_lines
+from dpfl_plugin.api.runs import Run, _private_scores, measures_lines
 from tests.cli.command import run, write
 
 
@@ -43,3 +43,12 @@ def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(acc
     assert measures_lines({**measures, "pooled": {"model": {}, "baseline": {}}}, None) == [
         "all test records together: no measure is defined."
     ]
+
+
+@pytest.mark.parametrize(("measure", "bound", "is_cut"), [("deviance", 10.0, True), ("accuracy", 1.0, False)])
+def test_a_private_score_that_is_cut_says_why_it_is_below_the_measures(
+    measure: str, bound: float, is_cut: bool
+) -> None:
+    private = {"scores": [[3, 0.5]], "measure": measure, "bound": bound, "noise_std": 0.1}
+    (line,) = _private_scores({"private_evaluation": private})
+    assert line.count("cut") == 2 * is_cut, line

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from dpfl_plugin.runs.start_notes import FAR, feature_scale_check
+from dpfl_plugin.config.load import load
+from dpfl_plugin.runs import start_notes
+from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.start_notes import FAR, LARGE, feature_scale_check, site_notes
 from tests.cli.command import dpfl, write
 
 COLUMNS = ("income", "age")
@@ -44,3 +48,29 @@ def test_a_run_says_it_before_its_rounds(tmp_path: Path) -> None:
         done = dpfl("run", one, "--out", tmp_path / "runs")
         assert done.code == 0, done.err
         assert ("records: features reach 5401 (column 'income'): " in done.err) == told
+
+
+def test_a_run_says_how_sites_differ_and_keeps_it_out_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for unit, name in ((1, "a"), (18, "b")):
+        rows = "".join(f"{(90 + n) / unit:.1f},{n % 2}\n" for n in range(60))
+        (tmp_path / f"{name}.csv").write_text("glucose,label\n" + rows)
+    columns = {"glucose": {"type": "number", "range": [0, 200]}}
+    schema = {"label": {"column": "label", "classes": [0, 1]}, "columns": columns}
+    path = write(tmp_path, {"data": None, "rounds": 1})
+    data = {"dataset": {"name": "table", "files": "*.csv"}, "schema": schema, "partition": "natural"}
+    path.write_text(path.read_text() + f"data: {data}\n")
+    done = dpfl("run", path, "--out", tmp_path / "runs")
+    assert done.code == 0, done.err
+    assert done.err.count("records: column 'glucose' differs: a: mostly 9") == 1
+    files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert files and not any(b"differs: a" in file.read_bytes() for file in files)
+
+    config = load(path).variants[0].config
+    parts = build(config, tmp_path)
+    (note,) = site_notes(config, tmp_path, parts)
+    assert f"records: {note}." in done.err
+    assert site_notes(config, tmp_path, replace(parts, train={0: parts.train[0]})) == ()  # others have the rest
+    monkeypatch.setattr(start_notes, "MOST_COMPARED", 95)
+    assert site_notes(config, tmp_path, parts) == (LARGE,)
