@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = 5  # of each chain: a tuning that is killed and begun again, and at last left alone
 SEEDS = (0, 1)
+NOISE = {"round": "noise_multiplier", "score": "score_noise", "statistics": "statistics_noise"}
 ROUNDS = sum(left * (end - first) for left, first, end in zip(LEFT, (0, *ENDS), ENDS, strict=False))
 
 
@@ -45,7 +46,8 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int], l
     asked = {}
     for secure in (False, True):
         folder = tmp_path_factory.mktemp(f"secure-{secure}")
-        config = config_of(folder, privacy={**TUNE["privacy"], "randomness": "fresh" if secure else "seeded"})
+        privacy = {**TUNE["privacy"], "randomness": "fresh" if secure else "seeded"}
+        config = config_of(folder, privacy=privacy, private_statistics={"outcome": True})
         for seed in (*SEEDS, -1):
             out = folder / str(seed)
             out.mkdir()
@@ -91,7 +93,7 @@ def test_whatever_left_a_silo_is_in_the_ledger_of_all(chains: Any, tmp_path: Pat
 def test_it_ends_as_if_nothing_had_happened(chains: Any, tmp_path: Path) -> None:
     whole = chains[False, -1][-1]
     expected, result = of_tuning(whole, tmp_path / "ledger"), json.loads(whole["out"])
-    assert len(expected) == 4 * (ROUNDS + sum(LEFT))
+    assert len(expected) == 4 * (1 + ROUNDS + sum(LEFT))
     for seed in SEEDS:
         last = chains[False, seed][-1]
         assert unmarked(of_tuning(last, tmp_path / "ledger")) == unmarked(expected), seed
@@ -106,14 +108,14 @@ def test_the_ledger_fits_the_budget_by_another_library(chains: Any, tmp_path: Pa
         result = json.loads(chain[-1]["out"])
         made: defaultdict[int, Counter[str]] = defaultdict(Counter)
         for charge in of_tuning(chain[-1], tmp_path / "ledger"):
-            noise = result["noise_multiplier" if charge.kind == "round" else "score_noise"]
-            assert charge.release.noise_multiplier == noise
+            assert charge.kind is not None and charge.release.noise_multiplier == result[NOISE[charge.kind]]
             made[charge.silo][str(charge.kind)] += charge.count
         found = []
         for counts in made.values():
             rounds = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
             step = dp_accounting.GaussianDpEvent(result["noise_multiplier"])
             rounds.compose(dp_accounting.PoissonSampledDpEvent(0.5, step), counts["round"])
+            rounds.compose(dp_accounting.GaussianDpEvent(result["statistics_noise"]), counts["statistics"])
             scores = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
             scores.compose(dp_accounting.GaussianDpEvent(result["score_noise"]), counts["score"])
             found.append(max(rounds.get_epsilon(DELTA), scores.get_epsilon(DELTA)))  # of disjoint records

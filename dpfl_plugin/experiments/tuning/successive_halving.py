@@ -2,7 +2,8 @@
 
 A candidate is one run of all rounds, which is paused at a rung and gone on with from its checkpoint. How far it is, its
 own folder says, as that of any run; what all of them released, the ledger that they share; and who went on from a rung,
-`decisions.json`. So a tuning that is begun again finds what is done, and decides nothing twice.
+`decisions.json`. So a tuning that is begun again finds what is done, and decides nothing twice. Private statistics are
+released by the first candidate; the others begin from what its checkpoint has of them.
 
 Who goes on is decided once, by scores, and on disk before the next place on the plan begins. Whatever becomes of a
 candidate later, one that was left behind stays there, and one that fails later keeps the place that its scores gave it

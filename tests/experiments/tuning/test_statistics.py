@@ -111,38 +111,32 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return tune(config(tmp_path_factory.mktemp("whole"), TABLE))
 
 
-MOMENTS = [
-    (SiloGroup, "_sums", 1, 1),  # before anything was released
-    (PrivacyAccount, "sync", 2, 2),  # charged, and nothing has left
-    (checkpoint, "save", 2, 2),  # released, and lost
-    (successive_halving, "run_config", 2, 1),  # the first candidate has it, and the next has not begun
-]
-
-
-@pytest.mark.parametrize(("where", "name", "when"), [moment[:3] for moment in MOMENTS])
-def test_a_seeded_tuning_that_dies_goes_on_with_the_same_statistics(
-    tmp_path: Path, whole: dict[str, Any], where: Any, name: str, when: int
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    ("where", "name", "when", "lost"),
+    [
+        pytest.param(SiloGroup, "_sums", 1, False, marks=pytest.mark.slow),  # before anything was released
+        pytest.param(PrivacyAccount, "sync", 2, True, marks=pytest.mark.slow),  # charged, and nothing has left
+        (checkpoint, "save", 2, True),  # released
+        pytest.param(successive_halving, "run_config", 2, False, marks=pytest.mark.slow),  # before the next candidate
+    ],
+)
+def test_a_tuning_that_dies_goes_on_with_statistics_that_it_charged(
+    tmp_path: Path, whole: dict[str, Any], where: Any, name: str, when: int, lost: bool, fresh: bool
 ) -> None:
-    path = config(tmp_path, TABLE)
-    died(path, where, name, when)
-    tuned = tune(path)
-    assert [one["scores"] for one in tuned["ranking"]] == [one["scores"] for one in whole["ranking"]]
-    assert all(torch.equal(one, other) for one, other in zip(sums_of(tuned), sums_of(whole), strict=True))
-    check_charges(tmp_path / "out", tuned)
-
-
-@pytest.mark.parametrize(("where", "name", "when", "releases"), MOMENTS)
-def test_fresh_statistics_that_a_crash_lost_are_charged_again_within_the_budget(
-    tmp_path: Path, where: Any, name: str, when: int, releases: int
-) -> None:
-    path = config(tmp_path, FRESH)
+    """Lost ones are made again: seeded to the bit; fresh ones are charged again, and the winner's rounds pay for it."""
+    path = config(tmp_path, FRESH if fresh else TABLE)
     died(path, where, name, when)
     tuned = tune(path)
     sums = sums_of(tuned)
     assert len(sums) == 3 and all(torch.equal(one, sums[0]) for one in sums)
-    check_charges(tmp_path / "out", tuned, releases)
-    (run,) = runs_in(Ledger.open(tmp_path / "project.jsonl", append=False))
-    assert bool(run.more) == (releases > 1), "what is planned has slots"
+    check_charges(tmp_path / "out", tuned, releases=1 + (fresh and lost))
+    if fresh:
+        (run,) = runs_in(Ledger.open(tmp_path / "project.jsonl", append=False))
+        assert bool(run.more) == lost, "what is planned has slots"
+    else:
+        assert torch.equal(sums[0], sums_of(whole)[0])
+        assert [one["scores"] for one in tuned["ranking"]] == [one["scores"] for one in whole["ranking"]]
 
 
 def test_where_the_budget_has_no_room_for_lost_statistics_the_tuning_says_so(tmp_path: Path) -> None:
