@@ -24,9 +24,9 @@ from dpfl_plugin.config.load import refusal
 from dpfl_plugin.config.schema import DataConfig
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.base import Dataset
+from dpfl_plugin.data.error_collector import FRAME, NAME_THEM
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
-from dpfl_plugin.data.flaws import FRAME, NAME_THEM
 from dpfl_plugin.data.labels import LabelType, is_mixed, type_of, whole
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
@@ -221,11 +221,11 @@ class Federation(FederationVerbs):
             numbered = f"Where columns are numbered, {NAME_THEM}." if isinstance(value, int) else ""
             require(named, key, value, "be the name of a column, as text", numbered)
         _check_list("ignore_columns", ignore_columns)
-        from dpfl_plugin.data.pieces import frame_pieces
+        from dpfl_plugin.data.table_reader import frame_reader
 
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:
-            table = reading.parse(FRAME, frame_pieces(frame))
+            table = reading.parse(FRAME, frame_reader(frame))
         except ConfigError as error:
             said = str(error)
             for key in ("label", "silo", "person"):

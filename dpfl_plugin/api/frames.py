@@ -10,13 +10,13 @@ from typing import Any
 from dpfl_plugin.api.federation import Given
 from dpfl_plugin.api.objects import digest
 from dpfl_plugin.data.base import Dataset
+from dpfl_plugin.data.error_collector import FRAME
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.flaws import FRAME
 from dpfl_plugin.data.labels import LabelType, type_of
-from dpfl_plugin.data.pieces import frame_pieces
-from dpfl_plugin.data.reading import Read, check, read_pieces
+from dpfl_plugin.data.reading import Read, check, read_table
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import is_frame
+from dpfl_plugin.data.table_reader import frame_reader
 from dpfl_plugin.data.tables import assembled
 from dpfl_plugin.errors import ConfigError
 
@@ -62,7 +62,7 @@ def encoded(data: Any, schema: TableSchema) -> GivenBySchema:
         raise ConfigError("from_table needs a data frame, or a mapping {silo's name: data frame} of at least one silo.")
     if _is_mapping(data) and schema.silo is not None:
         raise ConfigError(f"schema.silo={schema.silo!r}: each frame is a silo already. Leave one of the two out.")
-    found = [read_pieces(frame_pieces(frame), Path(where), schema) for where, frame in named.items()]
+    found = [read_table(frame_reader(frame), Path(where), schema) for where, frame in named.items()]
     check(found)
     names = tuple(map(str, data)) if _is_mapping(data) else ()
     return GivenBySchema(found, names, _label_type(list(named.values()), schema))

@@ -18,16 +18,16 @@ from dpfl_plugin.api.training_defaults import TrainingDefaults, squared_norm_of,
 from dpfl_plugin.core.outcomes import OutcomeKind
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
+from dpfl_plugin.data.error_collector import AS_IT_IS, SAVE_AS_UTF_8, ErrorCollector, NotUtf8Error
 from dpfl_plugin.data.federation import alone
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.flaws import AS_IT_IS, SAVE_AS_UTF_8, Flaws, NotUtf8Error
 from dpfl_plugin.data.identifiers import KEEPS, identifier_columns, person_columns, record_columns, whose
 from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.table import READS_ALL, is_number
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
-    from dpfl_plugin.data.pieces import Pieces
+    from dpfl_plugin.data.table_reader import TableReader
 
 LABELS: Final = ("label", "target", "class", "outcome", "diagnosis", "y")
 SUFFIXES: Final = (".csv", ".csv.gz")
@@ -96,7 +96,7 @@ def csv_block(own: OwnData, folder: Path) -> DataBlock:
         ConfigError: it was not said which column is the label, or a column is not there.
         DataError: as `data_files.csv`; or no column is left to learn from.
     """
-    from dpfl_plugin.data.pieces import TextFormat, open_table
+    from dpfl_plugin.data.table_reader import TextFormat, open_table
 
     paths, patterns = _paths(own.path, folder)
     try:
@@ -254,7 +254,7 @@ def _paths(path: Path, folder: Path, suffixes: Sequence[str] = SUFFIXES) -> tupl
             paths += found
             patterns.append(os.path.join(glob.escape(str(named)), f"*{suffix}"))
     if not paths:
-        from dpfl_plugin.data.pieces import TextFormat, open_table
+        from dpfl_plugin.data.table_reader import TextFormat, open_table
 
         for other in sorted(one for one in path.iterdir() if one.is_file())[:1]:
             open_table(other, TextFormat()).close()  # which names a kind that is not read, such as Stata's
@@ -291,15 +291,15 @@ def _no_column(option: str, name: str, path: Path, header: Sequence[str]) -> Con
     )
 
 
-def _words(table: Pieces, special: set[str | None]) -> list[str]:
-    """Columns most of whose cells are no numbers; a few that are not are flaws, which reading tells."""
+def _words(table: TableReader, special: set[str | None]) -> list[str]:
+    """Columns most of whose cells are no numbers; a few that are not are errors, which reading reports."""
     import pyarrow.compute as pc
 
     from dpfl_plugin.data.cells import plain
 
     names = [name for name in dict.fromkeys(table.header) if name not in special]
     filled, numeric = Counter[str](), Counter[str]()
-    for part in table.rows(names, Flaws(Path())):
+    for part in table.rows(names, ErrorCollector(Path())):
         for name, cells in part.items():
             counts = pc.value_counts(pc.utf8_trim_whitespace(plain(cells)).drop_null())
             for word, often in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.core.text import Printed, counted
-from dpfl_plugin.data.flaws import AS_IT_IS, FRAME, NotUtf8Error
+from dpfl_plugin.data.error_collector import AS_IT_IS, FRAME, NotUtf8Error
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import is_frame
 from dpfl_plugin.data.tables import compared
@@ -187,7 +187,7 @@ def draft_schema(
             ``data`` is something else.
     """
     from dpfl_plugin.data import draft
-    from dpfl_plugin.data.pieces import TextFormat
+    from dpfl_plugin.data.table_reader import TextFormat
 
     columns = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
     if isinstance(data, str | Path):
@@ -224,7 +224,7 @@ def drafted(
         form: their encoding and sheet, see `TextFormat`.
     """
     from dpfl_plugin.data import draft
-    from dpfl_plugin.data.pieces import TextFormat
+    from dpfl_plugin.data.table_reader import TextFormat
 
     if not files:
         raise ConfigError("data names no file.")

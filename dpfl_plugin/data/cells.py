@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpfl_plugin.data.flaws import SHOWN, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.error_collector import SHOWN, ErrorCollector, is_decimal_comma, with_point
 from dpfl_plugin.data.schema import WHERE, Column
 from dpfl_plugin.data.thousands import Mark, Points, decimal_beside, grouped, has_mark, ungrouped, without_marks
 
@@ -117,14 +117,14 @@ class Found:
     """What was found while one file was read.
 
     Attributes:
-        flaws: by the number of the record; `Flaws.move` makes lines of them. clipped, missing, other: how many cells of
-            each column were outside the range, held no value, or count as "other". limits: {column: how many cells say
-            that a number is below or above a limit, by cell}. unlabelled: {column of the label: how many cells hold no
-            value}. points: of each column that is text, unless its decimal mark was given. of_frame: it is a data
-            frame, of which no file can be mended.
+        errors: by the number of the record; `ErrorCollector.move` makes lines of them. clipped, missing, other: how
+            many cells of each column were outside the range, held no value, or count as "other". limits: {column: how
+            many cells say that a number is below or above a limit, by cell}. unlabelled: {column of the label: how many
+            cells hold no value}. points: of each column that is text, unless its decimal mark was given. of_frame: it
+            is a data frame, of which no file can be mended.
     """
 
-    flaws: Flaws
+    errors: ErrorCollector
     clipped: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
     other: Counter[str] = field(default_factory=Counter)
@@ -169,7 +169,7 @@ class Cells:
     def flag(self, wrong: Mask, what: str, many: str, mend: str, cells: Callable[[int], str] | None = None) -> None:
         """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell; " ({})" nothing where that shows none."""
         rows = np.flatnonzero(wrong if self.empty is None else wrong & ~self.empty)
-        if known := self.found.flaws.cells:
+        if known := self.found.errors.cells:
             rows = np.array(
                 [row for row in rows.tolist() if (row + self.first, self.name) not in known], dtype=np.int64
             )
@@ -179,7 +179,7 @@ class Cells:
                 (record, what.replace(" ({})", cell and f" ({cell})").replace("{}", cell), cell)
                 for record, cell in shown
             ]
-            self.found.flaws.add_all(len(rows), told, self.name, many, mend)
+            self.found.errors.add_all(len(rows), told, self.name, many, mend)
 
     def cell(self, row: int) -> str:
         try:

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.cells import censored_number, empty_records, is_text, kind_of, plain
-from dpfl_plugin.data.flaws import SHOWN, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.error_collector import SHOWN, ErrorCollector, is_decimal_comma, with_point
 from dpfl_plugin.data.names import of_files, tidy
-from dpfl_plugin.data.pieces import Pieces
 from dpfl_plugin.data.schema import MISSING, Column
+from dpfl_plugin.data.table_reader import TableReader
 from dpfl_plugin.errors import DataError
 
 STRAYS: Final = 20  # at most 1 in so many words may be something else: more are no slips, but a column of another kind
@@ -34,7 +34,7 @@ Counts = Mapping[str, int]
 class Sites(NamedTuple):
     """Tables, what they are called, and whose each record is: names of sites, and the place [n] among them."""
 
-    tables: Sequence[Pieces]
+    tables: Sequence[TableReader]
     table_names: Sequence[str]
     names: Sequence[str]
     of_record: NDArray[np.int64]
@@ -129,8 +129,8 @@ class ColumnProfile:
         ends = np.cumsum([len(part) for _, part in self.parts])
         table = self.parts[int(np.searchsorted(ends, row, side="right"))][0]
         record = row - sum(len(part) for other, part in self.parts if other < table)
-        pieces = sites.tables[table]
-        return f"{sites.table_names[table]}, {pieces.unit} {pieces.lines([record])[record]}"
+        reader = sites.tables[table]
+        return f"{sites.table_names[table]}, {reader.unit} {reader.lines([record])[record]}"
 
     def _texts(self, parts: Iterable[pa.Array]) -> pa.Array:
         texts = [pc.utf8_trim_whitespace(plain(part)) for part in parts]
@@ -140,32 +140,32 @@ class ColumnProfile:
 
 
 def read_columns(
-    tables: Sequence[Pieces], names: Sequence[str], columns: dict[str, ColumnProfile]
+    tables: Sequence[TableReader], names: Sequence[str], columns: dict[str, ColumnProfile]
 ) -> dict[str, ColumnProfile]:
     """The cells of ``columns`` of all tables, which are closed then.
 
     Raises:
         DataError: a table has no records, or rows that are wrong.
     """
-    for place, (pieces, name) in enumerate(zip(tables, names, strict=True)):
-        flaws = Flaws(Path(name), pieces.unit)
-        with closing(pieces):
+    for place, (reader, name) in enumerate(zip(tables, names, strict=True)):
+        errors = ErrorCollector(Path(name), reader.unit)
+        with closing(reader):
             count = 0
-            for part in pieces.rows(list(columns), flaws):
+            for part in reader.rows(list(columns), errors):
                 size = len(next(iter(part.values())))
-                flaws.add_empty((np.flatnonzero(empty_records(part.values(), size)) + count).tolist())
+                errors.add_empty((np.flatnonzero(empty_records(part.values(), size)) + count).tolist())
                 count += size
                 for column, cells in part.items():
                     columns[column].parts.append((place, cells))
-        flaws.move(pieces.lines)
-        flaws.check()
+        errors.move(reader.lines)
+        errors.check()
         if not count:
             raise DataError(f"{name} holds a header and no records.")
     return columns
 
 
 def sites_of(
-    tables: Sequence[Pieces], names: Sequence[str], columns: Mapping[str, ColumnProfile], silo: str | None
+    tables: Sequence[TableReader], names: Sequence[str], columns: Mapping[str, ColumnProfile], silo: str | None
 ) -> Sites:
     """Whose each record is: by the column ``silo``, or else the files."""
     if silo is not None:

@@ -37,12 +37,12 @@ from dpfl_plugin.data.draft_columns import (
     times,
 )
 from dpfl_plugin.data.draft_marks import NOT_USED, marks_of
+from dpfl_plugin.data.error_collector import NAMELESS, SHOWN, no_header
 from dpfl_plugin.data.federation import alone
-from dpfl_plugin.data.flaws import NAMELESS, SHOWN, no_header
 from dpfl_plugin.data.isolated_values import isolated
 from dpfl_plugin.data.names import column_list
-from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table, sentence
 from dpfl_plugin.data.site_dates import doubts
+from dpfl_plugin.data.table_reader import TableReader, TextFormat, frame_reader, open_table, sentence
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 MOST_CLASSES: Final = 20
@@ -111,13 +111,13 @@ def of_tables(named: Mapping[str, Any], roles: Roles, form: TextFormat) -> Draft
     files = {name: Path(one).expanduser() for name, one in named.items() if isinstance(one, str | Path)}
     known = list(roles.columns.values())
     tables = [
-        open_table(files[name], form, known) if name in files else frame_pieces(one) for name, one in named.items()
+        open_table(files[name], form, known) if name in files else frame_reader(one) for name, one in named.items()
     ]
     return _drafted(tables, [str(files.get(name, name)) for name in named], form, roles)
 
 
-def _check_header(pieces: Pieces, name: str, roles: Roles) -> None:
-    header, note, of_frame = pieces.header, pieces.note, pieces.of_frame
+def _check_header(reader: TableReader, name: str, roles: Roles) -> None:
+    header, note, of_frame = reader.header, reader.note, reader.of_frame
     if not header:
         raise DataError(f"{name} {EMPTY}")
     wanted = " and ".join(map(repr, roles.columns.values()))
@@ -137,14 +137,14 @@ def _check_header(pieces: Pieces, name: str, roles: Roles) -> None:
         raise DataError(f"{name}, header: two columns have the name {', '.join(map(repr, twice))}. Rename one.")
 
 
-def _read(tables: Sequence[Pieces], names: Sequence[str]) -> dict[str, ColumnProfile]:
+def _read(tables: Sequence[TableReader], names: Sequence[str]) -> dict[str, ColumnProfile]:
     """{name: column}, of all tables together."""
     header = tables[0].header
-    for pieces, name in zip(tables, names, strict=True):
-        if not pieces.header:
+    for reader, name in zip(tables, names, strict=True):
+        if not reader.header:
             raise DataError(f"{name} {EMPTY}")
-        if set(pieces.header) != set(header):
-            raise DataError(_other_columns(name, pieces.header, names[0], header))
+        if set(reader.header) != set(header):
+            raise DataError(_other_columns(name, reader.header, names[0], header))
     return read_columns(tables, names, {name: ColumnProfile(name) for name in header})
 
 
@@ -155,7 +155,7 @@ def _other_columns(name: str, header: Sequence[str], first: str, of_first: Seque
     return f"{name} has other columns than {first}: {where}. All need the same: rename, add or remove columns."
 
 
-def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
+def _drafted(tables: Sequence[TableReader], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
     _check_header(tables[0], names[0], roles)
     profiles = _read(tables, names)
     sites, dealt = sites_of(tables, names, profiles, roles.silo), len(names) == 1 and roles.silo is None
@@ -195,12 +195,12 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     return Draft(schema, form, tuple(notes), tuple(sizes), rarest)
 
 
-def _sheets(tables: Sequence[Pieces], names: Sequence[str]) -> list[str]:
+def _sheets(tables: Sequence[TableReader], names: Sequence[str]) -> list[str]:
     """What to say of workbooks of which one sheet is read of several."""
     by_note: dict[str, list[str]] = {}
-    for pieces, name in zip(tables, names, strict=True):
-        if pieces.note:
-            by_note.setdefault(pieces.note, []).append(name)
+    for reader, name in zip(tables, names, strict=True):
+        if reader.note:
+            by_note.setdefault(reader.note, []).append(name)
     return [f"{', '.join(where)}: {note}." for note, where in by_note.items()]
 
 

@@ -25,7 +25,7 @@ from dpfl_plugin.data.column_profile import (
     outwards,
 )
 from dpfl_plugin.data.draft_marks import Marks
-from dpfl_plugin.data.flaws import SHOWN
+from dpfl_plugin.data.error_collector import SHOWN
 from dpfl_plugin.data.identifiers import KEEPS, are_different, are_identifiers, are_persons, whose
 from dpfl_plugin.data.isolated_values import isolated
 from dpfl_plugin.data.names import column_list

@@ -75,14 +75,14 @@ class Encoder:
             DataError: nothing was.
         """
         if not self.count:
-            raise DataError(f"{self.found.flaws.path} holds a header and no records.")
+            raise DataError(f"{self.found.errors.path} holds a header and no records.")
         features, self._features = self._features, np.empty((0, 0), dtype=np.float32)
         features.resize((self.count, len(self.schema.features)), refcheck=False)
         names = {key: _joined(parts) for key, parts in self._names.items()}
         labels, known = np.concatenate(self._labels), np.concatenate(self._known)
         if self.with_labels and not known.all():
             features[~known], labels[~known] = 0.0, self._placeholder
-        path, persons = self.found.flaws.path, names.get("person")
+        path, persons = self.found.errors.path, names.get("person")
         return Table(path, features, labels, names.get("silo"), (), persons=persons, known=known)
 
     @property
@@ -100,7 +100,7 @@ class Encoder:
             one.missing == "refuse" and one.features("") for one in self.schema.columns.values()
         ):
             self._empty = empty_records(columns.values(), size)
-            self.found.flaws.add_empty((np.flatnonzero(self._empty) + self.count).tolist(), IN_ALL)
+            self.found.errors.add_empty((np.flatnonzero(self._empty) + self.count).tolist(), IN_ALL)
 
     def _cells(
         self, name: str, key: str, array: pa.Array, extra: tuple[str, ...] = (), thousands: Mark | None = None

@@ -27,8 +27,8 @@ from dpfl_plugin.data.base import (
     Silo,
     validate,
 )
+from dpfl_plugin.data.error_collector import SHOWN
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.flaws import SHOWN
 from dpfl_plugin.data.memmap_store import Scratch
 from dpfl_plugin.data.names import called, tidy, told_apart
 from dpfl_plugin.data.partition import iid, natural, quantity_skew

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC, Dataset, Features, Integers
+from dpfl_plugin.data.error_collector import quantity
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.flaws import quantity
 from dpfl_plugin.data.identifiers import identifiers
 from dpfl_plugin.data.labels import Labels, found_names, no_labels, numbers_of, plain_names
 from dpfl_plugin.data.names import of_files

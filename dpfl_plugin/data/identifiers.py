@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.base import Features, Integers
-from dpfl_plugin.data.flaws import LEAST_RECORDS
+from dpfl_plugin.data.error_collector import LEAST_RECORDS
 from dpfl_plugin.data.table import Table
 
 LEAST_NAMED: Final = 10  # as few different values are categories, whatever they are called

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from dpfl_plugin.data.cells import Found, of_limits
 from dpfl_plugin.data.encode import Encoder
-from dpfl_plugin.data.flaws import AS_IT_IS, NAMELESS, SAVE_AS_UTF_8, Flaws, rename
-from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table, sentence
+from dpfl_plugin.data.error_collector import AS_IT_IS, NAMELESS, SAVE_AS_UTF_8, ErrorCollector, rename
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.data.table import Table
+from dpfl_plugin.data.table_reader import TableReader, TextFormat, open_table, sentence
 from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
 MOST_COLUMNS: Final = 30
@@ -35,7 +35,7 @@ class Read:
     path: Path
     encoded: Table | None = None
     wrong: str | None = None
-    found: Found = field(default_factory=lambda: Found(Flaws(Path())))
+    found: Found = field(default_factory=lambda: Found(ErrorCollector(Path())))
     unused: tuple[str, ...] = ()
     unlabelled_for: tuple[str, ...] = ()
     lines: Any = None
@@ -57,40 +57,40 @@ def read(path: Path, schema: TableSchema, form: TextFormat, *, asked: bool = Fal
             columns that the schema does not name are ignored.
     """
     try:
-        pieces = open_table(path, form, list(schema.used))
+        reader = open_table(path, form, list(schema.used))
     except DataError as error:
         return Read(path, wrong=_as_it_is(error, asked=asked))
-    with closing(pieces):
-        return read_pieces(pieces, path, schema, form.decimal, asked=asked)
+    with closing(reader):
+        return read_table(reader, path, schema, form.decimal, asked=asked)
 
 
-def read_pieces(
-    pieces: Pieces, path: Path, schema: TableSchema, decimal: str | None = None, *, asked: bool = False
+def read_table(
+    reader: TableReader, path: Path, schema: TableSchema, decimal: str | None = None, *, asked: bool = False
 ) -> Read:
     """One table; arguments as those of `read`."""
-    wanted = _wanted(schema, pieces.header, asked=asked)
-    strangers = _strangers(schema, pieces.header)
+    wanted = _wanted(schema, reader.header, asked=asked)
+    strangers = _strangers(schema, reader.header)
     ignored = asked or schema.other_columns == "ignore"
     may_be_empty = {name for name, column in schema.columns.items() if column.missing != "refuse"} if asked else None
-    wrong = _wrong_header(pieces, wanted, () if ignored else strangers, may_be_empty)
+    wrong = _wrong_header(reader, wanted, () if ignored else strangers, may_be_empty)
     if wrong:
-        first = "line 1" if pieces.unit == "line" else "header"
-        where = f"{path}, {first}" if pieces.header else str(path)
+        first = "line 1" if reader.unit == "line" else "header"
+        where = f"{path}, {first}" if reader.header else str(path)
         return Read(path, wrong=_listed(where, wrong))
-    found = Found(Flaws(path, pieces.unit), of_frame=pieces.of_frame)
+    found = Found(ErrorCollector(path, reader.unit), of_frame=reader.of_frame)
     encoder = Encoder(schema, found, decimal, with_labels=not asked)
     try:
-        for piece in pieces.rows(list(wanted), found.flaws):
+        for piece in reader.rows(list(wanted), found.errors):
             encoder.add(piece)
-        found.flaws.move(pieces.lines)
-        text = found.flaws.text()
+        found.errors.move(reader.lines)
+        text = found.errors.text()
         if text is not None:
             return Read(path, wrong=text)
         encoded = encoder.result()
-        lines = pieces.lines(list(range(encoder.count))) if asked else None
+        lines = reader.lines(list(range(encoder.count))) if asked else None
     except DataError as error:
         return Read(path, wrong=_as_it_is(error, asked=asked))
-    gone = [name for name in schema.label.named if name not in pieces.header]
+    gone = [name for name in schema.label.named if name not in reader.header]
     return Read(
         path,
         encoded,
@@ -99,8 +99,8 @@ def read_pieces(
         tuple(strangers),
         tuple(gone if len(gone) < len(schema.label.named) else ()),
         lines,
-        pieces.unit,
-        pieces.note,
+        reader.unit,
+        reader.note,
     )
 
 
@@ -144,10 +144,10 @@ def _strangers(schema: TableSchema, header: Sequence[str]) -> list[str]:
 
 
 def _wrong_header(
-    pieces: Pieces, wanted: Mapping[str, str], strangers: Iterable[str], may_be_empty: Collection[str] | None
+    reader: TableReader, wanted: Mapping[str, str], strangers: Iterable[str], may_be_empty: Collection[str] | None
 ) -> list[str]:
     """``may_be_empty``: columns, of records that a model is asked about; None of others."""
-    header, wrong, asked = pieces.header, list[str](), may_be_empty is not None
+    header, wrong, asked = reader.header, list[str](), may_be_empty is not None
     if not header:
         return ["is empty: its first line must name the columns, and records follow it."]
     free = [name for name in header if name not in wanted]
@@ -159,7 +159,7 @@ def _wrong_header(
             else "If the file has no line of names, give them: data.dataset.header: [...]; if it is divided otherwise, "
             "data.dataset.delimiter."
         )
-        mend = f"{sentence(pieces.note)}." if pieces.note else mend
+        mend = f"{sentence(reader.note)}." if reader.note else mend
         return [f"names none of the schema's columns ({_shown(list(wanted))}), but {_shown(header)}. {mend}"]
     for name, key in missing.items():
         if may_be_empty is not None:

@@ -14,11 +14,11 @@ import numpy as np
 from dpfl_plugin.data.cells import written_otherwise
 from dpfl_plugin.data.column_profile import ColumnProfile, Sites, read_columns, site_list, sites_of
 from dpfl_plugin.data.draft_marks import without_thousands
-from dpfl_plugin.data.flaws import SHOWN
+from dpfl_plugin.data.error_collector import SHOWN
 from dpfl_plugin.data.isolated_values import isolated
-from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
 from dpfl_plugin.data.site_dates import are_dates, forms_of, written
+from dpfl_plugin.data.table_reader import TableReader, TextFormat, open_table
 
 LEAST: Final = 10  # cells of a site that are compared
 NEARLY: Final = 0.2  # of a site's cells: as few are nearly none, and all but as few nearly all
@@ -127,7 +127,7 @@ def compare_files(paths: Sequence[Path], schema: TableSchema, form: TextFormat) 
     return compare(tables, [str(path) for path in paths], schema)
 
 
-def compare(tables: Sequence[Pieces], names: Sequence[str], schema: TableSchema) -> tuple[str, ...]:
+def compare(tables: Sequence[TableReader], names: Sequence[str], schema: TableSchema) -> tuple[str, ...]:
     """As `compare_files`, of open tables."""
     stated = schema.columns | _labels(schema.label)
     stated = {name: column for name, column in stated.items() if all(name in table.header for table in tables)}

@@ -13,12 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.base import Features
-from dpfl_plugin.data.flaws import AS_IT_IS, SAVE_AS_UTF_8, Flaws, NotUtf8Error, check_names, no_header, rename
+from dpfl_plugin.data.error_collector import (
+    AS_IT_IS,
+    SAVE_AS_UTF_8,
+    ErrorCollector,
+    NotUtf8Error,
+    check_names,
+    no_header,
+    rename,
+)
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     from dpfl_plugin.data.cells import Cells, Found
-    from dpfl_plugin.data.pieces import Pieces
+    from dpfl_plugin.data.table_reader import TableReader
 
 FILL_IN = "fill it in, or leave the record out"
 FILL_ALL_IN = "fill them in, or leave the records out"
@@ -80,8 +88,8 @@ class Columns:
             DataError: it is not such a table; the message has all places that are wrong, by line and column.
             ConfigError: an option names no column of it.
         """
-        with self._opened(path, []) as pieces:
-            return self.parse(path, pieces)
+        with self._opened(path, []) as reader:
+            return self.parse(path, reader)
 
     def read_new(self, path: Path, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
         """Records that a model is asked about: features by the names of ``columns``, in their order; and the columns
@@ -92,31 +100,31 @@ class Columns:
         Raises:
             DataError: it is not such a table, or lacks a column; the message has all places that are wrong.
         """
-        with self._opened(path, columns) as pieces:
-            return self.parse_new(path, pieces, columns)
+        with self._opened(path, columns) as reader:
+            return self.parse_new(path, reader, columns)
 
     def words(self, path: Path, name: str) -> tuple[list[str], list[str]]:
         """(names of the columns, the cells of this one as text; none where it is not there) of a file that was read."""
-        with self._opened(path, [name]) as pieces:
-            return pieces.header, pieces.words(name)
+        with self._opened(path, [name]) as reader:
+            return reader.header, reader.words(name)
 
     @contextmanager
-    def _opened(self, path: Path, known: Sequence[str]) -> Iterator[Pieces]:
-        from dpfl_plugin.data.pieces import TextFormat, open_table
+    def _opened(self, path: Path, known: Sequence[str]) -> Iterator[TableReader]:
+        from dpfl_plugin.data.table_reader import TextFormat, open_table
 
         names = [self.label, self.silo, self.person, *known]
         try:
             form = TextFormat(delimiter=self.delimiter)
-            with closing(open_table(path, form, [name for name in names if name is not None])) as pieces:
-                yield pieces
+            with closing(open_table(path, form, [name for name in names if name is not None])) as reader:
+                yield reader
         except NotUtf8Error as error:
             by_table = " `dataset: table` reads it as it is, by encoding: windows-1252 (docs/configuration.md)."
             raise DataError(str(error).replace(AS_IT_IS, SAVE_AS_UTF_8 + by_table)) from error
 
-    def parse_new(self, path: Path, pieces: Pieces, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
+    def parse_new(self, path: Path, reader: TableReader, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
         """As `read_new`, of an open table."""
-        header = pieces.header
-        first = f"{path}, line 1" if pieces.unit == "line" else str(path)
+        header = reader.header
+        first = f"{path}, line 1" if reader.unit == "line" else str(path)
         missing = [name for name in columns if name not in header]
         if missing:
             free = [name for name in header if name not in columns]
@@ -129,19 +137,19 @@ class Columns:
         twice = next((name for name in (*columns, self.label) if header.count(name) > 1), None)
         if twice is not None:
             raise DataError(f"{first}: two columns have the name {twice!r}.")
-        table = _table(path, pieces, columns, {"label": self.label if self.label in header else None}, AS_TRAINED)
+        table = _table(path, reader, columns, {"label": self.label if self.label in header else None}, AS_TRAINED)
         known = {*columns, self.label, self.silo, self.person, *self.ignored, ""}
         return table, tuple(name for name in header if name not in known)
 
-    def parse(self, path: Path, pieces: Pieces) -> Table:
+    def parse(self, path: Path, reader: TableReader) -> Table:
         """As `read`, of an open table."""
-        columns = self._features(path, pieces)
-        return _table(path, pieces, columns, {"label": self.label, "silo": self.silo, "person": self.person}, ENCODE)
+        columns = self._features(path, reader)
+        return _table(path, reader, columns, {"label": self.label, "silo": self.silo, "person": self.person}, ENCODE)
 
-    def _features(self, path: Path, pieces: Pieces) -> tuple[str, ...]:
-        header = pieces.header
+    def _features(self, path: Path, reader: TableReader) -> tuple[str, ...]:
+        header = reader.header
         if not header or all(is_number(name) for name in header):
-            raise DataError(no_header(path, repr(self.label), of_frame=pieces.of_frame))
+            raise DataError(no_header(path, repr(self.label), of_frame=reader.of_frame))
         check_names(path, header, self.ignored)
         named = [name for name in header if name]
         if len(set(named)) != len(named):
@@ -182,7 +190,9 @@ def _other_delimiter(header: list[str]) -> str | None:
     return next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
 
 
-def _table(path: Path, pieces: Pieces, columns: tuple[str, ...], names: Mapping[str, str | None], encode: str) -> Table:
+def _table(
+    path: Path, reader: TableReader, columns: tuple[str, ...], names: Mapping[str, str | None], encode: str
+) -> Table:
     """All records.
 
     Args:
@@ -192,14 +202,14 @@ def _table(path: Path, pieces: Pieces, columns: tuple[str, ...], names: Mapping[
     from dpfl_plugin.data.cells import Cells, Found, empty_records
 
     needed = encode != AS_TRAINED
-    found = Found(Flaws(path, pieces.unit), of_frame=pieces.of_frame)
+    found = Found(ErrorCollector(path, reader.unit), of_frame=reader.of_frame)
     features: list[Features] = []
     words: dict[str, list[str]] = {key: [] for key in names}
     count = 0
-    for piece in pieces.rows(list(dict.fromkeys((*columns, *filter(None, names.values())))), found.flaws):
+    for piece in reader.rows(list(dict.fromkeys((*columns, *filter(None, names.values())))), found.errors):
         size = len(next(iter(piece.values())))
         empty = empty_records(piece.values(), size)
-        found.flaws.add_empty((np.flatnonzero(empty) + count).tolist())
+        found.errors.add_empty((np.flatnonzero(empty) + count).tolist())
         cells = {
             name: Cells(name, f"columns.{name}", array, count, found, NOTHING, empty=empty, encode=encode)
             for name, array in piece.items()
@@ -211,8 +221,8 @@ def _table(path: Path, pieces: Pieces, columns: tuple[str, ...], names: Mapping[
         for key, column in names.items():
             words[key] += [""] * size if column is None else _words(cells[column], needed=needed)
         count += size
-    found.flaws.move(pieces.lines)
-    found.flaws.check(READS_ALL if needed else "")
+    found.errors.move(reader.lines)
+    found.errors.check(READS_ALL if needed else "")
     if not count:
         raise DataError(f"{path} holds a header and no records.")
     label, silo, person = (names.get(key) for key in ("label", "silo", "person"))
@@ -222,11 +232,11 @@ def _table(path: Path, pieces: Pieces, columns: tuple[str, ...], names: Mapping[
         np.array(words["label"]),
         None if silo is None else np.array(words["silo"]),
         columns,
-        pieces.lines,
+        reader.lines,
         label or "",
-        pieces.unit,
+        reader.unit,
         None if person is None else np.array(words["person"]),
-        tuple(_notes(path, found, count, pieces.note)),
+        tuple(_notes(path, found, count, reader.note)),
     )
 
 

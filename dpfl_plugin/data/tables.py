@@ -13,8 +13,8 @@ import numpy as np
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import AS_READ, Dataset, Features, Integers
+from dpfl_plugin.data.error_collector import FRAME
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.data.flaws import FRAME
 from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
 from dpfl_plugin.data.labels import KnownLabels
 from dpfl_plugin.data.persons import numbers
@@ -94,18 +94,18 @@ def asked(path: Path, options: Mapping[str, Any]) -> Asked:
 
 def asked_frame(frame: Any, options: Mapping[str, Any]) -> Asked:
     """As `asked`, of a data frame; ``lines`` are rows from 0."""
-    from dpfl_plugin.data import pieces, reading
+    from dpfl_plugin.data import reading, table_reader
 
     schema = TableSchema.parse(options.get("schema"))
-    return _asked(reading.read_pieces(pieces.frame_pieces(frame), FRAME, schema, asked=True), schema)
+    return _asked(reading.read_table(table_reader.frame_reader(frame), FRAME, schema, asked=True), schema)
 
 
 def words(path: Path, name: str, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """(names of the columns, the cells of this one as text; none where it is not there) of a file as `asked` reads."""
-    from dpfl_plugin.data import pieces, reading
+    from dpfl_plugin.data import reading, table_reader
 
     schema = TableSchema.parse(options.get("schema"))
-    table = pieces.open_table(path, reading.format_of(options), list(schema.used))
+    table = table_reader.open_table(path, reading.format_of(options), list(schema.used))
     with closing(table):
         return table.header, table.words(name)
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dpfl_plugin import registry
 from dpfl_plugin.data import outcome_option, tables
 from dpfl_plugin.data.base import Dataset, Features, Integers, validate
+from dpfl_plugin.data.error_collector import FRAME
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import numeric_features, read_npz
-from dpfl_plugin.data.flaws import FRAME
 from dpfl_plugin.data.labels import KnownLabels, numbers_of, plain_names, shape_of, unlabelled
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table, is_frame
@@ -75,9 +75,9 @@ def read_frame(trained: FinishedRun, frame: Any) -> PredictionInput:
     if has_schema(trained.config):
         found = _by_schema(trained, tables.asked_frame(frame, trained.config.data.dataset.options))
     elif trained.inputs.columns:
-        from dpfl_plugin.data.pieces import frame_pieces
+        from dpfl_plugin.data.table_reader import frame_reader
 
-        found = _of_table(trained, *_columns(trained).parse_new(FRAME, frame_pieces(frame), trained.inputs.columns))
+        found = _of_table(trained, *_columns(trained).parse_new(FRAME, frame_reader(frame), trained.inputs.columns))
     else:
         raise DataError("the run was trained on arrays, whose columns have no names: give an array, not a data frame.")
     return replace(found, lines=None)  # a row is counted as a record is, from 0
@@ -260,10 +260,10 @@ def _column_cells(data: Any, name: str, columns: Columns, options: Mapping[str, 
     if name in RESERVED:
         raise ConfigError(f"predictions have a column {name!r} of their own: rename that of the records, to have both.")
     if is_frame(data):
-        from dpfl_plugin.data.pieces import frame_pieces
+        from dpfl_plugin.data.table_reader import frame_reader
 
-        pieces = frame_pieces(data)
-        where, header, cells = FRAME, pieces.header, pieces.words(name)
+        reader = frame_reader(data)
+        where, header, cells = FRAME, reader.header, reader.words(name)
     elif "schema" in options:
         where, (header, cells) = Path(data), tables.words(Path(data), name, options)
     else:

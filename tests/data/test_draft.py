@@ -13,7 +13,7 @@ import pytest
 from dpfl_plugin.api.tables import check_tables
 from dpfl_plugin.data.draft import Draft, Roles, of_files
 from dpfl_plugin.data.isolated_values import isolated
-from dpfl_plugin.data.pieces import TextFormat
+from dpfl_plugin.data.table_reader import TextFormat
 from dpfl_plugin.errors import DataError
 
 Cells = Sequence[Any]

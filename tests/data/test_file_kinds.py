@@ -21,7 +21,7 @@ import pytest
 from dpfl_plugin import Federation
 from dpfl_plugin.api.tables import check_tables, read_tables
 from dpfl_plugin.data.draft import Roles, of_files
-from dpfl_plugin.data.pieces import TextFormat
+from dpfl_plugin.data.table_reader import TextFormat
 from dpfl_plugin.errors import ConfigError, DataError
 
 NUMBER = {"type": "number", "range": [0, 10]}

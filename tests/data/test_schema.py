@@ -18,9 +18,9 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, OrdinalEncoder
 
 from dpfl_plugin.data import reading
 from dpfl_plugin.data.labels import check_labels
-from dpfl_plugin.data.pieces import frame_pieces
 from dpfl_plugin.data.reading import Read
 from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.table_reader import frame_reader
 from dpfl_plugin.data.tables import assembled
 from dpfl_plugin.errors import ConfigError
 
@@ -36,7 +36,7 @@ def read(known: TableSchema, **columns: Any) -> Read:
     size = max(len(cells) for cells in columns.values())
     cells = {"y": ["no", "yes"] * size, **columns} if known.label.column == "y" else columns
     frame = pandas.DataFrame({name: list(part)[:size] for name, part in cells.items()})
-    return reading.read_pieces(frame_pieces(frame), Path("t"), known)
+    return reading.read_table(frame_reader(frame), Path("t"), known)
 
 
 def features(known: TableSchema, **columns: Any) -> np.ndarray[Any, Any]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.api.tables import check_tables
-from dpfl_plugin.data.pieces import TextFormat
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.site_comparison import compare_files
+from dpfl_plugin.data.table_reader import TextFormat
 from dpfl_plugin.errors import DataError
 from tests.data.test_draft import AGES, DAYS, OPEN_DAYS, US_DAYS, drafted, some, write
 

@@ -21,8 +21,8 @@ from dpfl_plugin.data.federation import FederationSpec, build_federation
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.partition import natural
 from dpfl_plugin.data.persons import numbers
-from dpfl_plugin.data.pieces import TextFormat
 from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.table_reader import TextFormat
 from dpfl_plugin.data.tables import asked, table
 from dpfl_plugin.errors import ConfigError, DataError
 

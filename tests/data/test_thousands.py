@@ -15,8 +15,8 @@ from dpfl_plugin.api.tables import check_tables
 from dpfl_plugin.data.draft import Draft, Roles, of_files
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import csv
-from dpfl_plugin.data.pieces import TextFormat
 from dpfl_plugin.data.table import Columns
+from dpfl_plugin.data.table_reader import TextFormat
 from dpfl_plugin.data.tables import table as read
 from dpfl_plugin.data.thousands import grouped, without_marks
 from dpfl_plugin.errors import DataError

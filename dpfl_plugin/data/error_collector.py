@@ -48,7 +48,7 @@ class _Alike:
 
 
 @dataclass(slots=True)
-class Flaws:
+class ErrorCollector:
     """Places of a file that are wrong, in the order in which they are found.
 
     Attributes:

@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from dpfl_plugin.core.text import counted
 from dpfl_plugin.data.cells import ERRORS, array_of, plain, simple
-from dpfl_plugin.data.flaws import Flaws, not_utf8, utf_16
+from dpfl_plugin.data.error_collector import ErrorCollector, not_utf8, utf_16
 from dpfl_plugin.errors import ConfigError, DataError
 
 DELIMITERS: Final = ",;\t|"
@@ -80,7 +80,7 @@ class TextFormat:
 
 
 @dataclass(slots=True)
-class Pieces:
+class TableReader:
     """An open table.
 
     Attributes:
@@ -92,7 +92,7 @@ class Pieces:
 
     header: list[str]
     unit: str
-    rows: Callable[[Sequence[str], Flaws], Iterator[dict[str, pa.Array]]]
+    rows: Callable[[Sequence[str], ErrorCollector], Iterator[dict[str, pa.Array]]]
     lines: Lines
     close: Callable[[], None] = field(default=lambda: None)
     of_frame: bool = False
@@ -101,16 +101,16 @@ class Pieces:
 
     def words(self, name: str) -> list[str]:
         """The cells of a column as text, "" for none; [] where there is no such column."""
-        parts = self.rows([name], Flaws(Path())) if name in self.header else ()
+        parts = self.rows([name], ErrorCollector(Path())) if name in self.header else ()
         return [cell or "" for part in parts for cell in pc.utf8_trim_whitespace(plain(part[name])).to_pylist()]
 
 
 def sentence(note: str) -> str:
-    """A `Pieces.note` where a sentence begins."""
+    """A `TableReader.note` where a sentence begins."""
     return note[:1].upper() + note[1:]
 
 
-def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Pieces:
+def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> TableReader:
     """The table in a file, by its first bytes.
 
     Args:
@@ -143,24 +143,24 @@ def open_table(path: Path, form: TextFormat, known: Sequence[str] = ()) -> Piece
     return _csv(path, form, known)
 
 
-def frame_pieces(frame: Any) -> Pieces:
+def frame_reader(frame: Any) -> TableReader:
     """A data frame of pandas; its records are rows from 0."""
     header = [str(name).strip() for name in frame.columns]
 
-    def rows(columns: Sequence[str], flaws: Flaws) -> Iterator[dict[str, pa.Array]]:
+    def rows(columns: Sequence[str], errors: ErrorCollector) -> Iterator[dict[str, pa.Array]]:
         places = {name: header.index(name) for name in columns}
         for first in range(0, len(frame), RECORDS):
             part = frame.iloc[first : first + RECORDS]
             yield {name: _of_frame(part.iloc[:, place]) for name, place in places.items()}
 
-    return Pieces(header, "row", rows, lambda records: {record: record for record in records}, of_frame=True)
+    return TableReader(header, "row", rows, lambda records: {record: record for record in records}, of_frame=True)
 
 
 def _of_frame(column: Any) -> pa.Array:
     return array_of(column.tolist() if column.dtype == object else column)
 
 
-def _noting(mark: str, flaws: Flaws, wrong_rows: list[int]) -> Callable[[Any], str]:
+def _noting(mark: str, errors: ErrorCollector, wrong_rows: list[int]) -> Callable[[Any], str]:
     """What Arrow asks about a row that has another number of cells than the header: it is noted and left out."""
 
     def note(row: Any) -> str:
@@ -168,14 +168,14 @@ def _noting(mark: str, flaws: Flaws, wrong_rows: list[int]) -> Callable[[Any], s
         other = next((one for one in DELIMITERS if (row.text or "").count(one) == row.expected_columns - 1 > 0), None)
         if other is not None and other != mark:
             said = f"divided by {other!r}, and the header by {mark!r}"
-            flaws.add(-row.number, None, f": is {said}.", f"are {said}", "Divide all lines alike.")
+            errors.add(-row.number, None, f": is {said}.", f"are {said}", "Divide all lines alike.")
             return "skip"
         if (row.text or "").startswith("#"):
-            flaws.add(-row.number, None, " is a comment: remove it.", "are comments: remove them")
+            errors.add(-row.number, None, " is a comment: remove it.", "are comments: remove them")
             return "skip"
         what = f": {row.actual_columns} columns, the header has {row.expected_columns}."
         many = f"have another number of columns than the header, which has {row.expected_columns}"
-        flaws.add(-row.number, None, what, many, "Is a mark inside a cell, which needs quotes?")
+        errors.add(-row.number, None, what, many, "Is a mark inside a cell, which needs quotes?")
         return "skip"
 
     return note
@@ -317,7 +317,7 @@ def _left_out(above: int) -> str:
     return f"{counted(above, 'line')} above the names of the columns {verb} not read"
 
 
-def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
+def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> TableReader:
     try:
         source, mark, header, above = _header(path, _encoding(path, form), form, known)
     except (OSError, EOFError, UnicodeError, csv.Error, pa.ArrowException) as error:
@@ -325,7 +325,7 @@ def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     wrong_rows: list[int] = []  # numbers of rows, from 1, that have another number of cells
     plain = [False]  # whether each record is one line, and no line is empty
 
-    def rows(columns: Sequence[str], flaws: Flaws) -> Iterator[dict[str, pa.Array]]:
+    def rows(columns: Sequence[str], errors: ErrorCollector) -> Iterator[dict[str, pa.Array]]:
         names = [f"{place}" for place in range(len(header))]  # two columns that are not read may have one name
         wanted = {name: str(header.index(name)) for name in columns}
         read = pyarrow.csv.ReadOptions(
@@ -339,7 +339,7 @@ def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
         count = 0
         try:
             num_lines = source.num_lines()
-            note = [_noting(mark, flaws, wrong_rows)]
+            note = [_noting(mark, errors, wrong_rows)]
             for batch in _batches(source.of_arrow(), read, convert, mark, note):
                 count += len(batch)
                 yield {name: batch.column(place) for name, place in wanted.items()}
@@ -360,7 +360,7 @@ def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
         return {record: by_row[rows_of[record]] for record in records}
 
     note = _left_out(source.lines_above) if source.lines_above else ""
-    return Pieces(header, "line", rows, lines, note=note, delimiter=mark)
+    return TableReader(header, "line", rows, lines, note=note, delimiter=mark)
 
 
 def _rows_of(records: list[int], wrong: list[int], above: int) -> dict[int, int]:
@@ -418,7 +418,7 @@ def _no_csv(path: Path, form: TextFormat, error: Exception) -> DataError:
     return DataError(f"{path} is not a CSV file: {error}.")
 
 
-def _parquet(path: Path) -> Pieces:
+def _parquet(path: Path) -> TableReader:
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
@@ -426,7 +426,7 @@ def _parquet(path: Path) -> Pieces:
     names = list(file.schema_arrow.names)
     header = [name.strip() for name in names]
 
-    def rows(columns: Sequence[str], flaws: Flaws) -> Iterator[dict[str, pa.Array]]:
+    def rows(columns: Sequence[str], errors: ErrorCollector) -> Iterator[dict[str, pa.Array]]:
         written = {name: names[header.index(name)] for name in columns}
         try:
             for batch in file.iter_batches(RECORDS, columns=list(written.values())):
@@ -435,10 +435,10 @@ def _parquet(path: Path) -> Pieces:
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{path} is damaged: {error}.") from error
 
-    return Pieces(header, "row", rows, lambda records: {record: record for record in records}, file.close)
+    return TableReader(header, "row", rows, lambda records: {record: record for record in records}, file.close)
 
 
-def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
+def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> TableReader:
     with _workbook_errors(path):
         values, formulas = _sheets_of(path, path.read_bytes(), form)
     notes = []
@@ -462,12 +462,12 @@ def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     numbered = itertools.chain(first_rows, numbered)
     line_of: list[int] = []
 
-    def rows(columns: Sequence[str], flaws: Flaws) -> Iterator[dict[str, pa.Array]]:
+    def rows(columns: Sequence[str], errors: ErrorCollector) -> Iterator[dict[str, pa.Array]]:
         places = {name: header.index(name) + left for name in columns}
         inside = range(left, left + len(header))
         while part := list(itertools.islice(numbered, RECORDS)):
             for record, (number, row, formula) in enumerate(part, len(line_of)):
-                _note_cells(number, row, formula, places, inside, record, flaws)
+                _note_cells(number, row, formula, places, inside, record, errors)
             line_of.extend(at for at, _, _ in part)
             yield {
                 name: array_of([row[place] if place < len(row) else None for _, row, _ in part])
@@ -482,7 +482,7 @@ def _workbook(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     def lines(records: list[int]) -> dict[int, int]:
         return {record: line_of[record] for record in records}
 
-    return Pieces(header, "row", rows, lines, close, note="; ".join(notes))
+    return TableReader(header, "row", rows, lines, close, note="; ".join(notes))
 
 
 @contextmanager
@@ -538,12 +538,12 @@ def _note_cells(
     columns: Mapping[str, int],
     inside: range,
     record: int,
-    flaws: Flaws,
+    errors: ErrorCollector,
 ) -> None:
     """Note what of a workbook's row is beside its table, an error, or a formula whose value the file does not have."""
     for place, cell in enumerate(row):
         if cell is not None and place not in inside:
-            flaws.add(
+            errors.add(
                 record,
                 None,
                 f": the cell in column {_letters(place)} is beside the table.",
@@ -565,8 +565,8 @@ def _note_cells(
             what, many, fix = f"{where} is a formula without a value.", "are formulas without values", STORE_VALUES
         else:
             continue
-        flaws.add(record, name, what, many, fix, repr(str(cell)))
-        flaws.cells.add((record, name))
+        errors.add(record, name, what, many, fix, repr(str(cell)))
+        errors.cells.add((record, name))
 
 
 def _letters(place: int) -> str:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from dpfl_plugin.data.flaws import Flaws
-from dpfl_plugin.data.pieces import TextFormat, open_table
+from dpfl_plugin.data.error_collector import ErrorCollector
+from dpfl_plugin.data.table_reader import TextFormat, open_table
 
 NATIVE = (pa.OSFile, pa.BufferReader, pa.CompressedInputStream)
 
@@ -22,7 +22,12 @@ def test_threads_of_arrow_hold_nothing_of_pythons_once_a_table_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     """A process that ends while they drop it aborts: of short ones that had read a table, more than half did."""
-    path, flaws, given, open_csv = tmp_path / "table.csv", Flaws(Path("t"), "line"), list[Any](), pyarrow.csv.open_csv
+    path, errors, given, open_csv = (
+        tmp_path / "table.csv",
+        ErrorCollector(Path("t"), "line"),
+        list[Any](),
+        pyarrow.csv.open_csv,
+    )
     path.write_bytes("a,b\nä,2\n3,4\n5\n".encode(encoding))
 
     def spy(stream: Any, read: Any, parse: Any, convert: Any) -> Any:
@@ -33,6 +38,6 @@ def test_threads_of_arrow_hold_nothing_of_pythons_once_a_table_is_read(
 
     monkeypatch.setattr(pyarrow.csv, "open_csv", spy)
     table = open_table(path, TextFormat(encoding=None if encoding == "utf-16" else encoding))
-    assert [cell for piece in table.rows(["a"], flaws) for cell in piece["a"].to_pylist()] == ["ä", "3"]
+    assert [cell for piece in table.rows(["a"], errors) for cell in piece["a"].to_pylist()] == ["ä", "3"]
     ((kind, handler),) = given
     assert kind in NATIVE and handler() is None
