@@ -60,7 +60,7 @@ LOST_STATISTICS: Final = (
     "A crash lost those that were charged, and every candidate begins from them. Give them less of the budget "
     "(private_statistics.epsilon_share), in another out, which is charged to a budget of its own."
 )
-OF_RECORDS: Final = ("records: ", "silos have ", "delta is ", "warning: privacy.")
+OF_RECORDS: Final = ("records: ", "silos have ", "delta is ", "randomness ", "warning: privacy.")
 """How notes begin that are the same of every candidate."""
 
 
