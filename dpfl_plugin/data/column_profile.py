@@ -293,15 +293,10 @@ def is_date(form: str | None) -> Callable[[str], bool]:
 
 
 def outwards(numbers: NDArray[Any]) -> tuple[float, float]:
-    """A range of round numbers that holds all, from 0 if that is near; of numbers that are too close together for that,
-    their own. It is wider than they are by a fifth at most: what is empty of it shortens the signal of a clipped step.
-    """
+    """A range of round numbers that holds all; of numbers that are too close together for that, their own."""
     low, high = float(numbers.min()), float(numbers.max())
-    tenth = (high - low) / 10
-    ten = 10.0 ** math.floor(math.log10(tenth))
-    step = next((step for step in (5 * ten, 2 * ten) if step <= tenth), ten)
-    ends = (math.floor, 0.0 if 0 <= low <= tenth else low), (math.ceil, high)
-    found = tuple(_round(end(round(bound / step, 9)) * step) for end, bound in ends)
+    step = 10.0 ** math.floor(math.log10(high - low))
+    found = tuple(_round(end(bound / step) * step) for end, bound in ((math.floor, low), (math.ceil, high)))
     return found if found[0] < found[1] else (low, high)  # type: ignore[return-value]
 
 
