@@ -224,7 +224,7 @@ def _columns(trained: FinishedRun) -> list[_TableColumn]:
             )
     scaling = trained.scaling
     statistics = () if scaling is None else zip(scaling.measured, scaling.centres, scaling.scales, strict=True)
-    scaled = {one.name: (centre, scale) for one, centre, scale in statistics if one.kind != "counts"}
+    scaled = {column.name: (centre, scale) for column, centre, scale in statistics if column.kind != "counts"}
     if (schema := _schema(trained)) is not None:
         return [_of_schema(name, column, scaled.get(name)) for name, column in schema.items() if column.features(name)]
     name = trained.config.data.dataset.name

@@ -256,11 +256,11 @@ class _Study:
     def release(self, sites: Sequence[_Site]) -> dict[int, NDArray[np.float64]]:
         """The noisy numbers of each site."""
         source = FreshStream() if self.config.fresh else None
-        found = {}
+        noisy = {}
         for site in sites:
             rng = source.seek(b"") if source else stream(self.config.public_seed, "description", silo=site.silo)
-            found[site.silo] = self.tabulation.noisy(site.codes, site.values, site.owners, self.rules.neighbouring, rng)
-        return found
+            noisy[site.silo] = self.tabulation.noisy(site.codes, site.values, site.owners, self.rules.neighbouring, rng)
+        return noisy
 
     def description(
         self,
@@ -354,8 +354,8 @@ def _cell(name: str, *each: Any) -> dict[str, Any]:
 
 def _counted(noisy: float, num_records: int, std: float) -> dict[str, Any]:
     """A count; ``share`` of all records of the site."""
-    found = count(noisy, std)
-    return {"value": found.value, "noisy": noisy, "noise_std": std, "share": min(1.0, found.value / num_records)}
+    estimate = count(noisy, std)
+    return {"value": estimate.value, "noisy": noisy, "noise_std": std, "share": min(1.0, estimate.value / num_records)}
 
 
 def _of_number(
@@ -377,11 +377,11 @@ def _of_number(
     }
     cut = {"mean": abs(mean.value) == 1, "std": spread.value in (0, 1)}  # noise took them beyond what can be
     return {
-        **{name: {**found._asdict(), "cut": cut[name]} for name, found in in_units.items()},
-        "quantiles": {share: _within(found, variable)._asdict() for share, found in quantiles.items()},
+        **{name: {**estimate._asdict(), "cut": cut[name]} for name, estimate in in_units.items()},
+        "quantiles": {share: _within(estimate, variable)._asdict() for share, estimate in quantiles.items()},
     }
 
 
-def _within(found: Interval, variable: Variable) -> Interval:
+def _within(interval: Interval, variable: Variable) -> Interval:
     """Bins of whole numbers reach beyond the range by a half."""
-    return Interval(*(min(max(value, variable.low), variable.high) for value in found))
+    return Interval(*(min(max(value, variable.low), variable.high) for value in interval))

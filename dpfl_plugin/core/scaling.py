@@ -59,9 +59,9 @@ class Measured:
     values: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Measured:
+    def of(cls, plain: Mapping[str, Any]) -> Measured:
         """What JSON made of one."""
-        return cls(**{**found, "values": tuple(found["values"])})
+        return cls(**{**plain, "values": tuple(plain["values"])})
 
     @property
     def size(self) -> int:
@@ -77,31 +77,31 @@ def contributions(features: Tensor, measured: Sequence[Measured], labels: Tensor
     Args:
         labels: (n,) codes of labels, where they are measured; negative where there is no record.
     """
-    return torch.cat([_part(features, one, labels) for one in measured], dim=1)
+    return torch.cat([_part(features, column, labels) for column in measured], dim=1)
 
 
-def _part(features: Tensor, one: Measured, labels: Tensor | None) -> Tensor:
-    if one.kind in OF_LABELS:
+def _part(features: Tensor, column: Measured, labels: Tensor | None) -> Tensor:
+    if column.kind in OF_LABELS:
         assert labels is not None
-        return _one_hot(labels.clamp(0, one.size - 1), one.size) * (labels >= 0).unsqueeze(1)
-    if one.kind == "counts":
-        codes, there = _categories(features, one)
-        return _one_hot(codes, one.size) * there.unsqueeze(1)
-    x = features[:, one.first].double().nan_to_num().clamp(-1.0, 1.0)
-    there = torch.ones_like(x) if one.missing < 0 else (features[:, one.missing] <= 0.5).double()
-    if one.kind == "quantiles":
+        return _one_hot(labels.clamp(0, column.size - 1), column.size) * (labels >= 0).unsqueeze(1)
+    if column.kind == "counts":
+        codes, there = _categories(features, column)
+        return _one_hot(codes, column.size) * there.unsqueeze(1)
+    x = features[:, column.first].double().nan_to_num().clamp(-1.0, 1.0)
+    there = torch.ones_like(x) if column.missing < 0 else (features[:, column.missing] <= 0.5).double()
+    if column.kind == "quantiles":
         return _one_hot(((x + 1) * (BINS / 2)).long().clamp(0, BINS - 1), BINS) * there.unsqueeze(1)
-    return torch.stack([x * there, (x.square() - 1) * there, 1 - there], dim=1)[:, : one.size]
+    return torch.stack([x * there, (x.square() - 1) * there, 1 - there], dim=1)[:, : column.size]
 
 
 def _one_hot(codes: Tensor, size: int) -> Tensor:
     return torch.nn.functional.one_hot(codes, size).double()
 
 
-def _categories(features: Tensor, one: Measured) -> tuple[Tensor, Tensor]:
+def _categories(features: Tensor, column: Measured) -> tuple[Tensor, Tensor]:
     """(category, whether there is one) of each record, as `dpfl_plugin.data.encode` writes them."""
-    x = features[..., one.first : one.first + one.width]
-    if one.width == 1:  # of two: 0, 1, and 1/2 where it is missing
+    x = features[..., column.first : column.first + column.width]
+    if column.width == 1:  # of two: 0, 1, and 1/2 where it is missing
         x = torch.cat([1 - x, x], dim=-1)
     return x.argmax(dim=-1), x.amax(dim=-1) > 0.75
 
@@ -137,68 +137,68 @@ class Scaling:
             noise: standard deviation of the noise in each sum. A scale is at least the root of what it makes of a
                 variance: what is smaller cannot be told from it.
         """
-        parts = sums.double().split([one.size for one in measured])
-        pairs = [(one, part.tolist()) for one, part in zip(measured, parts, strict=True)]
-        columns = [(one, part) for one, part in pairs if one.kind not in OF_LABELS]
-        shares = [_class_shares(one, part, noise) for one, part in pairs if one.kind in OF_LABELS]
-        found = [_centre_and_scale(one, part, count, noise) for one, part in columns]
-        centres, scales = (tuple(pair[place] for pair in found) for place in (0, 1))
-        return cls(tuple(one for one, _ in columns), centres, scales, *shares)
+        parts = sums.double().split([column.size for column in measured])
+        pairs = [(column, part.tolist()) for column, part in zip(measured, parts, strict=True)]
+        columns = [(column, part) for column, part in pairs if column.kind not in OF_LABELS]
+        shares = [_class_shares(column, part, noise) for column, part in pairs if column.kind in OF_LABELS]
+        scalings = [_centre_and_scale(column, part, count, noise) for column, part in columns]
+        centres, scales = (tuple(pair[place] for pair in scalings) for place in (0, 1))
+        return cls(tuple(column for column, _ in columns), centres, scales, *shares)
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Scaling:
+    def of(cls, plain: Mapping[str, Any]) -> Scaling:
         """What JSON made of `plain`."""
-        measured = tuple(Measured.of(one) for one in found["measured"])
-        return cls(measured, tuple(found["centres"]), tuple(found["scales"]), found.get("class_shares", {}))
+        measured = tuple(Measured.of(column) for column in plain["measured"])
+        return cls(measured, tuple(plain["centres"]), tuple(plain["scales"]), plain.get("class_shares", {}))
 
     def plain(self) -> dict[str, Any]:
         """As plain values, the same when they come back from JSON."""
-        measured = [{**asdict(one), "values": list(one.values)} for one in self.measured]
+        measured = [{**asdict(column), "values": list(column.values)} for column in self.measured]
         shares = {"class_shares": dict(self.class_shares)} if self.class_shares else {}
         return {"measured": measured, "centres": list(self.centres), "scales": list(self.scales), **shares}
 
-    def told(self) -> dict[str, dict[str, Any]]:
+    def statistics(self) -> dict[str, dict[str, Any]]:
         """The statistics of each column, in its own unit; shares of the classes as one more."""
-        found: dict[str, dict[str, Any]] = {"class_shares": dict(self.class_shares)} if self.class_shares else {}
-        for one, centre, scale in zip(self.measured, self.centres, self.scales, strict=True):
-            if one.kind == "counts":
-                found[one.name] = {"most_frequent": one.values[int(centre)]}
+        statistics: dict[str, dict[str, Any]] = {"class_shares": dict(self.class_shares)} if self.class_shares else {}
+        for column, centre, scale in zip(self.measured, self.centres, self.scales, strict=True):
+            if column.kind == "counts":
+                statistics[column.name] = {"most_frequent": column.values[int(centre)]}
                 continue
-            half = (one.high - one.low) / 2
-            keys = ("mean", "std") if one.kind == "mean" else ("median", "interquartile_range")
-            width = half * scale * (1 if one.kind == "mean" else NORMAL)
-            found[one.name] = {keys[0]: one.low + half * (centre + 1), keys[1]: width}
-        return found
+            half = (column.high - column.low) / 2
+            keys = ("mean", "std") if column.kind == "mean" else ("median", "interquartile_range")
+            width = half * scale * (1 if column.kind == "mean" else NORMAL)
+            statistics[column.name] = {keys[0]: column.low + half * (centre + 1), keys[1]: width}
+        return statistics
 
     def __call__(self, features: Tensor) -> Tensor:
         """Scaled ``features`` (..., d); a missing value becomes the centre, which is 0, or the most frequent one."""
         out = features.clone()
-        for one, centre, scale in zip(self.measured, self.centres, self.scales, strict=True):
-            if one.kind == "counts":
-                place = slice(one.first, one.first + one.width)
-                there = _categories(features, one)[1].unsqueeze(-1)
-                usual = [centre] if one.width == 1 else [float(code == centre) for code in range(one.width)]
+        for column, centre, scale in zip(self.measured, self.centres, self.scales, strict=True):
+            if column.kind == "counts":
+                place = slice(column.first, column.first + column.width)
+                there = _categories(features, column)[1].unsqueeze(-1)
+                usual = [centre] if column.width == 1 else [float(code == centre) for code in range(column.width)]
                 out[..., place] = torch.where(there, features[..., place], features.new_tensor(usual))
                 continue
-            x = ((features[..., one.first] - centre) / scale).clamp(-FARTHEST, FARTHEST)
-            if one.missing >= 0:
-                x = torch.where(features[..., one.missing] > 0.5, torch.zeros_like(x), x)
-            out[..., one.first] = x
+            x = ((features[..., column.first] - centre) / scale).clamp(-FARTHEST, FARTHEST)
+            if column.missing >= 0:
+                x = torch.where(features[..., column.missing] > 0.5, torch.zeros_like(x), x)
+            out[..., column.first] = x
         return out
 
 
-def _class_shares(one: Measured, counts: list[float], noise: float) -> dict[str, float]:
+def _class_shares(column: Measured, counts: list[float], noise: float) -> dict[str, float]:
     """Of each code. A class counts at least what the noise could make of nothing, so that no share is 0; parts of a
     range count as they are, so that their mean has no bias."""
-    least = counts if one.kind == "parts" else [max(1.0, noise, count) for count in counts]
+    least = counts if column.kind == "parts" else [max(1.0, noise, count) for count in counts]
     total = max(1.0, sum(least))
-    return {name: count / total for name, count in zip(one.values, least, strict=True)}
+    return {name: count / total for name, count in zip(column.values, least, strict=True)}
 
 
-def _centre_and_scale(one: Measured, sums: list[float], count: float, noise: float) -> tuple[float, float]:
-    if one.kind == "counts":
+def _centre_and_scale(column: Measured, sums: list[float], count: float, noise: float) -> tuple[float, float]:
+    if column.kind == "counts":
         return float(sums.index(max(sums))), 1.0
-    if one.kind == "quantiles":
+    if column.kind == "quantiles":
         low, median, high = (2 * share_below(sums, share) - 1 for share in (0.25, 0.5, 0.75))
         return median, _between((high - low) / NORMAL, LEAST, 1.0)
     there = max(1.0, count - (sums[2] if len(sums) == 3 else 0.0))

@@ -93,11 +93,11 @@ class Ownership:
     """Which silos' records a process may read, where several processes hold a federation together.
 
     Attributes:
-        mine: whether this process holds the silo of this id.
+        holds: whether this process holds the silo of this id.
         agree: plain values, one from each process, in the same order everywhere; all processes have to call it.
     """
 
-    mine: Callable[[int], bool]
+    holds: Callable[[int], bool]
     agree: Callable[[Any], list[Any]]
 
 
@@ -240,9 +240,9 @@ class Holding:
 
 def hold(federation: Federation) -> Holding:
     """All of a federation whose records are all here."""
-    found, silos = survey(federation), dict(enumerate(federation.silos))
-    digests = dict(enumerate(found.digests))
-    return Holding(found, silos, notes=tuple(federation.notes), digests=digests, names=federation.names)
+    facts, silos = survey(federation), dict(enumerate(federation.silos))
+    digests = dict(enumerate(facts.digests))
+    return Holding(facts, silos, notes=tuple(federation.notes), digests=digests, names=federation.names)
 
 
 def survey(federation: Federation) -> Survey:
@@ -270,11 +270,11 @@ def digest(silo: Silo) -> str:
 
 
 def _sha256(*arrays: NDArray[Any]) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for array in arrays:
-        found.update(repr((array.shape, str(array.dtype))).encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+        hasher.update(repr((array.shape, str(array.dtype))).encode())
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.hexdigest()
 
 
 def validate(dataset: Dataset, source: str) -> None:

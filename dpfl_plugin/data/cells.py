@@ -51,7 +51,7 @@ class Kind(NamedTuple):
             "text" and "date". fix: what to do where they are to be read as something else.
     """
 
-    one: str
+    singular: str
     many: str
     holds: Callable[[pa.DataType], bool]
     reads: frozenset[str]
@@ -113,7 +113,7 @@ def kind_of(array_type: pa.DataType) -> Kind:
 
 
 @dataclass(slots=True)
-class Found:
+class Findings:
     """What was found while one file was read.
 
     Attributes:
@@ -140,7 +140,7 @@ class Cells:
 
     Attributes:
         name: of the column. key: of the schema, that says what it holds. array: [n]. first: the number of the first
-            record. missing: words that are no value. decimal: "." or ",". asked: of a record that a
+            record. missing: words that are no value. decimal: "." or ",". new_records: of a record that a
             model is asked about; another schema would be another model, so that only the file can be mended.
         empty: records [n] of which no cell is filled, which are told of by themselves. thousands: the mark of thousands
             that the schema names. encode: of a table without a schema, what to do with a word among numbers.
@@ -150,36 +150,36 @@ class Cells:
     key: str
     array: pa.Array
     first: int
-    found: Found
+    findings: Findings
     missing: frozenset[str]
     decimal: str | None = None
-    asked: bool = False
+    new_records: bool = False
     empty: Mask | None = None
     thousands: Mark | None = None
     encode: str = ""
 
-    def mend(self, by_schema: str, asked: str = NOT_KNOWN, plain: str = "") -> str:
-        """How to mend a cell: of training records also by the configuration; ``plain``: where there is no schema."""
+    def fix(self, by_schema: str, by_model: str = NOT_KNOWN, plain: str = "") -> str:
+        """How to fix a cell: of training records also by the configuration; ``plain``: where there is no schema."""
         if self.encode:
             return plain or self.encode
-        if not self.asked:
+        if not self.new_records:
             return by_schema
-        return asked if self.is_column else NO_NEED
+        return by_model if self.is_column else NO_NEED
 
-    def flag(self, wrong: Mask, what: str, many: str, mend: str, cells: Callable[[int], str] | None = None) -> None:
+    def flag(self, wrong: Mask, what: str, many: str, fix: str, cells: Callable[[int], str] | None = None) -> None:
         """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell; " ({})" nothing where that shows none."""
         rows = np.flatnonzero(wrong if self.empty is None else wrong & ~self.empty)
-        if known := self.found.errors.cells:
+        if known := self.findings.errors.cells:
             rows = np.array(
                 [row for row in rows.tolist() if (row + self.first, self.name) not in known], dtype=np.int64
             )
         if len(rows):
             shown = [(int(row) + self.first, (cells or self.cell)(int(row))) for row in rows[:3]]
-            told = [
+            first = [
                 (record, what.replace(" ({})", cell and f" ({cell})").replace("{}", cell), cell)
                 for record, cell in shown
             ]
-            self.found.errors.add_all(len(rows), told, self.name, many, mend)
+            self.findings.errors.add_all(len(rows), first, self.name, many, fix)
 
     def cell(self, row: int) -> str:
         try:
@@ -200,8 +200,8 @@ class Cells:
             by_schema = f"{kind.fix}, or leave the column out: {entry} {{type: ignored}}."
             if "date" in kind.reads:
                 by_schema = f"{entry} {{type: date, range: [2000-01-01, 2030-12-31]}} reads dates."
-            fix = self.mend(by_schema if self.is_column else plainly, plain=plainly)
-            self.flag(_mask(pc.is_valid(self.array)), f": {{}} is {kind.one}.", f"are {kind.many}", fix)
+            fix = self.fix(by_schema if self.is_column else plainly, plain=plainly)
+            self.flag(_mask(pc.is_valid(self.array)), f": {{}} is {kind.singular}.", f"are {kind.many}", fix)
         return what in kind.reads
 
     def words(self) -> tuple[pa.Array, Mask]:
@@ -230,8 +230,8 @@ class Cells:
         errors = np.array([word in ERRORS and code == UNKNOWN for word, code in zip([*words, ""], table, strict=True)])
         if errors.any():
             self.flag(errors[at], *self._error)
-        found: Codes = np.where(errors, 0, table)[at]
-        return found
+        codes: Codes = np.where(errors, 0, table)[at]
+        return codes
 
     def numbers(self) -> tuple[Doubles, Mask]:
         """(values, which are no value) [n] each; 0 where a cell was flagged, or holds no value.
@@ -254,7 +254,7 @@ class Cells:
     @property
     def not_finite(self) -> tuple[str, str, str]:
         """What `flag` says of a number that is none."""
-        fix = self.mend(LEAVE_EMPTY, LEAVE_EMPTY, "Remove the record or fill it in.") if self.is_column else LEAVE_EMPTY
+        fix = self.fix(LEAVE_EMPTY, LEAVE_EMPTY, "Remove the record or fill it in.") if self.is_column else LEAVE_EMPTY
         return ": {} is not a finite number.", "are not finite numbers", fix
 
     def _parsed(self) -> tuple[Doubles, Mask]:
@@ -290,8 +290,8 @@ class Cells:
 
     def _note_points(self, text: pa.Array) -> None:
         """Gather whether points may be marks of thousands, where nothing was said of the decimal mark."""
-        if self.decimal is None and not self.asked:
-            points = self.found.points.setdefault(self.name, Points())
+        if self.decimal is None and not self.new_records:
+            points = self.findings.points.setdefault(self.name, Points())
             if not points.are_decimals and pc.any(pc.match_substring(text, ".")).as_py():
                 points.add(pc.unique(text.drop_null()).to_pylist())
 
@@ -301,13 +301,13 @@ class Cells:
         marked = [word for word in different if has_mark(word, mark)]
         if not marked:
             return text
-        good = [word for word in marked if (found := grouped(without_limit(word))) is not None and found.mark == mark]
+        good = [word for word in marked if (number := grouped(without_limit(word))) is not None and number.mark == mark]
         odd = _mask(pc.is_in(text, value_set=pa.array(sorted({*marked} - {*good}), pa.string())))
         self.flag(
             odd,
             f": {{}} has {mark!r} elsewhere than before three digits, and it is the mark of thousands.",
             f"have {mark!r}, the mark of thousands, elsewhere than before three digits",
-            self.mend(
+            self.fix(
                 "Write all numbers of the column alike; if it is their decimal mark, leave out "
                 f"{WHERE}.{self.key}.thousands."
             ),
@@ -326,7 +326,7 @@ class Cells:
             points,
             ": {} has a point, where the decimal mark is a comma.",
             "have a point, where the decimal mark is a comma",
-            self.mend(
+            self.fix(
                 "Write all numbers of the files alike, without marks of thousands; if all have a point: "
                 "data.dataset.decimal: '.'.",
                 "Write it with a comma, as the training records have it, and without marks of thousands.",
@@ -346,44 +346,44 @@ class Cells:
         at = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
         if "limit" in kinds:
             often = np.bincount(at, minlength=len(words) + 1).tolist()
-            limits = self.found.limits.setdefault(self.name, Counter())
+            limits = self.findings.limits.setdefault(self.name, Counter())
             limits.update({words[i]: often[i] for i, kind in enumerate(kinds) if kind == "limit"})
-        for kind, (what, many, mend) in self._mends(words, kinds).items():
+        for kind, (what, many, fix) in self._fixes(words, kinds).items():
             if kind in kinds:
-                self.flag(np.array([one == kind for one in kinds] + [False])[at], what, many, mend)
-        found: Doubles = np.array([*values, np.nan])[at]
-        return found
+                self.flag(np.array([each == kind for each in kinds] + [False])[at], what, many, fix)
+        numbers: Doubles = np.array([*values, np.nan])[at]
+        return numbers
 
     def _word_kinds(self, words: Sequence[str]) -> list[str]:
         """What each word among numbers is: a number, one below or above a limit, a spreadsheet's error, one with a
         decimal comma, with marks of thousands, with either of the two; or a word."""
-        found = []
+        kinds = []
         for word in words:
             rest = without_limit(word)
             marks = grouped(rest)
             if _NUMBER.fullmatch(rest):
-                found.append("number" if rest == word else "limit" if self.is_column else "limited label")
+                kinds.append("number" if rest == word else "limit" if self.is_column else "limited label")
             elif word in ERRORS:
-                found.append("error")
+                kinds.append("error")
             elif marks is not None and marks.sure:
-                found.append("thousands")
+                kinds.append("thousands")
             elif self.decimal != "," and is_decimal_comma(rest):
-                found.append("comma" if marks is None else "either")
+                kinds.append("comma" if marks is None else "either")
             elif marks is not None:
-                found.append("thousands")
+                kinds.append("thousands")
             else:
-                found.append("word")
+                kinds.append("word")
         # Of a column with commas that are decimal for certain, others are, too.
-        return ["comma" if one == "either" and "comma" in found else one for one in found]
+        return ["comma" if kind == "either" and "comma" in kinds else kind for kind in kinds]
 
     @property
     def _error(self) -> tuple[str, str, str]:
         named = f", or name it as no value: {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
-        fix = self.mend(f"Correct the file{named}", plain="Correct the file.")
+        fix = self.fix(f"Correct the file{named}", plain="Correct the file.")
         return ": {} is an error of a spreadsheet.", "are errors of a spreadsheet", fix
 
-    def _mends(self, words: Sequence[str], kinds: Sequence[str]) -> dict[str, tuple[str, str, str]]:
-        """{kind: (what is wrong, the same of several, how to mend it)}"""
+    def _fixes(self, words: Sequence[str], kinds: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+        """{kind: (what is wrong, the same of several, how to fix it)}"""
         whole, mark = "76600", ","
         of_comma = (word for word, kind in zip(words, kinds, strict=True) if kind in ("comma", "either"))
         point = with_point(without_limit(next(of_comma, "1,5")))
@@ -393,7 +393,7 @@ class Cells:
                 break
         all_alike = "Write all numbers of the files alike; if all have a comma: data.dataset.decimal: ','."
         decimals = "if they are decimals, with a point; if all numbers of the files are so: data.dataset.decimal: ','."
-        if self.found.of_frame:
+        if self.findings.of_frame:
             all_alike = "Make numbers of them, as pandas.read_csv(..., decimal=',') does."
             decimals = "if they are decimals, pandas.read_csv(..., decimal=',')."
         as_trained = "Write it with a point, as the training records have it."
@@ -405,17 +405,17 @@ class Cells:
             "comma": (
                 ": {} has a decimal comma.",
                 "have a decimal comma",
-                self.mend(all_alike, as_trained, f"Write it with a point, {point}, in all of the file."),
+                self.fix(all_alike, as_trained, f"Write it with a point, {point}, in all of the file."),
             ),
             "thousands": (
                 ": {} has marks of thousands.",
                 "have marks of thousands",
-                self.mend(f"{reads}.", f"{plainly}.", f"Write it without, {whole}, in all of the file."),
+                self.fix(f"{reads}.", f"{plainly}.", f"Write it without, {whole}, in all of the file."),
             ),
             "either": (
                 ": {} has a comma, of thousands or of decimals.",
                 "have a comma, of thousands or of decimals",
-                self.mend(
+                self.fix(
                     f"{reads}; {decimals}",
                     f"{plainly}, or with a point if they are decimals.",
                     f"Write {whole}, without marks of thousands, or {point}, if it is a decimal.",
@@ -424,10 +424,10 @@ class Cells:
             "limited label": (
                 ": {} is below or above a limit, and a label has to be a number.",
                 "are below or above a limit, and labels have to be numbers",
-                self.mend("Correct the file, or leave the cell empty."),
+                self.fix("Correct the file, or leave the cell empty."),
             ),
             "error": self._error,
-            "word": (": {} is not a number.", "are not numbers", self.mend(no_number)),
+            "word": (": {} is not a number.", "are not numbers", self.fix(no_number)),
         }
 
     @property
@@ -445,17 +445,17 @@ class Cells:
             return np.asarray(pc.cast(stamps, pa.int64()).fill_null(0), dtype=np.float64) / 86_400e6, nothing
         text, nothing = self.words()
         encoded = text.dictionary_encode()
-        found, bad = [], []
+        days, bad = [], []
         for word in encoded.dictionary.to_pylist():
             try:
-                found.append(0.0 if word in self.missing else column.days(word))
+                days.append(0.0 if word in self.missing else column.days(word))
                 bad.append(False)
             except ValueError:
-                found.append(0.0)
+                days.append(0.0)
                 bad.append(True)
-        at = encoded.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
+        at = encoded.indices.fill_null(len(days)).to_numpy(zero_copy_only=False)
         wanted = column.format or "2020-01-31 (ISO 8601)"
-        mend = self.mend(
+        fix = self.fix(
             f"Correct the file, or say how dates are written, e.g. {WHERE}.{self.key}.format: '%d.%m.%Y'.",
             "Write it so, or leave the record out.",
         )
@@ -463,9 +463,9 @@ class Cells:
         words = zip(encoded.dictionary.to_pylist(), bad, strict=True)
         if serial := next((word for word, wrong in words if wrong and _SERIAL.fullmatch(word)), None):
             day = datetime.date(1899, 12, 30) + datetime.timedelta(int(float(serial)))
-            mend = f"As spreadsheets count days, {serial} is {day}. {mend}"
-        self.flag(np.array([*bad, False])[at], f": {{}} is not a date as {wanted}.", many, mend)
-        return np.array([*found, 0.0])[at], nothing
+            fix = f"As spreadsheets count days, {serial} is {day}. {fix}"
+        self.flag(np.array([*bad, False])[at], f": {{}} is not a date as {wanted}.", many, fix)
+        return np.array([*days, 0.0])[at], nothing
 
 
 def of_limits(name: str, cells: Counter[str], count: int) -> str:
@@ -508,8 +508,8 @@ def _spelt(number: Any) -> str | None:
 def written_otherwise(word: str) -> str:
     """A whole number as pandas writes it where a cell of the column is empty, 1.0 for 1, and the other way round; any
     other word as it is."""
-    found = _WHOLE.fullmatch(word)
-    return word if found is None else found[1] if found[2] else f"{word}.0"
+    match = _WHOLE.fullmatch(word)
+    return word if match is None else match[1] if match[2] else f"{word}.0"
 
 
 def without_limit(word: str) -> str:
@@ -547,15 +547,15 @@ def empty_records(columns: Iterable[pa.Array], size: int) -> Mask:
         else:
             unfilled = pc.is_null(cells, nan_is_null=True)
         rows = rows[_mask(unfilled)]
-    found = np.zeros(size, dtype=bool)
-    found[rows] = True
-    return found
+    empty = np.zeros(size, dtype=bool)
+    empty[rows] = True
+    return empty
 
 
 def _doubles(array: pa.Array) -> Doubles:
     """[n], nan for null."""
-    found: Doubles = array.to_numpy(zero_copy_only=False)
-    return found
+    values: Doubles = array.to_numpy(zero_copy_only=False)
+    return values
 
 
 def _mask(array: pa.Array) -> Mask:

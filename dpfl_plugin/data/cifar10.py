@@ -69,15 +69,15 @@ def _batches(source: DataSource) -> tuple[Images, Images]:
     }
     for folder, (suffix, parse) in formats.items():
         for place in (folder, f"cifar10/{folder}"):
-            found = {name: source.root / place / f"{name}{suffix}" for name in (*TRAIN, TEST)}
-            if not any(path.is_file() for path in found.values()):
+            paths = {name: source.root / place / f"{name}{suffix}" for name in (*TRAIN, TEST)}
+            if not any(path.is_file() for path in paths.values()):
                 continue
-            missing = [path.name for path in found.values() if not path.is_file()]
+            missing = [path.name for path in paths.values() if not path.is_file()]
             if missing:
                 names = ", ".join(missing)
                 what = f"{names} missing. Unpack the whole archive there."
                 raise NoFileError(f"{source.root / place}: {what}", f"{place}: {what} It is in {source.called}.")
-            images = {name: parse(read_file(path), str(path)) for name, path in found.items()}
+            images = {name: parse(read_file(path), str(path)) for name, path in paths.items()}
             return _joined([images[name] for name in TRAIN]), images[TEST]
     raise DataError(
         f"there is neither cifar-10-batches-bin nor cifar-10-batches-py in {source.root}. Download {URL} on a machine "
@@ -107,10 +107,10 @@ def parse_pickle(data: bytes, source: str) -> Images:
     Raises:
         DataError: it is another file.
     """
-    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    if found != MD5.get(Path(source).name):
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if md5 != MD5.get(Path(source).name):
         raise DataError(
-            f"{source} is not the published file (md5 {found}), and a pickle of unknown origin is not opened: it could "
+            f"{source} is not the published file (md5 {md5}), and a pickle of unknown origin is not opened: it could "
             f"run any code. Fetch it again, or use the binary version, {URL}."
         )
     content: Any = pickle.loads(data, encoding="latin1")
@@ -127,16 +127,16 @@ def _checked(pixels: NDArray[np.uint8], labels: NDArray[Any], source: str) -> Im
 
 
 def _sheets(source: DataSource) -> tuple[Images, Images]:
-    found = {int(path.stem.rpartition("_")[2]): path for path in source.matching(f"{SHEETS}/cifar10_batch_*.png")}
-    train, test = ([k for k in sorted(found) if (k >= FIRST_TEST_SHEET) == tests] for tests in (False, True))
+    sheets = {int(path.stem.rpartition("_")[2]): path for path in source.matching(f"{SHEETS}/cifar10_batch_*.png")}
+    train, test = ([k for k in sorted(sheets) if (k >= FIRST_TEST_SHEET) == tests] for tests in (False, True))
     if not train or not test:
         raise DataError(
             f"sheets: true needs sheets to train on (cifar10_batch_0.png to cifar10_batch_49.png) and to test on "
-            f"(from cifar10_batch_{FIRST_TEST_SHEET}.png on) in {source.root / SHEETS}; there are {len(found)} sheets."
+            f"(from cifar10_batch_{FIRST_TEST_SHEET}.png on) in {source.root / SHEETS}; there are {len(sheets)} sheets."
         )
     text = source.file(f"{SHEETS}/cifar10_labels.js", url=None).decode()
     labels = np.array(json.loads(re.sub(r"^[^\[]*|;?\s*$", "", text)), dtype=np.int64)
-    parts = {k: _sheet(path, labels, 1000 * k) for k, path in found.items()}
+    parts = {k: _sheet(path, labels, 1000 * k) for k, path in sheets.items()}
     return _joined([parts[k] for k in train]), _joined([parts[k] for k in test])
 
 

@@ -74,7 +74,7 @@ class ColumnProfile:
 
     @property
     def is_time(self) -> bool:
-        return any(kind_of(part.type).one == "a date" for _, part in self.parts)
+        return any(kind_of(part.type).singular == "a date" for _, part in self.parts)
 
     @property
     def unread(self) -> str:
@@ -184,8 +184,8 @@ def site_list(sites: Sites, places: Iterable[int]) -> str:
 
 def counts_of(cells: pa.Array) -> Counts:
     """How often each word occurs; null is none."""
-    found = pc.value_counts(cells.drop_null())
-    return dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
+    counts = pc.value_counts(cells.drop_null())
+    return dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +238,13 @@ def _recurring(strays: Counts) -> str | None:
 
 def best(counts: Counts, kinds: Iterable[Callable[[str], bool]]) -> tuple[int, Sorted] | None:
     """(the place of the kind, the words by it): that of which the fewest words are strays; the first of several."""
-    found: list[tuple[int, Sorted]] = []
+    candidates: list[tuple[int, Sorted]] = []
     for place, fits in enumerate(kinds):
-        if (one := nearly_all(counts, fits)) is not None:
-            found.append((place, one))
-            if not one.strays:
+        if (candidate := nearly_all(counts, fits)) is not None:
+            candidates.append((place, candidate))
+            if not candidate.strays:
                 break
-    return min(found, key=lambda one: one[1].num_strays, default=None)
+    return min(candidates, key=lambda candidate: candidate[1].num_strays, default=None)
 
 
 def is_number(word: str) -> bool:
@@ -264,15 +264,15 @@ def _number(word: str) -> float | None:
 
 def numbers_of(words: Sequence[str]) -> NDArray[Any] | None:
     """``words`` as numbers, if all are; a mark that the file has elsewhere is for the check to refuse, by its line."""
-    found = [_number(word) for word in words]
-    return None if not all(map(is_number, words)) else np.array(found, dtype=np.float64)
+    numbers = [_number(word) for word in words]
+    return None if not all(map(is_number, words)) else np.array(numbers, dtype=np.float64)
 
 
 def marks(column: ColumnProfile) -> tuple[list[str], list[str]]:
     """(cells with a decimal comma, cells with a point); none of a column of words."""
-    if not any("," in word for word in column.counts) or (found := nearly_all(column.counts, is_number)) is None:
+    if not any("," in word for word in column.counts) or (result := nearly_all(column.counts, is_number)) is None:
         return [], []
-    fit = set(found.fit)
+    fit = set(result.fit)
     numbers = [word for word, count in column.counts.items() if word in fit for _ in range(count)]
     commas = list(filter(is_decimal_comma, numbers))
     return commas, [word for word in numbers if commas and "." in word and not is_decimal_comma(word)]

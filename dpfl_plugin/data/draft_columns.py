@@ -264,14 +264,14 @@ def _stray_notes(column: ColumnProfile, found: Sorted, what: str, sites: Sites) 
     ]
 
 
-def slip_notes(column: ColumnProfile, words: Sequence[str], rest: Any, sites: Sites, mend: str) -> list[str]:
+def slip_notes(column: ColumnProfile, words: Sequence[str], rest: Any, sites: Sites, fix: str) -> list[str]:
     """Which numbers are far from the ``rest``, and where they are."""
     if not words:
         return []
     where, verb = "; ".join(column.first(words, sites)), "is" if len(words) == 1 else "are"
     return [
         f"{column.name}: {', '.join(map(repr, words))} ({where}) {verb} far from all others, {rest[0]:g} to "
-        f"{rest[-1]:g}, and outside the drafted range. {mend}"
+        f"{rest[-1]:g}, and outside the drafted range. {fix}"
     ]
 
 

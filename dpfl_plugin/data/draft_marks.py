@@ -153,17 +153,17 @@ def _thousands_note(column: ColumnProfile, found: _Thousands, is_label: bool) ->
             f"{name} {NOT_USED}: its numbers have marks of thousands, as {found.shown!r}. Write {whole}, without marks."
         )
     decimal = found.shown.replace(",", ".")
-    mend = f"Write {whole}, without marks"
+    fix = f"Write {whole}, without marks"
     wholes = [without_marks(word) for word in column.texts]
     numbers = np.unique([float(word) for word in wholes if _WHOLE.fullmatch(word)])
     if not is_label and len(numbers) > 1:
         low, high = outwards(numbers)
-        mend = f"If it is {whole}: {{type: integer, range: [{low}, {high}], thousands: {found.mark!r}}}"
+        fix = f"If it is {whole}: {{type: integer, range: [{low}, {high}], thousands: {found.mark!r}}}"
     mends = "write them with a comma, as the other numbers"
     if found.mark == ",":
         mends = "write them with a point; or data.dataset.decimal: ',', with the column's type: number and range"
     return (
-        f"{name} {NOT_USED}: is {found.shown!r} {whole}, with a mark of thousands, or {decimal}? {mend}. If they are "
+        f"{name} {NOT_USED}: is {found.shown!r} {whole}, with a mark of thousands, or {decimal}? {fix}. If they are "
         f"decimals, {mends}."
     )
 
@@ -172,4 +172,4 @@ def _point_notes(column: ColumnProfile) -> list[str]:
     points = Points()
     if any("." in word for word in column.texts):
         points.add(column.texts)
-    return [] if points.told is None else [f"{column.name}: {points.told}."]
+    return [] if points.message is None else [f"{column.name}: {points.message}."]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.base import Features
-from dpfl_plugin.data.cells import NOTHING, UNKNOWN, Cells, Codes, Doubles, Found, Mask, empty_records
+from dpfl_plugin.data.cells import NOTHING, UNKNOWN, Cells, Codes, Doubles, Findings, Mask, empty_records
 from dpfl_plugin.data.labels import unlabelled
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
 from dpfl_plugin.data.table import Table
@@ -33,7 +33,7 @@ class Encoder:
     """
 
     schema: TableSchema
-    found: Found
+    findings: Findings
     decimal: str | None = None
     with_labels: bool = True
     count: int = 0
@@ -75,14 +75,14 @@ class Encoder:
             DataError: nothing was.
         """
         if not self.count:
-            raise DataError(f"{self.found.errors.path} holds a header and no records.")
+            raise DataError(f"{self.findings.errors.path} holds a header and no records.")
         features, self._features = self._features, np.empty((0, 0), dtype=np.float32)
         features.resize((self.count, len(self.schema.features)), refcheck=False)
         names = {key: _joined(parts) for key, parts in self._names.items()}
         labels, known = np.concatenate(self._labels), np.concatenate(self._known)
         if self.with_labels and not known.all():
             features[~known], labels[~known] = 0.0, self._placeholder
-        path, persons = self.found.errors.path, names.get("person")
+        path, persons = self.findings.errors.path, names.get("person")
         return Table(path, features, labels, names.get("silo"), (), persons=persons, known=known)
 
     @property
@@ -97,17 +97,19 @@ class Encoder:
         """Where a record without any value would be refused in one column after another, it is refused as a whole."""
         self._empty = None
         if self.with_labels or any(
-            one.missing == "refuse" and one.features("") for one in self.schema.columns.values()
+            column.missing == "refuse" and column.features("") for column in self.schema.columns.values()
         ):
             self._empty = empty_records(columns.values(), size)
-            self.found.errors.add_empty((np.flatnonzero(self._empty) + self.count).tolist(), IN_ALL)
+            self.findings.errors.add_empty((np.flatnonzero(self._empty) + self.count).tolist(), IN_ALL)
 
     def _cells(
         self, name: str, key: str, array: pa.Array, extra: tuple[str, ...] = (), thousands: Mark | None = None
     ) -> Cells:
         missing = frozenset((*self.schema.missing_values, *extra))
-        asked = not self.with_labels
-        return Cells(name, key, array, self.count, self.found, missing, self.decimal, asked, self._empty, thousands)
+        new_records = not self.with_labels
+        return Cells(
+            name, key, array, self.count, self.findings, missing, self.decimal, new_records, self._empty, thousands
+        )
 
     def _column(self, name: str, column: Column, array: pa.Array) -> Doubles:
         """[n, features]"""
@@ -121,8 +123,8 @@ class Encoder:
         else:
             numbers, nothing = cells.days(column) if column.type == "date" else cells.numbers()
             if column.type == "integer":
-                mend = cells.mend(f"Correct it, or {WHERE}.{cells.key}.type: number.")
-                cells.flag((numbers != np.floor(numbers)) & ~nothing, ": {} is not whole.", "are not whole", mend)
+                fix = cells.fix(f"Correct it, or {WHERE}.{cells.key}.type: number.")
+                cells.flag((numbers != np.floor(numbers)) & ~nothing, ": {} is not whole.", "are not whole", fix)
             values = self._scaled(cells, column, numbers, nothing)
             low, high = column.bounds
         self._missing(cells, column, nothing)
@@ -136,13 +138,13 @@ class Encoder:
         outside = ((numbers < low) | (numbers > high)) & ~nothing
         shown = " to ".join(column.ends)
         if column.outside == "refuse":
-            mend = f"Correct the file, or widen {WHERE}.{cells.key}.range, or set outside: clip there."
-            mend = cells.mend(mend)
+            fix = f"Correct the file, or widen {WHERE}.{cells.key}.range, or set outside: clip there."
+            fix = cells.fix(fix)
             cells.flag(
-                outside, f": {{}} is outside the range {shown}.", f"are outside the range {shown}", mend, cells.cell
+                outside, f": {{}} is outside the range {shown}.", f"are outside the range {shown}", fix, cells.cell
             )
         elif outside.any():
-            self.found.clipped[cells.name] += int(outside.sum())
+            self.findings.clipped[cells.name] += int(outside.sum())
         return (np.clip(numbers, low, high) - low) / (high - low) * 2 - 1
 
     def _missing(self, cells: Cells, column: Column, nothing: Mask) -> None:
@@ -150,14 +152,14 @@ class Encoder:
         if not nothing.any():
             return
         if column.missing != "refuse":
-            self.found.missing[cells.name] += int(nothing.sum())
+            self.findings.missing[cells.name] += int(nothing.sum())
             return
         ways = "category" if column.type == "category" else "indicator"
         cells.flag(
             nothing,
             " holds no value ({}).",
             "hold no value",
-            cells.mend(
+            cells.fix(
                 f"Say what that means: {WHERE}.{cells.key}.missing: {ways} (or default: VALUE, which is public).",
                 "The model was trained without gaps there: fill it in, or leave the record out.",
             ),
@@ -169,14 +171,14 @@ class Encoder:
         codes = cells.codes(column.listed)
         unknown, nothing = codes == UNKNOWN, codes == NOTHING
         if column.other:
-            self.found.other[cells.name] += int(unknown.sum())
+            self.findings.other[cells.name] += int(unknown.sum())
             codes = np.where(unknown, len(column.listed), codes)
         else:
             shown = ", ".join(column.listed[:10]) + ", ..." * (len(column.listed) > 10)
             ways = f"add it to {WHERE}.{cells.key}.values"
             ways += ", or set other: true there" if column.type == "category" else ""
-            mend = cells.mend(f"Correct the file, or {ways}.")
-            cells.flag(unknown, f": {{}} is not one of {shown}.", f"are not one of {shown}", mend)
+            fix = cells.fix(f"Correct the file, or {ways}.")
+            cells.flag(unknown, f": {{}} is not one of {shown}.", f"are not one of {shown}", fix)
         return np.where(nothing | (codes == UNKNOWN), 0, codes), nothing
 
     def _category(self, cells: Cells, column: Column) -> Doubles:
@@ -214,9 +216,9 @@ class Encoder:
         codes = cells.codes(words)
         shown = ", ".join(words[:10]) + ", ..." * (len(words) > 10)
         key, what = ("class_values", "values") if label.class_values else ("classes", "classes")
-        mend = cells.mend(f"Correct the file, leave the record out, or add it to {WHERE}.label.{key}.")
+        fix = cells.fix(f"Correct the file, leave the record out, or add it to {WHERE}.label.{key}.")
         wrong = codes == UNKNOWN
-        cells.flag(wrong, f": {{}} is not one of the {what} {shown}.", f"are not one of the {what} {shown}", mend)
+        cells.flag(wrong, f": {{}} is not one of the {what} {shown}.", f"are not one of the {what} {shown}", fix)
         return np.where(codes < 0, codes, of_class[codes])
 
     def _label(self, label: Label, columns: Mapping[str, pa.Array]) -> NDArray[Any]:
@@ -239,7 +241,7 @@ class Encoder:
         if label.outcome == "counts":
             cells = self._cells(str(label.column), "label.column", columns[str(label.column)])
             wrong = (values < 0) | (values != np.floor(values))
-            cells.flag(wrong, ": {} is not a count.", "are not counts (0, 1, 2, ...)", cells.mend(CORRECT))
+            cells.flag(wrong, ": {} is not a count.", "are not counts (0, 1, 2, ...)", cells.fix(CORRECT))
         values = self._within(str(label.column), values, label)
         if label.outcome == "regression":
             return values.astype(np.float32)
@@ -248,7 +250,7 @@ class Encoder:
             exposure = self._amount(label.exposure, "label.exposure", columns)
             cells = self._cells(label.exposure, "label.exposure", columns[label.exposure])
             wrong = (exposure <= 0) & self._known[-1]
-            cells.flag(wrong, ": an exposure of {}.", "are exposures of 0 or less", cells.mend(CORRECT))
+            cells.flag(wrong, ": an exposure of {}.", "are exposures of 0 or less", cells.fix(CORRECT))
         return np.stack([values, exposure], axis=1).astype(np.float32)
 
     def _survival(self, label: Label, columns: Mapping[str, pa.Array]) -> NDArray[Any]:
@@ -261,11 +263,11 @@ class Encoder:
         what, word = " holds no value ({}): an event without time.", cells.word_for_nothing
         cells.flag(without, what, "hold no time of their event", CORRECT, word)
         self._no_label(cells, nothing & ~without)
-        mend = cells.mend(CORRECT)
-        cells.flag(time < 0, ": a time of {} is before the beginning.", "are before the beginning", mend)
+        fix = cells.fix(CORRECT)
+        cells.flag(time < 0, ": a time of {} is before the beginning.", "are before the beginning", fix)
         late = time > label.range[1]
         if late.any():
-            self.found.clipped[label.time] += int(late.sum())
+            self.findings.clipped[label.time] += int(late.sum())
         return np.stack([np.minimum(time, label.range[1]), event * ~late], axis=1).astype(np.float32)
 
     def _yes(self, name: str, key: str, values: list[str], columns: Mapping[str, pa.Array]) -> Doubles:
@@ -273,10 +275,10 @@ class Encoder:
         cells = self._cells(name, key, columns[name])
         codes = cells.codes(values)
         shown = " or ".join(map(repr, values))
-        mend = cells.mend(
+        fix = cells.fix(
             f"Correct the file, or write the two words of the file, for no and for yes: {WHERE}.{key}: [...]."
         )
-        cells.flag(codes == UNKNOWN, f": {{}} is neither {shown}.".replace(" or ", " nor "), f"are not {shown}", mend)
+        cells.flag(codes == UNKNOWN, f": {{}} is neither {shown}.".replace(" or ", " nor "), f"are not {shown}", fix)
         self._no_label(cells, codes == NOTHING)
         return np.maximum(codes, 0).astype(np.float64)
 
@@ -290,19 +292,19 @@ class Encoder:
         assert label.range is not None
         outside = ((values < label.range[0]) | (values > label.range[1])) & self._known[-1]
         if outside.any():
-            self.found.clipped[name] += int(outside.sum())
+            self.findings.clipped[name] += int(outside.sum())
         return np.clip(values, *label.range)
 
     def _no_label(self, cells: Cells, nothing: Mask) -> None:
         """A record without a label keeps its place and adds nothing to what is learnt."""
         self._known[-1] &= ~nothing
         if self.with_labels and nothing.any():
-            self.found.unlabelled[cells.name] += int(nothing.sum())
+            self.findings.unlabelled[cells.name] += int(nothing.sum())
 
 
 def _joined(parts: list[pa.Array]) -> NDArray[Any]:
     """Words [n] as objects, each different one once in memory."""
     encoded = pc.dictionary_encode(pa.chunked_array(parts)).combine_chunks()
     words = np.array(encoded.dictionary.to_pylist() or [""], dtype=object)
-    found: NDArray[Any] = words[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
-    return found
+    names: NDArray[Any] = words[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    return names

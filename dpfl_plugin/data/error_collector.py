@@ -38,11 +38,11 @@ class _Alike:
     """Places of one column, or whole lines, that are wrong in the same way.
 
     Attributes:
-        many: what is wrong, of several; mend: what to do. first: (line, what is wrong with it, the cell), of the first.
+        many: what is wrong, of several; fix: what to do. first: (line, what is wrong with it, the cell), of the first.
     """
 
     many: str
-    mend: str
+    fix: str
     count: int = 0
     first: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -58,70 +58,70 @@ class ErrorCollector:
     path: Path
     unit: str = "line"
     cells: set[tuple[int, str]] = field(default_factory=set)
-    found: dict[tuple[str | None, str], _Alike] = field(default_factory=dict)
+    places: dict[tuple[str | None, str], _Alike] = field(default_factory=dict)
 
-    def add(self, line: int, column: str | None, what: str, many: str, mend: str = "", cell: str = "") -> None:
+    def add(self, line: int, column: str | None, what: str, many: str, fix: str = "", cell: str = "") -> None:
         """One more, in a column or in all of a line; ``what`` follows the place, ``many`` says it of several."""
-        alike = self.found.setdefault((column, many), _Alike(many, mend))
+        alike = self.places.setdefault((column, many), _Alike(many, fix))
         alike.count += 1
         if len(alike.first) < SHOWN:
-            alike.first.append((line, f"{what}{mend and ' ' + mend}", cell))
+            alike.first.append((line, f"{what}{fix and ' ' + fix}", cell))
 
     def add_all(
-        self, count: int, first: Sequence[tuple[int, str, str]], column: str | None, many: str, mend: str
+        self, count: int, first: Sequence[tuple[int, str, str]], column: str | None, many: str, fix: str
     ) -> None:
         """``count`` more that are alike, as `add` notes one; ``first``: (line, what is wrong, the cell)."""
-        alike = self.found.setdefault((column, many), _Alike(many, mend))
+        alike = self.places.setdefault((column, many), _Alike(many, fix))
         alike.count += count
         for line, what, cell in first[: SHOWN - len(alike.first)]:
-            alike.first.append((line, f"{what}{mend and ' ' + mend}", cell))
+            alike.first.append((line, f"{what}{fix and ' ' + fix}", cell))
 
     def add_empty(self, records: Sequence[int], where: str = "") -> None:
         """Lines of which no cell is filled, or none ``where`` it is read: one place each, and not one a column."""
-        one, all_of_them = (f"empty{where}: {mend}" for mend in REMOVE)
-        shown = [(record, f" is {one}.", "") for record in records[:SHOWN]]
+        singular, all_of_them = (f"empty{where}: {fix}" for fix in REMOVE)
+        shown = [(record, f" is {singular}.", "") for record in records[:SHOWN]]
         if len(records):
             self.add_all(len(records), shown, None, f"are {all_of_them}", "")
 
     def move(self, lines: Callable[[list[int]], Mapping[int, int]]) -> None:
         """Where places were noted as numbers of records: make them lines, by what ``lines`` says of these records."""
-        records = sorted({record for alike in self.found.values() for record, _, _ in alike.first})
+        records = sorted({record for alike in self.places.values() for record, _, _ in alike.first})
         line_of = lines(records) if records else {}
-        for alike in self.found.values():
+        for alike in self.places.values():
             alike.first = [(line_of[record], what, cell) for record, what, cell in alike.first]
 
     def check(self, of_cells: str = "") -> None:
         """Raise DataError with all that was found, if anything was; ``of_cells``: a way out, where cells are wrong."""
         if (text := self.text()) is not None:
-            in_cells = any(column is not None for column, _ in self.found)
+            in_cells = any(column is not None for column, _ in self.places)
             raise DataError(f"{text}\n{of_cells}" if of_cells and in_cells else text)
 
     def text(self) -> str | None:
         """All that was found, if anything was."""
-        count = sum(alike.count for alike in self.found.values())
+        count = sum(alike.count for alike in self.places.values())
         if not count:
             return None
-        told = sorted(line for (column, _), alike in self.found.items() for line in _told(column, alike, self.unit))
+        items = sorted(item for (column, _), alike in self.places.items() for item in _items(column, alike, self.unit))
         if count == 1:
-            return f"{self.path}, {told[0][1]}"
-        left = count - sum(places for _, _, places in told[:MOST_TOLD])
+            return f"{self.path}, {items[0][1]}"
+        left = count - sum(places for _, _, places in items[:MOST_TOLD])
         more = f"\n  and {left} more" if left else ""
-        lines = "\n  ".join(text for _, text, _ in told[:MOST_TOLD])
+        lines = "\n  ".join(text for _, text, _ in items[:MOST_TOLD])
         return f"{self.path}: {count} places are wrong:\n  {lines}{more}"
 
 
-def _told(column: str | None, alike: _Alike, unit: str) -> list[tuple[int, str, int]]:
+def _items(column: str | None, alike: _Alike, unit: str) -> list[tuple[int, str, int]]:
     """(the first line, text, how many places it tells of): each by itself, or many that are alike together."""
     if alike.count <= SHOWN:
         where = "" if column is None else f", column {column!r}"
         return [(line, f"{unit} {line}{where}{what}", 1) for line, what, _ in alike.first]
     cells = ", ".join(f"{unit} {line}{cell and ' ' + cell}" for line, _, cell in alike.first)
     what = f"{alike.count} {unit}s" if column is None else f"column {column!r}: {alike.count} cells"
-    return [(alike.first[0][0], f"{what} {alike.many} ({cells}, ...).{alike.mend and ' ' + alike.mend}", alike.count)]
+    return [(alike.first[0][0], f"{what} {alike.many} ({cells}, ...).{alike.fix and ' ' + alike.fix}", alike.count)]
 
 
 def rename(name: str, header: Sequence[str]) -> str:
-    """How to mend that a file for a finished model lacks the column ``name``: the model cannot be changed."""
+    """How to fix that a file for a finished model lacks the column ``name``: the model cannot be changed."""
     other = closest(name, header)
     return "Add it." if other is None else f"Rename the column {other!r} of this file to {name!r}, or add it."
 

@@ -42,9 +42,9 @@ class FeatureCache:
         """
         key = self._key(x)
         array, facts = self._folder / f"{key}.npy", self._folder / f"{key}.json"
-        found = _read(array, facts, len(x))
-        if found is not None:
-            return found
+        features = _read(array, facts, len(x))
+        if features is not None:
+            return features
         made = make()
         try:
             private_folder(self._folder)
@@ -62,9 +62,9 @@ class FeatureCache:
         return made
 
     def _key(self, x: NDArray[Any]) -> str:
-        found = hashlib.sha256(json.dumps([FORMAT, self._made_by, list(x.shape), str(x.dtype)]).encode())
-        found.update(np.ascontiguousarray(x).data)
-        return found.hexdigest()
+        hasher = hashlib.sha256(json.dumps([FORMAT, self._made_by, list(x.shape), str(x.dtype)]).encode())
+        hasher.update(np.ascontiguousarray(x).data)
+        return hasher.hexdigest()
 
 
 class _new:
@@ -92,11 +92,11 @@ class _new:
 def _read(array: Path, facts: Path, count: int) -> Features | None:
     """What is kept; None if it is not there, or not what was kept."""
     try:
-        said = json.loads(facts.read_bytes())
+        facts_there = json.loads(facts.read_bytes())
         # Copy on write: a later step may work in place, and the file stays as it is.
-        found: Features = np.load(array, mmap_mode="c", allow_pickle=False)
-        same = found.dtype == np.float32 and len(found) == count and list(found.shape) == said["shape"]
-        return found if same and _sha256(found) == said["sha256"] else None
+        features: Features = np.load(array, mmap_mode="c", allow_pickle=False)
+        same = features.dtype == np.float32 and len(features) == count and list(features.shape) == facts_there["shape"]
+        return features if same and _sha256(features) == facts_there["sha256"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

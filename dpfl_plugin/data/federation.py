@@ -279,7 +279,7 @@ def _protect_persons(federation: Federation, most: int, shared: str, scratch: Sc
 
 def _only(federation: Federation, ownership: Ownership) -> Federation:
     """The silos of one process."""
-    kept = {silo: records for silo, records in federation.by_id().items() if ownership.mine(silo)}
+    kept = {silo: records for silo, records in federation.by_id().items() if ownership.holds(silo)}
     federation.ids, federation.silos = tuple(kept), list(kept.values())
     return federation
 
@@ -339,9 +339,9 @@ def too_few(who: str, count: int) -> str:
 def alone(names: Iterable[str]) -> list[str]:
     """What to say of natural silos, where ``names`` has that of each record, with one record: a run refuses them."""
     few = [tidy(name) for name, count in Counter(names).items() if count == 1]
-    told = [f"{too_few(f'silo {name}', 1)} {ALONE}" for name in few[:SHOWN]]
-    left = len(few) - len(told)
-    return [*told, f"{left} more silo{'s have' if left > 1 else ' has'} 1 record."] if left else told
+    messages = [f"{too_few(f'silo {name}', 1)} {ALONE}" for name in few[:SHOWN]]
+    left = len(few) - len(messages)
+    return [*messages, f"{left} more silo{'s have' if left > 1 else ' has'} 1 record."] if left else messages
 
 
 def _mend(silo: int, names: Mapping[int, str]) -> str:

@@ -119,7 +119,7 @@ class DataSource:
             NoFileError: there is no such file; the message names the key and the full paths, what is public of it
                 ``named`` alone, which is the configuration's.
         """
-        found: list[Path] = []
+        paths: list[Path] = []
         for name in [named] if isinstance(named, str) else named:
             looked = list(dict.fromkeys(start / Path(name).expanduser() for start in (self.base, self.root)))
             matches = next((files for files in map(_files, looked) if files), [])
@@ -128,13 +128,13 @@ class DataSource:
                     inside = str(Path(name) / "*.csv")
                     raise NoFileError(f"{key}={name!r} is a folder. Name the files in it by a pattern, as {inside!r}.")
                 where = " and ".join(str(path.absolute()) for path in looked)
-                said = f"{key}={name!r}: there is no such file"
-                public = f"{said} beside the configuration, nor in {self.called}."
-                raise NoFileError(f"{said}{_meant(name, looked)}; looked for {where}.", public)
-            found += matches
-        if not found:
+                message = f"{key}={name!r}: there is no such file"
+                public = f"{message} beside the configuration, nor in {self.called}."
+                raise NoFileError(f"{message}{_meant(name, looked)}; looked for {where}.", public)
+            paths += matches
+        if not paths:
             raise NoFileError(f"{key} names no file.")
-        return found
+        return paths
 
     def _local(self, names: Sequence[str], archive: str | None) -> tuple[Path, bytes] | None:
         for name in names:
@@ -189,15 +189,15 @@ def _meant(name: str, looked: Sequence[Path]) -> str:
     for path in looked:
         folder = path.parent
         if not folder.is_dir() and folder.parent.is_dir():
-            near = closest(folder.name, [one.name for one in folder.parent.iterdir() if one.is_dir()])
+            near = closest(folder.name, [file.name for file in folder.parent.iterdir() if file.is_dir()])
             if near is not None and (folder.parent / near / path.name).is_file():
                 return f" (did you mean {str(Path(name).parent.with_name(near) / path.name)!r}?)"
         if folder.is_dir():
             # By their stems: endings are alike anyway. Of some with one stem, that with the ending that was given.
             files = sorted(
-                (one for one in folder.iterdir() if one.is_file()), key=lambda one: one.suffix == path.suffix
+                (file for file in folder.iterdir() if file.is_file()), key=lambda file: file.suffix == path.suffix
             )
-            stems = {one.stem: one.name for one in files}
+            stems = {file.stem: file.name for file in files}
             near = closest(path.stem, stems)
             if near is not None:
                 return f" (did you mean {str(Path(name).with_name(stems[near]))!r}?)"
@@ -252,9 +252,9 @@ def _read_zip(path: Path, names: Sequence[str]) -> tuple[Path, bytes] | None:
 def _check_digest(data: bytes, sha256: str | None, where: Path) -> None:
     if sha256 is None:
         return
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
         raise DataError(
-            f"{where} is not the published file: sha256 of its uncompressed content is {found}, "
+            f"{where} is not the published file: sha256 of its uncompressed content is {digest}, "
             f"expected {sha256}. Remove it and fetch it again."
         )

@@ -94,8 +94,8 @@ def check_apart(paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.exists():  # which is told when it is read
             continue
-        found = path.stat()
-        other = known.setdefault((found.st_dev, found.st_ino), path)
+        status = path.stat()
+        other = known.setdefault((status.st_dev, status.st_ino), path)
         if other is not path:
             raise DataError(f"data.dataset.files: {other} and {path} are the same file. {TWICE}")
 
@@ -108,10 +108,10 @@ def check_contents(tables: Sequence[tuple[Path, Features, NDArray[Any]]], column
     """
     known: dict[bytes, Path] = {}
     for (path, *arrays), names in itertools.zip_longest(tables, columns):
-        found = hashlib.sha256(repr((names, arrays[0].shape, arrays[1].dtype.kind)).encode())
+        hasher = hashlib.sha256(repr((names, arrays[0].shape, arrays[1].dtype.kind)).encode())
         for values in arrays:
-            found.update(np.ascontiguousarray(values).data)
-        other = known.setdefault(found.digest(), path)
+            hasher.update(np.ascontiguousarray(values).data)
+        other = known.setdefault(hasher.digest(), path)
         if other is not path:
             raise DataError(f"data.dataset.files: {other} and {path} hold exactly the same records. {TWICE}")
 
@@ -136,21 +136,23 @@ def joined(
     paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
     check_apart(paths)
     owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
-    held = [i for i in range(len(paths)) if owned is None or owned.mine(i)]
+    held = [i for i in range(len(paths)) if owned is None or owned.holds(i)]
     train = [read(paths[i]) for i in held]
-    check_contents([(one.path, one.features, one.labels.astype(str)) for one in train], [one.columns for one in train])
+    check_contents(
+        [(table.path, table.features, table.labels.astype(str)) for table in train], [table.columns for table in train]
+    )
     test = [read(path) for i, path in enumerate(test_paths) if owned is None or i in held]
     # What is public of all files, those of other processes included.
-    found = _names([*train, *test]) if known.has_classes else []
-    own: dict[str, Any] = {"tables": [_head(table) for table in train], "labels": found}
-    said = [own] if owned is None else owned.agree(own)
-    first = next(head for one in said for head in one["tables"] if head[0] == str(paths[0]))
+    own_labels = _names([*train, *test]) if known.has_classes else []
+    own: dict[str, Any] = {"tables": [_head(table) for table in train], "labels": own_labels}
+    answers = [own] if owned is None else owned.agree(own)
+    first = next(head for answer in answers for head in answer["tables"] if head[0] == str(paths[0]))
     if owned is not None and first[3]:
         return joined(replace(source, ownership=None), files, test_files, classes, read, outcome)
     columns = tuple(first[1])
     train, test = ([_like_first(table, first) for table in part] for part in (train, test))
     names, derived, labels, notes = _labels(
-        [*train, *test], known, list(label_names), classes, lambda: _found(said, classes, train), paths[0]
+        [*train, *test], known, list(label_names), classes, lambda: _found(answers, classes, train), paths[0]
     )
     if owned is None:  # of all records, or of none: a process that holds some of the silos cannot tell
         of_tables = {about: note for table in train[::-1] for about, note in table.notes}
@@ -232,29 +234,31 @@ def _labels(
     outcome: Outcome,
     label_names: list[str],
     classes: Sequence[int | str] | None,
-    found: Callable[[], list[str]],
+    names_found: Callable[[], list[str]],
     path: Path,
 ) -> tuple[list[str], bool, list[Labels], tuple[str, ...]]:
     """(names of classes or labels, whether they came from the records, labels of each table, notes)"""
     if outcome.has_classes:
-        names, derived = _class_names(found(), None if classes is None else list(classes), path)
+        names, derived = _class_names(names_found(), None if classes is None else list(classes), path)
         return names, derived, _label_numbers(tables, names), ()
     parts, notes = labels_of(tables, outcome, label_names)
     return label_names, False, parts, tuple(notes)
 
 
-def _found(said: Sequence[Mapping[str, Any]], classes: Sequence[int | str] | None, train: Sequence[Table]) -> list[str]:
+def _found(
+    answers: Sequence[Mapping[str, Any]], classes: Sequence[int | str] | None, train: Sequence[Table]
+) -> list[str]:
     """The labels that occur in all processes' tables.
 
     Raises:
         DataError: they look like a quantity, and nobody named the classes.
     """
-    found = sorted(found_names({name for one in said for name in one["labels"]}), key=_order)
+    names = sorted(found_names({name for answer in answers for name in answer["labels"]}), key=_order)
     if classes is None and train and train[0].label_column:
-        doubt = quantity(train[0].path, train[0].label_column, found)
+        doubt = quantity(train[0].path, train[0].label_column, names)
         if doubt is not None:
             raise DataError(doubt)
-    return found
+    return names
 
 
 def _caveats(columns: Sequence[str], names: Sequence[str], *, derived: bool, outcome: Outcome) -> tuple[str, ...]:
@@ -344,10 +348,10 @@ def _rare_labels(
     return tuple(notes)
 
 
-def _listed(names: list[str], one: str, many: str) -> str:
+def _listed(names: list[str], singular: str, plural: str) -> str:
     """E.g. "labels 'a', 'b', ..."."""
     shown = ", ".join(map(repr, names[:MOST_NAMED])) + ", ..." * (len(names) > MOST_NAMED)
-    return f"{one if len(names) == 1 else many} {shown}"
+    return f"{singular if len(names) == 1 else plural} {shown}"
 
 
 def _head(table: Table) -> list[Any]:
@@ -406,18 +410,18 @@ def _names(tables: list[Table]) -> list[str]:
     return sorted({name for table in tables for name in _plain(table.labels)}, key=_order)[: MAX_CLASSES + 1]
 
 
-def _class_names(found: list[str], classes: list[int | str] | None, path: Path) -> tuple[list[str], bool]:
+def _class_names(names: list[str], classes: list[int | str] | None, path: Path) -> tuple[list[str], bool]:
     """The class names in order, and whether they came from the records."""
     if classes is not None:
         order = [str(name) for name in classes]
         if len(set(order)) != len(order):
             raise ConfigError(f"classes={classes!r} names a class twice.")
         return order, False
-    if len(found) > MAX_CLASSES:
+    if len(names) > MAX_CLASSES:
         raise DataError(f"{path}: more than {MAX_CLASSES} different labels; is this the column of the class?")
-    if len(found) < 2:
-        raise DataError(f"{path}: all labels are {found[0]!r}; a classifier needs at least 2 classes.")
-    return found, True
+    if len(names) < 2:
+        raise DataError(f"{path}: all labels are {names[0]!r}; a classifier needs at least 2 classes.")
+    return names, True
 
 
 def _label_numbers(tables: list[Table], order: list[str]) -> list[Integers]:

@@ -140,12 +140,12 @@ def encode(
     parts: list[NDArray[np.float64]] = []
     names: list[str] = []
     for name in columns:
-        found = values[name]
+        cells = values[name]
         if keep_all and name in ZERO_IS_MISSING:
-            found[found == 0] = math.nan
-        encoded, called = _encode(found, name)
+            cells[cells == 0] = math.nan
+        encoded, called = _encode(cells, name)
         if keep_all and name not in NEVER_MISSING:
-            encoded, called = [*encoded, np.isnan(found).astype(float)], [*called, f"{name}_missing"]
+            encoded, called = [*encoded, np.isnan(cells).astype(float)], [*called, f"{name}_missing"]
         parts += encoded
         names += called
     features, label = np.stack(parts, axis=1).astype(np.float32), (table[:, -1] > 0).astype(np.int64)

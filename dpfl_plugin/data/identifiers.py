@@ -35,10 +35,10 @@ def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:
     notes = [
         whose(name, f"If so, {named}leave it out: ignore_columns") for name in person_columns(columns, features, sites)
     ]
-    found = identifier_columns(columns, features, sites)
-    if not found:
+    names = identifier_columns(columns, features, sites)
+    if not names:
         return tuple(notes)
-    which = f"columns {', '.join(map(repr, found))} have" if len(found) > 1 else f"column {found[0]!r} has"
+    which = f"columns {', '.join(map(repr, names))} have" if len(names) > 1 else f"column {names[0]!r} has"
     where = f"each of the {len(sites)} records{' of its file' if len(tables) > 1 else ''}"
     return (
         f"{which} another whole number in {where}, as identifiers have: the model would learn from them who it is. If "
@@ -125,6 +125,6 @@ def _by_site(values: NDArray[Any], sites: Integers) -> tuple[Integers, NDArray[A
     return pairs // len(different), different[pairs % len(different)]
 
 
-def whose(name: str, mend: str) -> str:
+def whose(name: str, fix: str) -> str:
     """A note on a column that `are_persons`."""
-    return f"column {name!r} looks like whose record it is: its values recur. {mend}"
+    return f"column {name!r} looks like whose record it is: its values recur. {fix}"

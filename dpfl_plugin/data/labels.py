@@ -35,21 +35,21 @@ QUANTITY: Final = ", if they are classes; a quantity is another outcome, such as
 
 def type_of(columns: Iterable[Any]) -> LabelType:
     """What labels are, by numpy's or pandas' types of all columns [n] that hold some, or by the items of objects."""
-    found = {_type_of(column) for column in columns}
-    return found.pop() if len(found) == 1 else "text"
+    types = {_type_of(column) for column in columns}
+    return types.pop() if len(types) == 1 else "text"
 
 
 def _type_of(column: Any) -> LabelType:
     if column.dtype.kind != "O":
         return _KINDS.get(column.dtype.kind, "text")
-    found = {_kind_of(item) for item in column.tolist()}
-    return _KINDS.get(found.pop(), "text") if len(found) == 1 else "text"
+    kinds = {_kind_of(item) for item in column.tolist()}
+    return _KINDS.get(kinds.pop(), "text") if len(kinds) == 1 else "text"
 
 
 def _kind_of(item: object) -> str:
     """As numpy's types have it: b, i, f, U, S, and O for anything else."""
     kinds = {"b": bool | np.bool_, "i": int | np.integer, "f": float | np.floating, "U": str, "S": bytes}
-    return next((kind for kind, one in kinds.items() if isinstance(item, one)), "O")
+    return next((kind for kind, type_ in kinds.items() if isinstance(item, type_)), "O")
 
 
 def is_mixed(given: object) -> bool:
@@ -95,8 +95,8 @@ def plain_names(array: NDArray[Any], count: int, what: str, *, classes: bool = T
 
 def whole(name: str) -> int | None:
     """The whole number that a label is written for, as 1 or 1.0; None of any other, and of one beyond 2^53."""
-    found = _WHOLE.fullmatch(name)
-    number = int(found[1]) if found else _EXACT
+    match = _WHOLE.fullmatch(name)
+    number = int(match[1]) if match else _EXACT
     return number if abs(number) < _EXACT else None
 
 

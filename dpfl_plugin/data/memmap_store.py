@@ -43,17 +43,17 @@ class Scratch:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._arena is None or self._used + size > len(self._arena):
             self._arena, self._used = self._file(max(ARENA, size)), 0
-        found: NDArray[Any] = np.ndarray(shape, dtype, buffer=self._arena, offset=self._used)
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer=self._arena, offset=self._used)
         self._used += -(-size // ALIGNED) * ALIGNED
-        return found
+        return array
 
     def rows(self, source: NDArray[Any], index: NDArray[np.int64]) -> NDArray[Any]:
         """A copy of some rows of ``source``, in C order."""
         if self._folder is None:
             return np.ascontiguousarray(source[index])
-        found = self.empty((len(index), *source.shape[1:]), source.dtype)
-        np.take(source, index, axis=0, out=found, mode="clip")  # "raise" would copy twice; the index is our own
-        return found
+        array = self.empty((len(index), *source.shape[1:]), source.dtype)
+        np.take(source, index, axis=0, out=array, mode="clip")  # "raise" would copy twice; the index is our own
+        return array
 
     def _file(self, size: int) -> mmap.mmap:
         try:

@@ -53,7 +53,7 @@ def number_of(silo: int | str, names: Mapping[int, str], count: int) -> int | st
     word = str(silo)
     if word.isdecimal() and int(word) < count:
         return int(word)
-    numbers = {said: number for number, name in names.items() for said in (name, called(number, names))}
+    numbers = {alias: number for number, name in names.items() for alias in (name, called(number, names))}
     return numbers.get(word, silo)
 
 

@@ -65,13 +65,13 @@ def parse(given: Option, classes: Sequence[object] | None) -> tuple[Outcome, tup
     try:
         return Label.model_validate(written).known, tuple(names or ())
     except pydantic.ValidationError as error:
-        said = [
-            f"{WHERE}: {one['ctx']['error']!s}"
-            if one["type"] == "value_error"
-            else describe({**one, "loc": (WHERE, *one["loc"])})
-            for one in error.errors()
+        messages = [
+            f"{WHERE}: {item['ctx']['error']!s}"
+            if item["type"] == "value_error"
+            else describe({**item, "loc": (WHERE, *item["loc"])})
+            for item in error.errors()
         ]
-        raise ConfigError("; ".join(said) + ".") from error
+        raise ConfigError("; ".join(messages) + ".") from error
 
 
 def labels_of(tables: Sequence[Table], outcome: Outcome, names: Sequence[str]) -> tuple[list[Labels], list[str]]:
@@ -80,7 +80,7 @@ def labels_of(tables: Sequence[Table], outcome: Outcome, names: Sequence[str]) -
     Raises:
         DataError: a label is no number, not finite, or not what its outcome is; the message names its place and value.
     """
-    found, clipped = [], 0
+    labels, clipped = [], 0
     for table in tables:
         values = _numbers(table, outcome, len(names))
         first = values if values.ndim == 1 else values[:, 0]
@@ -99,11 +99,11 @@ def labels_of(tables: Sequence[Table], outcome: Outcome, names: Sequence[str]) -
             if outcome.kind == "survival":
                 values[:, 1] *= ~outside  # who is there beyond the range is censored at its end
             np.clip(first, *outcome.range, out=first)
-        found.append(values.astype(np.float32))
+        labels.append(values.astype(np.float32))
     become = "censored at its end" if outcome.kind == "survival" else "clipped to it"
-    total = sum(map(len, found))
+    total = sum(map(len, labels))
     notes = [f"{clipped} of {total} labels are outside {WHERE}.range, and {become}"] if clipped else []
-    return found, notes
+    return labels, notes
 
 
 def _numbers(table: Table, outcome: Outcome, num_labels: int) -> Labels:

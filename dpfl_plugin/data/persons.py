@@ -146,13 +146,13 @@ def _group(silo: Silo, most: int, scratch: Scratch) -> None:
     nobody = NO_RECORD if silo.train_y.dtype == np.int64 else np.nan
     y = np.full((len(persons), most, *silo.train_y.shape[1:]), nobody, dtype=silo.train_y.dtype)
     usable = np.ones(len(persons), dtype=bool)
-    for row, mine in enumerate(_rows(place)):
+    for row, records in enumerate(_rows(place)):
         if silo.usable is not None:
-            usable[row] = silo.usable[mine].any()
-            mine = mine[silo.usable[mine]] if usable[row] else mine[:1]
-        mine = mine[:most]
+            usable[row] = silo.usable[records].any()
+            records = records[silo.usable[records]] if usable[row] else records[:1]
+        records = records[:most]
         # A place without a record repeats the first one: what is finite stays finite, and its weight is 0.
-        x[row, : len(mine)], x[row, len(mine) :] = silo.train_x[mine], silo.train_x[mine[0]]
-        y[row, : len(mine)] = silo.train_y[mine]
+        x[row, : len(records)], x[row, len(records) :] = silo.train_x[records], silo.train_x[records[0]]
+        y[row, : len(records)] = silo.train_y[records]
     silo.train_x, silo.train_y, silo.persons = x, y, persons
     silo.usable = None if silo.usable is None else usable

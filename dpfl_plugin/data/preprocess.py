@@ -234,9 +234,9 @@ def hog(
 def _image_shape(shape: tuple[int, ...], side: int | None) -> tuple[int, int]:
     """(height, width) of grey images whose records have ``shape``."""
     if len(shape) == 1:
-        found = side or round(shape[0] ** 0.5)
-        require(found * found == shape[0], "side", side, f"be the side of square images of {shape[0]} pixels")
-        return found, found
+        width = side or round(shape[0] ** 0.5)
+        require(width * width == shape[0], "side", side, f"be the side of square images of {shape[0]} pixels")
+        return width, width
     require(side is None, "side", side, "be left out, where records are images and not flat")
     grey = shape if len(shape) == 2 else shape[1:] if len(shape) == 3 and shape[0] == 1 else None
     if grey is None:

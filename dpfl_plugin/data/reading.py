@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin.data.cells import Found, of_limits
+from dpfl_plugin.data.cells import Findings, of_limits
 from dpfl_plugin.data.encode import Encoder
 from dpfl_plugin.data.error_collector import AS_IT_IS, NAMELESS, SAVE_AS_UTF_8, ErrorCollector, rename
 from dpfl_plugin.data.schema import WHERE, TableSchema
@@ -27,15 +27,15 @@ class Read:
     """What became of one table.
 
     Attributes:
-        encoded: None where it is wrong; wrong: in what, in words. found: what was found of its cells. unused: columns
-            that the schema does not name, and ignores. lines: of the records, and unit: what they are called. note:
-            what to say of how it was opened.
+        encoded: None where it is wrong; wrong: in what, in words. findings: of its cells. unused: columns that the
+            schema does not name, and ignores. lines: of the records, and unit: what they are called. note: what to say
+            of how it was opened.
     """
 
     path: Path
     encoded: Table | None = None
     wrong: str | None = None
-    found: Found = field(default_factory=lambda: Found(ErrorCollector(Path())))
+    findings: Findings = field(default_factory=lambda: Findings(ErrorCollector(Path())))
     unused: tuple[str, ...] = ()
     unlabelled_for: tuple[str, ...] = ()
     lines: Any = None
@@ -49,53 +49,55 @@ class Read:
         return self.encoded
 
 
-def read(path: Path, schema: TableSchema, form: TextFormat, *, asked: bool = False) -> Read:
+def read(path: Path, schema: TableSchema, form: TextFormat, *, new_records: bool = False) -> Read:
     """One file.
 
     Args:
-        asked: of records that a model is asked about: labels may be missing, silos and persons are not read, and
+        new_records: of records that a model is asked about: labels may be missing, silos and persons are not read, and
             columns that the schema does not name are ignored.
     """
     try:
         reader = open_table(path, form, list(schema.used))
     except DataError as error:
-        return Read(path, wrong=_as_it_is(error, asked=asked))
+        return Read(path, wrong=_as_it_is(error, new_records=new_records))
     with closing(reader):
-        return read_table(reader, path, schema, form.decimal, asked=asked)
+        return read_table(reader, path, schema, form.decimal, new_records=new_records)
 
 
 def read_table(
-    reader: TableReader, path: Path, schema: TableSchema, decimal: str | None = None, *, asked: bool = False
+    reader: TableReader, path: Path, schema: TableSchema, decimal: str | None = None, *, new_records: bool = False
 ) -> Read:
     """One table; arguments as those of `read`."""
-    wanted = _wanted(schema, reader.header, asked=asked)
+    wanted = _wanted(schema, reader.header, new_records=new_records)
     strangers = _strangers(schema, reader.header)
-    ignored = asked or schema.other_columns == "ignore"
-    may_be_empty = {name for name, column in schema.columns.items() if column.missing != "refuse"} if asked else None
+    ignored = new_records or schema.other_columns == "ignore"
+    may_be_empty = (
+        {name for name, column in schema.columns.items() if column.missing != "refuse"} if new_records else None
+    )
     wrong = _wrong_header(reader, wanted, () if ignored else strangers, may_be_empty)
     if wrong:
         first = "line 1" if reader.unit == "line" else "header"
         where = f"{path}, {first}" if reader.header else str(path)
         return Read(path, wrong=_listed(where, wrong))
-    found = Found(ErrorCollector(path, reader.unit), of_frame=reader.of_frame)
-    encoder = Encoder(schema, found, decimal, with_labels=not asked)
+    findings = Findings(ErrorCollector(path, reader.unit), of_frame=reader.of_frame)
+    encoder = Encoder(schema, findings, decimal, with_labels=not new_records)
     try:
-        for piece in reader.rows(list(wanted), found.errors):
+        for piece in reader.rows(list(wanted), findings.errors):
             encoder.add(piece)
-        found.errors.move(reader.lines)
-        text = found.errors.text()
+        findings.errors.move(reader.lines)
+        text = findings.errors.text()
         if text is not None:
             return Read(path, wrong=text)
         encoded = encoder.result()
-        lines = reader.lines(list(range(encoder.count))) if asked else None
+        lines = reader.lines(list(range(encoder.count))) if new_records else None
     except DataError as error:
-        return Read(path, wrong=_as_it_is(error, asked=asked))
+        return Read(path, wrong=_as_it_is(error, new_records=new_records))
     gone = [name for name in schema.label.named if name not in reader.header]
     return Read(
         path,
         encoded,
         None,
-        found,
+        findings,
         tuple(strangers),
         tuple(gone if len(gone) < len(schema.label.named) else ()),
         lines,
@@ -104,9 +106,9 @@ def read_table(
     )
 
 
-def _as_it_is(error: DataError, *, asked: bool) -> str:
+def _as_it_is(error: DataError, *, new_records: bool) -> str:
     """The message; of records that a model is asked about, whose encoding its configuration has, no other one."""
-    return str(error).replace(AS_IT_IS, SAVE_AS_UTF_8) if asked else str(error)
+    return str(error).replace(AS_IT_IS, SAVE_AS_UTF_8) if new_records else str(error)
 
 
 def read_all(paths: Sequence[Path], schema: TableSchema, form: TextFormat) -> list[Read]:
@@ -115,23 +117,23 @@ def read_all(paths: Sequence[Path], schema: TableSchema, form: TextFormat) -> li
     Raises:
         DataError: some are wrong; the message has all that is wrong with each, by line and column.
     """
-    found = [read(path, schema, form) for path in paths]
-    check(found)
-    return found
+    results = [read(path, schema, form) for path in paths]
+    check(results)
+    return results
 
 
-def check(found: Sequence[Read]) -> None:
+def check(results: Sequence[Read]) -> None:
     """Raise DataError with all that is wrong with these tables."""
-    wrong = [one.wrong for one in found if one.wrong is not None]
+    wrong = [result.wrong for result in results if result.wrong is not None]
     if wrong:
         verb = "is" if len(wrong) == 1 else "are"
-        count = f"{len(wrong)} of {len(found)} tables {verb} wrong.\n" if len(found) > 1 else ""
+        count = f"{len(wrong)} of {len(results)} tables {verb} wrong.\n" if len(results) > 1 else ""
         raise DataError(count + "\n".join(wrong))
 
 
-def _wanted(schema: TableSchema, header: Sequence[str], *, asked: bool) -> dict[str, str]:
+def _wanted(schema: TableSchema, header: Sequence[str], *, new_records: bool) -> dict[str, str]:
     """{column to be read: the key that names it}"""
-    if not asked:
+    if not new_records:
         return schema.used
     features = {name: f"columns.{name}" for name, column in schema.columns.items() if column.features(name)}
     labels = {name: f"label.{key}" for name, key in schema.label.named.items()}
@@ -147,20 +149,20 @@ def _wrong_header(
     reader: TableReader, wanted: Mapping[str, str], strangers: Iterable[str], may_be_empty: Collection[str] | None
 ) -> list[str]:
     """``may_be_empty``: columns, of records that a model is asked about; None of others."""
-    header, wrong, asked = reader.header, list[str](), may_be_empty is not None
+    header, wrong, new_records = reader.header, list[str](), may_be_empty is not None
     if not header:
         return ["is empty: its first line must name the columns, and records follow it."]
     free = [name for name in header if name not in wanted]
     missing = {name: key for name, key in wanted.items() if name not in header}
-    if len(missing) == len(wanted) and not (asked and any(closest(name, free) for name in missing)):
-        mend = (
+    if len(missing) == len(wanted) and not (new_records and any(closest(name, free) for name in missing)):
+        fix = (
             "Its first line must have these names, divided as in the files of the training."
-            if asked
+            if new_records
             else "If the file has no line of names, give them: data.dataset.header: [...]; if it is divided otherwise, "
             "data.dataset.delimiter."
         )
-        mend = f"{sentence(reader.note)}." if reader.note else mend
-        return [f"names none of the schema's columns ({_shown(list(wanted))}), but {_shown(header)}. {mend}"]
+        fix = f"{sentence(reader.note)}." if reader.note else fix
+        return [f"names none of the schema's columns ({_shown(list(wanted))}), but {_shown(header)}. {fix}"]
     for name, key in missing.items():
         if may_be_empty is not None:
             empty = " It may be empty: the schema says what a missing value is." if name in may_be_empty else ""
@@ -191,50 +193,50 @@ def _listed(where: str, wrong: Sequence[str]) -> str:
     return f"{where}: {len(wrong)} columns are wrong:\n  " + "\n  ".join(wrong[:MOST_COLUMNS]) + more
 
 
-def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
+def notes(results: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
     """What the owner of the records should look at; it tells of records."""
-    count = sum(len(one.table.labels) for one in found)
-    told = [
-        f"labels are not compared: there is no column {', '.join(map(repr, one.unlabelled_for))}"
-        for one in found
-        if one.unlabelled_for
+    count = sum(len(result.table.labels) for result in results)
+    messages = [
+        f"labels are not compared: there is no column {', '.join(map(repr, result.unlabelled_for))}"
+        for result in results
+        if result.unlabelled_for
     ]
-    for name, cells in _total(one.found.unlabelled for one in found).items():
-        told.append(
+    for name, cells in _total(result.findings.unlabelled for result in results).items():
+        messages.append(
             f"column {name!r}: {cells} of {count} records have no label: they count as records, and nothing is learnt "
             "from them"
         )
-    for name, cells in _total(one.found.clipped for one in found).items():
+    for name, cells in _total(result.findings.clipped for result in results).items():
         of_label = name not in schema.columns
         low, high = (f"{end:.15g}" for end in schema.label.range or ()) if of_label else schema.columns[name].ends
         censored = of_label and schema.label.outcome == "survival"
         become = f"censored at {high}" if censored else f"clipped to {low} or {high}"
         key = "label" if of_label else f"columns.{name}"
-        told.append(f"column {name!r}: {cells} of {count} cells are outside {WHERE}.{key}.range, and {become}")
-    told += [f"{one.path}: {one.note}" for one in found if one.note]
+        messages.append(f"column {name!r}: {cells} of {count} cells are outside {WHERE}.{key}.range, and {become}")
+    messages += [f"{result.path}: {result.note}" for result in results if result.note]
     limits: dict[str, Counter[str]] = {}
-    for one in found:
-        for name, cells_of in one.found.limits.items():
+    for result in results:
+        for name, cells_of in result.findings.limits.items():
             limits.setdefault(name, Counter()).update(cells_of)
-    told += [of_limits(name, cells_of, count) for name, cells_of in limits.items()]
+    messages += [of_limits(name, cells_of, count) for name, cells_of in limits.items()]
     by_points = {
-        name: f"{text}; {DECIMALS[one.found.of_frame]}"
-        for one in reversed(found)
-        for name, points in one.found.points.items()
-        if (text := points.told)
+        name: f"{text}; {DECIMALS[result.findings.of_frame]}"
+        for result in reversed(results)
+        for name, points in result.findings.points.items()
+        if (text := points.message)
     }
-    told += [f"column {name!r}: {text}" for name, text in by_points.items()]
+    messages += [f"column {name!r}: {text}" for name, text in by_points.items()]
     for what, total in (
-        ("with no value", _total(one.found.missing for one in found)),
-        ("counted as other", _total(one.found.other for one in found)),
+        ("with no value", _total(result.findings.missing for result in results)),
+        ("counted as other", _total(result.findings.other for result in results)),
     ):
         if listed := ", ".join(f"{name} {cells}" for name, cells in total.items() if cells):
-            told.append(f"cells {what}, of {count}: {listed}")
-    return tuple(told)
+            messages.append(f"cells {what}, of {count}: {listed}")
+    return tuple(messages)
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    return sum((Counter(one) for one in counts), Counter[str]())
+    return sum((Counter(count) for count in counts), Counter[str]())
 
 
 def format_of(options: Mapping[str, Any]) -> TextFormat:

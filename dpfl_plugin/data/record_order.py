@@ -181,12 +181,12 @@ def _as_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
 def _each(key: bytes, rows: NDArray[np.uint8]) -> bytes:
     """F(key, row) of each row, one after another."""
     keyed, (text, width) = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key), (rows.tobytes(), rows.shape[1])
-    start, found = keyed.copy, []
+    start, digests = keyed.copy, []
     for first in range(0, len(text), width):  # a million times: nothing else in it
         made = start()
         made.update(text[first : first + width])
-        found.append(made.digest())
-    return b"".join(found)
+        digests.append(made.digest())
+    return b"".join(digests)
 
 
 def _numbered(digests: Digests) -> tuple[Integers, Integers]:

@@ -148,8 +148,8 @@ class Column(_Strict):
 
     def days(self, text: str) -> float:
         """Days since 1970-01-01. Raises ValueError for a text that is no such date."""
-        found = datetime.datetime.strptime(text, self.format) if self.format else datetime.datetime.fromisoformat(text)
-        return found.replace(tzinfo=datetime.UTC).timestamp() / 86400
+        date = datetime.datetime.strptime(text, self.format) if self.format else datetime.datetime.fromisoformat(text)
+        return date.replace(tzinfo=datetime.UTC).timestamp() / 86400
 
     def _plain(self, value: Cell) -> float:
         """A bound or default, in the schema's own notation: dates as ISO 8601."""
@@ -214,13 +214,13 @@ _COLUMN_KEYS: Final = {
 }
 
 
-def _check_range(said: str, low: float, high: float) -> None:
+def _check_range(key: str, low: float, high: float) -> None:
     if not (
         math.isfinite(low + high) and math.isfinite(high - low)
     ):  # its middle and width, by which values are scaled
-        raise ValueError(f"{said} must be two finite numbers, whose sum and difference are finite, too")
+        raise ValueError(f"{key} must be two finite numbers, whose sum and difference are finite, too")
     if not low < high:
-        raise ValueError(f"{said} must have its least value first, and a larger one after it")
+        raise ValueError(f"{key} must have its least value first, and a larger one after it")
 
 
 def _check_values(key: str, values: list[str] | None) -> None:
@@ -389,19 +389,19 @@ class TableSchema(_Strict):
     @property
     def measured(self) -> tuple[Measured, ...]:
         """The columns whose statistics are to be released."""
-        found, first = [], 0
+        columns, first = [], 0
         for name, column in self.columns.items():
-            found.append(column.measured(name, first))
+            columns.append(column.measured(name, first))
             first += len(column.features(name))
-        return tuple(one for one in found if one is not None)
+        return tuple(column for column in columns if column is not None)
 
     @property
     def used(self) -> dict[str, str]:
         """{column that is read: the key of the schema that names it}."""
-        found = {name: f"columns.{name}" for name, column in self.columns.items() if column.features(name)}
-        found |= {name: f"label.{key}" for name, key in self.label.named.items()}
-        found |= {name: key for key in ("silo", "person") if (name := getattr(self, key)) is not None}
-        return found
+        used = {name: f"columns.{name}" for name, column in self.columns.items() if column.features(name)}
+        used |= {name: f"label.{key}" for name, key in self.label.named.items()}
+        used |= {name: key for key in ("silo", "person") if (name := getattr(self, key)) is not None}
+        return used
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         types: of columns that are compared. facts: of each site, None of one that has too little. stated: by the
-            schema. differ: whether two facts do; shown: facts of sites that do not differ. mend: what to do.
+            schema. differ: whether two facts do; shown: facts of sites that do not differ. fix: what to do.
     """
 
     types: frozenset[str]
@@ -41,7 +41,7 @@ class Comparison(NamedTuple):
     stated: Callable[[Column], Any]
     differ: Callable[[Any, Any], bool]
     shown: Callable[[Sequence[Any]], str]
-    mend: str
+    fix: str
 
 
 def _filled(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
@@ -61,8 +61,8 @@ def _middles(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
     return [tuple(np.quantile(part, (0.1, 0.5, 0.9)).tolist()) if len(part) >= LEAST else None for part in parts]
 
 
-def _are_apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    (low, middle, _), (_, other_middle, other_high) = sorted((one, other), key=lambda fact: fact[1], reverse=True)
+def _are_apart(first: Sequence[float], second: Sequence[float]) -> bool:
+    (low, middle, _), (_, other_middle, other_high) = sorted((first, second), key=lambda fact: fact[1], reverse=True)
     return low > other_high and abs(middle) > TIMES * abs(other_middle)
 
 
@@ -75,9 +75,11 @@ def _words(column: ColumnProfile, stated: Column, sites: Sites) -> list[Any]:
     ]
 
 
-def _are_other_words(one: frozenset[str], other: frozenset[str]) -> bool:
+def _are_other_words(first: frozenset[str], second: frozenset[str]) -> bool:
     """Whether they share none, or are two each and not the same, as 0, 1 and 1, 2."""
-    return (not one & other and max(len(one), len(other)) > 1) or (len(one) == len(other) == 2 and one != other)
+    return (not first & second and max(len(first), len(second)) > 1) or (
+        len(first) == len(second) == 2 and first != second
+    )
 
 
 def _forms(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
@@ -147,7 +149,12 @@ def compare(tables: Sequence[TableReader], names: Sequence[str], schema: TableSc
         column = profiles[name] if (mark := stated[name].thousands) is None else without_thousands(profiles[name], mark)
         key = f"columns.{name}" if name in schema.columns else "label"
         notes += _compared(column, stated[name], sites) + _isolated(column, stated[name], sites, key)
-    return (*notes, *_copies([one for one in profiles.values() if one.name != schema.silo and not one.unread], sites))
+    return (
+        *notes,
+        *_copies(
+            [profile for profile in profiles.values() if profile.name != schema.silo and not profile.unread], sites
+        ),
+    )
 
 
 def _labels(label: Label) -> dict[str, Column]:
@@ -176,7 +183,7 @@ def _compared(column: ColumnProfile, stated: Column, sites: Sites) -> list[str]:
             shown.append(("the schema", [by_schema]))
         if len(shown) > 1:
             each = "; ".join(f"{who}: {comparison.shown(known)}" for who, known in shown)
-            notes.append(f"column {column.name!r} differs: {each}. {comparison.mend[0].upper()}{comparison.mend[1:]}")
+            notes.append(f"column {column.name!r} differs: {each}. {comparison.fix[0].upper()}{comparison.fix[1:]}")
     return notes
 
 
@@ -205,10 +212,10 @@ def _isolated(column: ColumnProfile, stated: Column, sites: Sites, key: str) -> 
     rest = different[~np.isin(different, far)]
     where = "; ".join(column.at(rows[np.isin(values, far)], sites))
     shown, verb = ", ".join(f"{number:g}" for number in far), "is" if len(far) == 1 else "are"
-    mend = "leave the record out" if key == "label" else f"list it in {WHERE}.{key}.missing_values"
+    fix = "leave the record out" if key == "label" else f"list it in {WHERE}.{key}.missing_values"
     return [
         f"column {column.name!r}: {shown} {verb} far from all other numbers, {rest[0]:g} to {rest[-1]:g} ({where}). "
-        f"Correct it, or, if it stands for no value, {mend}"
+        f"Correct it, or, if it stands for no value, {fix}"
     ]
 
 

@@ -36,7 +36,7 @@ def forms_of(counts: Counts) -> Forms:
         if numbers is None or not all(SERIALS[0] <= number <= SERIALS[1] for number in numbers):
             return frozenset()
         return frozenset([SERIAL])
-    strays = {form: found.num_strays for form in DATES if (found := nearly_all(counts, is_date(form))) is not None}
+    strays = {form: dates.num_strays for form in DATES if (dates := nearly_all(counts, is_date(form))) is not None}
     fewest = min(strays.values(), default=0)
     return frozenset(form for form, num in strays.items() if num == fewest)
 
@@ -48,11 +48,11 @@ def are_dates(column: ColumnProfile) -> bool:
 
 def by_forms(column: ColumnProfile, sites: Sites) -> dict[Forms, list[int]]:
     """{formats of dates: the places of the sites that write them so}; sites without dates are left out."""
-    found: dict[Forms, list[int]] = {}
+    places: dict[Forms, list[int]] = {}
     for site, counts in enumerate(column.by_site(sites)):
         if forms := forms_of(counts):
-            found.setdefault(forms, []).append(site)
-    return found
+            places.setdefault(forms, []).append(site)
+    return places
 
 
 def written(forms: Forms) -> str:
@@ -73,11 +73,13 @@ def doubts(
     """
     left_out, notes = dict[str, str](), list[str]()
     for name, column in columns.items():
-        if name in known or not are_dates(column) or not (found := by_forms(column, sites)):
+        if name in known or not are_dates(column) or not (sites_by_forms := by_forms(column, sites)):
             continue
-        common = frozenset.intersection(*found)
+        common = frozenset.intersection(*sites_by_forms)
         if not common:
-            shown = "; ".join(f"{site_list(sites, places)} {written(forms)}" for forms, places in found.items())
+            shown = "; ".join(
+                f"{site_list(sites, places)} {written(forms)}" for forms, places in sites_by_forms.items()
+            )
             left_out[name] = (
                 f"{name} {NOT_USED}: sites write dates in different ways: {shown}. Write all alike, as 2020-01-31."
             )
@@ -87,7 +89,7 @@ def doubts(
                     f"{name} {NOT_USED}: in {shown!r} either number may be the day. Write {{type: date, range: [first, "
                     f"last], format: '{DAY_FIRST}'}}, or format: '{MONTH_FIRST}'."
                 )
-        elif several := [place for forms, places in found.items() if forms > common for place in places]:
+        elif several := [place for forms, places in sites_by_forms.items() if forms > common for place in places]:
             notes.append(
                 f"{name}: in all dates of {site_list(sites, several)} either number may be the day. They are read as "
                 f"{written(common)}, as other sites write them: check that."

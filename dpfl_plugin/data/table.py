@@ -25,7 +25,7 @@ from dpfl_plugin.data.error_collector import (
 from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
-    from dpfl_plugin.data.cells import Cells, Found
+    from dpfl_plugin.data.cells import Cells, Findings
     from dpfl_plugin.data.table_reader import TableReader
 
 FILL_IN = "fill it in, or leave the record out"
@@ -129,10 +129,10 @@ class Columns:
         if missing:
             free = [name for name in header if name not in columns]
             mark = _other_delimiter(header)
-            mend = rename(missing[0], free) if mark is None else f"Save it with {self.delimiter!r} instead of {mark!r}."
+            fix = rename(missing[0], free) if mark is None else f"Save it with {self.delimiter!r} instead of {mark!r}."
             raise DataError(
                 f"{first}: there is no column {', '.join(map(repr, missing))}, which the model was trained on. "
-                f"Columns: {', '.join(header[:30])}. {mend}"
+                f"Columns: {', '.join(header[:30])}. {fix}"
             )
         twice = next((name for name in (*columns, self.label) if header.count(name) > 1), None)
         if twice is not None:
@@ -199,19 +199,19 @@ def _table(
         columns: of the features. names: {"label", "silo" or "person": its column, if any}. encode: what to do with a
             word; where it is `AS_TRAINED`, labels may be missing.
     """
-    from dpfl_plugin.data.cells import Cells, Found, empty_records
+    from dpfl_plugin.data.cells import Cells, Findings, empty_records
 
     needed = encode != AS_TRAINED
-    found = Found(ErrorCollector(path, reader.unit), of_frame=reader.of_frame)
+    findings = Findings(ErrorCollector(path, reader.unit), of_frame=reader.of_frame)
     features: list[Features] = []
     words: dict[str, list[str]] = {key: [] for key in names}
     count = 0
-    for piece in reader.rows(list(dict.fromkeys((*columns, *filter(None, names.values())))), found.errors):
+    for piece in reader.rows(list(dict.fromkeys((*columns, *filter(None, names.values())))), findings.errors):
         size = len(next(iter(piece.values())))
         empty = empty_records(piece.values(), size)
-        found.errors.add_empty((np.flatnonzero(empty) + count).tolist())
+        findings.errors.add_empty((np.flatnonzero(empty) + count).tolist())
         cells = {
-            name: Cells(name, f"columns.{name}", array, count, found, NOTHING, empty=empty, encode=encode)
+            name: Cells(name, f"columns.{name}", array, count, findings, NOTHING, empty=empty, encode=encode)
             for name, array in piece.items()
         }
         x = np.empty((size, len(columns)), dtype=np.float32)
@@ -221,8 +221,8 @@ def _table(
         for key, column in names.items():
             words[key] += [""] * size if column is None else _words(cells[column], needed=needed)
         count += size
-    found.errors.move(reader.lines)
-    found.errors.check(READS_ALL if needed else "")
+    findings.errors.move(reader.lines)
+    findings.errors.check(READS_ALL if needed else "")
     if not count:
         raise DataError(f"{path} holds a header and no records.")
     label, silo, person = (names.get(key) for key in ("label", "silo", "person"))
@@ -236,19 +236,19 @@ def _table(
         label or "",
         reader.unit,
         None if person is None else np.array(words["person"]),
-        tuple(_notes(path, found, count, reader.note)),
+        tuple(_notes(path, findings, count, reader.note)),
     )
 
 
-def _notes(path: Path, found: Found, count: int, of_file: str) -> Iterator[tuple[str, str]]:
+def _notes(path: Path, findings: Findings, count: int, of_file: str) -> Iterator[tuple[str, str]]:
     from dpfl_plugin.data.cells import of_limits
 
     if of_file:
         yield str(path), f"{path}: {of_file}"
-    for name, cells in found.limits.items():
+    for name, cells in findings.limits.items():
         yield f"{path}: {name}", of_limits(name, cells, count)
-    for name, points in found.points.items():
-        if (text := points.told) is not None:
+    for name, points in findings.points.items():
+        if (text := points.message) is not None:
             yield name, f"column {name!r}: {text}"
 
 
@@ -265,8 +265,8 @@ def _words(cells: Cells, *, needed: bool) -> list[str]:
     words, nothing = cells.words()
     if needed:
         cells.flag(nothing, f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}", "")
-    found: list[str] = words.fill_null("").to_pylist()
-    return found
+    texts: list[str] = words.fill_null("").to_pylist()
+    return texts
 
 
 def is_frame(given: object) -> bool:

@@ -165,12 +165,13 @@ def _noting(mark: str, errors: ErrorCollector, wrong_rows: list[int]) -> Callabl
 
     def note(row: Any) -> str:
         wrong_rows.append(row.number)
-        other = next((one for one in DELIMITERS if (row.text or "").count(one) == row.expected_columns - 1 > 0), None)
+        text, divisions = row.text or "", row.expected_columns - 1
+        other = next((delimiter for delimiter in DELIMITERS if text.count(delimiter) == divisions > 0), None)
         if other is not None and other != mark:
-            said = f"divided by {other!r}, and the header by {mark!r}"
-            errors.add(-row.number, None, f": is {said}.", f"are {said}", "Divide all lines alike.")
+            how = f"divided by {other!r}, and the header by {mark!r}"
+            errors.add(-row.number, None, f": is {how}.", f"are {how}", "Divide all lines alike.")
             return "skip"
-        if (row.text or "").startswith("#"):
+        if text.startswith("#"):
             errors.add(-row.number, None, " is a comment: remove it.", "are comments: remove them")
             return "skip"
         what = f": {row.actual_columns} columns, the header has {row.expected_columns}."
@@ -274,14 +275,14 @@ def _header(
     with closing(_Text(path, encoding).opened()) as stream:
         block = stream.read(BLOCK)
     lines = block.splitlines(keepends=True)
-    found = []
+    readings = []
     for mark in form.delimiter or DELIMITERS:
         row, above = _first_row(block, mark), 0
         if form.header is None and not {*row} & {*known}:
             above = _row_of_names([_first_row(line, mark) for line in lines[:LINES_ABOVE]], known)
             row = _first_row(b"".join(lines[above:]), mark) if above else row
-        found.append((len({*row} & {*known}), len(row), mark, row, above))
-    _, width, mark, row, above = max(found, key=lambda one: (one[0], one[1]))
+        readings.append((len({*row} & {*known}), len(row), mark, row, above))
+    _, width, mark, row, above = max(readings, key=lambda reading: (reading[0], reading[1]))
     if any("\ufffd" in name for name in row):  # names in another encoding, which would be taken for other columns
         codecs.getincrementaldecoder("utf-8")().decode(block)
     text = _Text(path, encoding, above, sum(map(len, lines[:above])))
@@ -365,12 +366,12 @@ def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> TableReader:
 
 def _rows_of(records: list[int], wrong: list[int], above: int) -> dict[int, int]:
     """The numbers, from 1, of the rows in which records are: below the header, without those that are ``wrong``."""
-    found, skipped = {}, 0
+    rows, skipped = {}, 0
     for record in sorted(records):
         while skipped < len(wrong) and wrong[skipped] <= record + above + 1 + skipped:
             skipped += 1
-        found[record] = record + above + 1 + skipped
-    return found
+        rows[record] = record + above + 1 + skipped
+    return rows
 
 
 def _split(stream: Any) -> Iterator[bytes]:
@@ -402,11 +403,11 @@ def _check_quotes(source: _Text, mark: str, expected: int) -> None:
 
 def _lines_of(source: _Text, mark: str, rows: set[int]) -> dict[int, int]:
     """The lines of rows, by their number from 1."""
-    found = {}
+    lines = {}
     for number, (line, _) in enumerate(source.rows(mark), 1):
         if number in rows:
-            found[number] = line
-    return found
+            lines[number] = line
+    return lines
 
 
 def _no_csv(path: Path, form: TextFormat, error: Exception) -> DataError:

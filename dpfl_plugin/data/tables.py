@@ -59,16 +59,16 @@ def table(
     paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
     data_files.check_apart(paths)
     owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
-    held = [i for i in range(len(paths)) if owned is None or owned.mine(i)]
-    mine = [paths[i] for i in held]
-    mine_test = [path for i, path in enumerate(test_paths) if owned is None or i in held]
-    found = reading.read_all([*mine, *mine_test], known, form)
-    train, test = found[: len(mine)], found[len(mine) :]
+    held = [i for i in range(len(paths)) if owned is None or owned.holds(i)]
+    own_paths = [paths[i] for i in held]
+    own_test_paths = [path for i, path in enumerate(test_paths) if owned is None or i in held]
+    results = reading.read_all([*own_paths, *own_test_paths], known, form)
+    train, test = results[: len(own_paths)], results[len(own_paths) :]
     part_of = None if owned is None else len(paths)
     return assembled(known, train, test, paths, held if len(paths) > 1 else None, part_of)
 
 
-class Asked(NamedTuple):
+class NewRecords(NamedTuple):
     """Records that a model is asked about: features [n, d] by the names ``columns``; labels by the schema; lines [n];
     notes: what of them was changed; unused: columns that the schema does not name."""
 
@@ -80,7 +80,7 @@ class Asked(NamedTuple):
     unused: tuple[str, ...]
 
 
-def asked(path: Path, options: Mapping[str, Any]) -> Asked:
+def new_records(path: Path, options: Mapping[str, Any]) -> NewRecords:
     """A file of records that a model is asked about; ``options``: of `table`, as the model was trained.
 
     Raises:
@@ -89,19 +89,19 @@ def asked(path: Path, options: Mapping[str, Any]) -> Asked:
     from dpfl_plugin.data import reading
 
     schema = TableSchema.parse(options.get("schema"))
-    return _asked(reading.read(path, schema, reading.format_of(options), asked=True), schema)
+    return _new_records(reading.read(path, schema, reading.format_of(options), new_records=True), schema)
 
 
-def asked_frame(frame: Any, options: Mapping[str, Any]) -> Asked:
-    """As `asked`, of a data frame; ``lines`` are rows from 0."""
+def new_records_of_frame(frame: Any, options: Mapping[str, Any]) -> NewRecords:
+    """As `new_records`, of a data frame; ``lines`` are rows from 0."""
     from dpfl_plugin.data import reading, table_reader
 
     schema = TableSchema.parse(options.get("schema"))
-    return _asked(reading.read_table(table_reader.frame_reader(frame), FRAME, schema, asked=True), schema)
+    return _new_records(reading.read_table(table_reader.frame_reader(frame), FRAME, schema, new_records=True), schema)
 
 
 def words(path: Path, name: str, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """(names of the columns, the cells of this one as text; none where it is not there) of a file as `asked` reads."""
+    """(names of the columns, the cells of this one as text, none where it is not there), as `new_records` reads."""
     from dpfl_plugin.data import reading, table_reader
 
     schema = TableSchema.parse(options.get("schema"))
@@ -110,19 +110,19 @@ def words(path: Path, name: str, options: Mapping[str, Any]) -> tuple[list[str],
         return table.header, table.words(name)
 
 
-def _asked(found: Read, schema: TableSchema) -> Asked:
+def _new_records(result: Read, schema: TableSchema) -> NewRecords:
     from dpfl_plugin.data import reading
 
-    reading.check([found])
-    table = found.table
-    lines = np.array([found.lines[record] for record in range(len(table.labels))], dtype=np.int64)
-    return Asked(
+    reading.check([result])
+    table = result.table
+    lines = np.array([result.lines[record] for record in range(len(table.labels))], dtype=np.int64)
+    return NewRecords(
         table.features,
         KnownLabels(table.labels, table.has_label),
         lines,
-        tuple(f"{note}." for note in reading.notes([found], schema)),
+        tuple(f"{note}." for note in reading.notes([result], schema)),
         schema.features,
-        tuple(found.unused),
+        tuple(result.unused),
     )
 
 
@@ -150,9 +150,9 @@ def assembled(
     """
     from dpfl_plugin.data import reading
 
-    tables, test_tables = ([one.table for one in part] for part in (train, test))
-    labelled = [one for one in tables if one.has_label.any()]  # of others nothing is used, so that all look the same
-    data_files.check_contents([(one.path, one.features, one.labels) for one in labelled])
+    tables, test_tables = ([result.table for result in part] for part in (train, test))
+    labelled = [each for each in tables if each.has_label.any()]  # of others nothing is used, so that all look the same
+    data_files.check_contents([(each.path, each.features, each.labels) for each in labelled])
     made = data_files.assembled(
         tables,
         test_tables,
@@ -172,18 +172,18 @@ def assembled(
 
 def _whose(schema: TableSchema, tables: Sequence[Read]) -> list[str]:
     """Notes on columns of whole numbers that seem to say whose record it is."""
-    told = []
-    sites = np.repeat(np.arange(len(tables)), [len(one.table.features) for one in tables])
+    notes = []
+    sites = np.repeat(np.arange(len(tables)), [len(result.table.features) for result in tables])
     for name, column in schema.columns.items():
         if column.type != "integer":
             continue
         low, high = column.bounds
         place = schema.features.index(name)
-        values = np.concatenate([one.table.features[:, place].astype(np.float64) for one in tables])
+        values = np.concatenate([result.table.features[:, place].astype(np.float64) for result in tables])
         if are_persons(name, np.rint(low + (values + 1) / 2 * (high - low)), sites):
             named = "" if schema.person is not None else f"name it as {WHERE}.person, {KEEPS}; or "
-            told.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}"))
-    return told
+            notes.append(whose(name, f"If so, {named}leave it out: {WHERE}.columns.{name}: {{type: ignored}}"))
+    return notes
 
 
 def _said(schema: TableSchema) -> str:

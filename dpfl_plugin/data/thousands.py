@@ -26,16 +26,16 @@ class Grouped(NamedTuple):
 
 def grouped(word: str) -> Grouped | None:
     """None of a word that has no marks of thousands; 0,534 and 12,5 have none."""
-    found = _GROUPED.fullmatch(word.strip())
-    if found is None or (found["rest"] or "")[:1] == found["mark"]:
+    match = _GROUPED.fullmatch(word.strip())
+    if match is None or (match["rest"] or "")[:1] == match["mark"]:
         return None
-    mark = cast(Mark, _SAME.get(found["mark"], found["mark"]))
-    return Grouped(mark, bool(found["more"] or found["rest"]) or mark not in ",.")
+    mark = cast(Mark, _SAME.get(match["mark"], match["mark"]))
+    return Grouped(mark, bool(match["more"] or match["rest"]) or mark not in ",.")
 
 
 def has_mark(word: str, mark: Mark) -> bool:
     """Whether it is somewhere in a word, before three digits or not."""
-    return any(_SAME.get(one, one) == mark for one in word)
+    return any(_SAME.get(letter, letter) == mark for letter in word)
 
 
 def decimal_beside(mark: Mark) -> str | None:
@@ -45,13 +45,13 @@ def decimal_beside(mark: Mark) -> str | None:
 
 def without_marks(word: str) -> str:
     """The number that a word is if its marks are those of thousands."""
-    found = grouped(word)
-    return word if found is None else ungrouped(word.strip(), found.mark).replace(",", ".")
+    number = grouped(word)
+    return word if number is None else ungrouped(word.strip(), number.mark).replace(",", ".")
 
 
 def ungrouped(word: str, mark: Mark) -> str:
     """A word without any of these marks."""
-    return "".join(one for one in word if _SAME.get(one, one) != mark)
+    return "".join(letter for letter in word if _SAME.get(letter, letter) != mark)
 
 
 _BESIDE: Final = re.compile(
@@ -63,8 +63,8 @@ _BESIDE: Final = re.compile(
 def unit_of(word: str) -> str | None:
     """What is behind a number that is written with something beside it ("" for nothing): €33932, (71), 33 kg, 34_932,
     43,29,348. None of other words."""
-    found = _BESIDE.fullmatch(word.strip())
-    return None if found is None else str(found["unit"])
+    match = _BESIDE.fullmatch(word.strip())
+    return None if match is None else str(match["unit"])
 
 
 class Points:
@@ -89,7 +89,7 @@ class Points:
                 self.are_decimals = "." in word or _LONG.fullmatch(word) is not None
 
     @property
-    def told(self) -> str | None:
+    def message(self) -> str | None:
         """What to say of them; None where they are decimals."""
         if self.are_decimals or self.shown is None or self.beside is None:
             return None

@@ -115,13 +115,13 @@ def variables_of(schema: TableSchema, bins: int) -> tuple[Variable, ...]:
         bins: of a number, cut at equal distances from its least to its largest public value. Whole numbers of no more
             values than that have a bin for each.
     """
-    found, first = [], 0
+    variables, first = [], 0
     for name, column in schema.columns.items():
         width = len(column.features(name))
         if width:
-            found.append(_of_column(name, column, first, width, bins))
+            variables.append(_of_column(name, column, first, width, bins))
         first += width
-    return (*found, *_of_label(schema.label, bins))
+    return (*variables, *_of_label(schema.label, bins))
 
 
 def _of_column(name: str, column: Column, first: int, width: int, bins: int) -> Variable:

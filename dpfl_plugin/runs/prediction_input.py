@@ -61,7 +61,7 @@ def read(trained: FinishedRun, data: str) -> PredictionInput:
         by_name = "" if dataset.name in (*FILES, None) else f", nor the run's data set ({dataset.name})"
         raise ConfigError(f"data={data!r} is not a file{by_name}; looked for {path.absolute()}.")
     if has_schema(trained.config):
-        return _by_schema(trained, tables.asked(path, dataset.options))
+        return _by_schema(trained, tables.new_records(path, dataset.options))
     named = dataset.name == "csv" or (dataset.name is None and trained.inputs.columns)  # or of a program's data frame
     return _table(trained, path) if named else _arrays(trained, path)
 
@@ -73,7 +73,7 @@ def read_frame(trained: FinishedRun, frame: Any) -> PredictionInput:
         DataError: they are not of the kind that the model was trained on; the message names row (from 0) and column.
     """
     if has_schema(trained.config):
-        found = _by_schema(trained, tables.asked_frame(frame, trained.config.data.dataset.options))
+        found = _by_schema(trained, tables.new_records_of_frame(frame, trained.config.data.dataset.options))
     elif trained.inputs.columns:
         from dpfl_plugin.data.table_reader import frame_reader
 
@@ -124,7 +124,7 @@ def written_otherwise(trained: FinishedRun, records: PredictionInput) -> list[st
     ]
 
 
-def _by_schema(trained: FinishedRun, found: tables.Asked) -> PredictionInput:
+def _by_schema(trained: FinishedRun, found: tables.NewRecords) -> PredictionInput:
     """Records of a table that a schema describes: what it refuses in training is refused here, too."""
     if found.columns != trained.inputs.columns:
         raise DataError(f"{trained.folder.config}: data.schema makes other features than the run was trained on.")

@@ -404,7 +404,7 @@ def _statistics(config: Config, parts: Parts, progress: Progress) -> dict[str, A
         return {}
     scaling = scaling_of(statistics, progress.statistics, parts.rules.neighbouring)
     noise = parts.extra_plan.statistics
-    columns = scaling.told()
+    columns = scaling.statistics()
     shares = list(columns.get("class_shares", {}).values())
     if shares and not known.outcome.has_classes:
         columns = {known.outcome.kind: _baseline(known.outcome, shares), **columns}

@@ -23,7 +23,7 @@ from dpfl_plugin.data.partition import natural
 from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table_reader import TextFormat
-from dpfl_plugin.data.tables import asked, table
+from dpfl_plugin.data.tables import new_records, table
 from dpfl_plugin.errors import ConfigError, DataError
 
 SCHEMA: dict[str, Any] = {
@@ -280,28 +280,28 @@ def test_a_feature_that_looks_like_whose_record_it_is_is_noted(tmp_path: Path, k
 def test_records_that_a_model_is_asked_about_need_no_label_and_are_held_to_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "new.csv"
     path.write_text(lines("20,Köln,2020-02-01,7", "-5,Köln,2020-02-01,8", header="age,town,seen,extra"))
-    found = asked(path, {"schema": SCHEMA})
+    found = new_records(path, {"schema": SCHEMA})
     assert not found.labels.known.any() and found.lines.tolist() == [2, 3]
     assert found.notes == (
         "column 'age': 1 of 2 cells are outside data.schema.columns.age.range, and clipped to 0 or 100.",
     )
     assert found.unused == ("extra",)
     path.write_text(lines("20,Köln,2020-02-01,", "20,Köln,2020-02-01,yes", header="age,town,seen,ill"))
-    labels = asked(path, {"schema": SCHEMA}).labels
+    labels = new_records(path, {"schema": SCHEMA}).labels
     assert labels.known.tolist() == [False, True] and labels.values[1] == 1
     path.write_text(lines("20,Rom,2020-02-01,no", header="age,town,seen,ill"))
     with pytest.raises(DataError, match=r"line 2, column 'town': 'Rom' is not one of.*The model knows nothing else"):
-        asked(path, {"schema": SCHEMA})
+        new_records(path, {"schema": SCHEMA})
 
 
 def test_a_model_that_knows_gaps_may_be_asked_about_a_record_of_nothing_else(tmp_path: Path) -> None:
     columns = {name: {**one, "missing": "indicator"} for name, one in list(SCHEMA["columns"].items())[:2]}
     path = tmp_path / "new.csv"
     path.write_text(lines("20,Köln", ",", header="age,town"))
-    assert asked(path, {"schema": {**SCHEMA, "columns": columns}}).lines.tolist() == [2, 3]
+    assert new_records(path, {"schema": {**SCHEMA, "columns": columns}}).lines.tolist() == [2, 3]
     columns["town"] = SCHEMA["columns"]["town"]
     with pytest.raises(DataError, match=r"new\.csv, line 3 is empty in all columns that are read: remove it\.$"):
-        asked(path, {"schema": {**SCHEMA, "columns": columns}})
+        new_records(path, {"schema": {**SCHEMA, "columns": columns}})
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_what_a_finished_model_is_asked_is_never_mended_by_its_configuration(
     (tmp_path / "new.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     columns = {**SCHEMA["columns"], "town": {**SCHEMA["columns"]["town"], "missing": "category"}}
     with pytest.raises(DataError, match=message) as told:
-        asked(tmp_path / "new.csv", {"schema": {**SCHEMA, "columns": columns}})
+        new_records(tmp_path / "new.csv", {"schema": {**SCHEMA, "columns": columns}})
     assert "data.schema.columns" not in str(told.value) and "data.dataset" not in str(told.value)
 
 

@@ -133,7 +133,7 @@ def test_balanced_weights_are_inverse_counts_and_lengthen_no_gradient() -> None:
         scaling = Scaling.by((MEASURED[0], label), torch.tensor([0.0, 0.0, *counts]), 100, noise)
         assert scaling.measured == MEASURED[:1] and list(scaling.class_weights.values()) == pytest.approx(expected)
         assert Scaling.of(json.loads(json.dumps(scaling.plain()))) == scaling
-        assert scaling.told()["class_shares"] == scaling.class_shares and sum(scaling.class_shares.values()) == 1
+        assert scaling.statistics()["class_shares"] == scaling.class_shares and sum(scaling.class_shares.values()) == 1
 
 
 def test_a_person_counts_as_the_mean_of_its_records() -> None:
@@ -170,7 +170,7 @@ def test_without_noise_statistics_are_those_of_all_records() -> None:
     features = encoded(stream(3, "trial"), 5000)
     x = features.double().numpy()
     scaling = STATISTICS.scaling(exact(features[:2000]) + exact(features[2000:]), 5000, 2, "replace_one")
-    told, lab, mass = scaling.told(), x[x[:, 2] == 0, 1], x[x[:, 4] == 0, 3]
+    told, lab, mass = scaling.statistics(), x[x[:, 2] == 0, 1], x[x[:, 4] == 0, 3]
     assert told["age"]["mean"] == pytest.approx(50 * (x[:, 0].mean() + 1), abs=1e-6)
     assert told["age"]["std"] == pytest.approx(50 * x[:, 0].std(), rel=1e-6)
     assert (told["lab"]["mean"], told["lab"]["std"]) == pytest.approx((lab.mean(), lab.std()), abs=1e-6)
