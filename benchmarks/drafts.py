@@ -160,7 +160,7 @@ STUDIES: Final[Mapping[str, Study]] = {
         "hospital",
         {
             "outcome: regression": "outcome: counts",
-            "local_lr: 1.1": "local_lr: 0.34",
+            "local_lr: 1.1": "local_lr: 0.26",
             "clip_norm: 0.52": "clip_norm: 3.5",
         },
     ),

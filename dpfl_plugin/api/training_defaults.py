@@ -5,8 +5,8 @@ whether one is rare, which the draft saw and says.
 
 One rule for all outcomes and tables. What it comes to on seven of them, beside the best of 200 drawn settings and with
 a half and twice of each number, is measured by `python -m benchmarks.drafts` (docs/planning.md). All batches are full
-and a round is one step: of linear models nothing else has less noise. Then the noise in a model is in proportion to the
-sum of all steps times the clipping norm: fewer and larger steps have as much of it.
+and a round is one to three steps: of linear models nothing else has less noise. Then the noise in a model is in
+proportion to the sum of all steps times the clipping norm: fewer and larger steps have as much of it.
 
 Lengths are in units of B, that of a usual record as the schema encodes it, with 1 for the intercept. A gradient is B
 times the derivative of the loss by the model's output, which for classes is at most sqrt(2) and for half of all records
@@ -25,17 +25,18 @@ from dpfl_plugin.core.rounding import digits
 
 CLIP: Final[Mapping[str, float]] = {"regression": 0.3, "counts": 2.0}
 """Clipping norm / B; 1 of other outcomes. Squared errors are of labels between -1 and 1, and counts vary more."""
-STEP: Final[Mapping[str, float]] = {"regression": 3.0, "counts": 1.0}
+STEP: Final[Mapping[str, float]] = {"regression": 3.0, "counts": 0.75}
 """Step size times B^2; 4 of other outcomes. Squares are steeper than logarithms of odds, and expected counts, which are
-exponentials, overshoot."""
+exponentials, overshoot: at 1, a model of hospital stays swings to and fro between steps."""
 RARE: Final = 0.15
 """The share of the rarer of two classes below which the model begins with charged counts of both, and nothing is cut
 whose derivative is at most sqrt(2): clipping would cut records of the rare class alone, and risks come out too low."""
 COUNTED: Final = ("ordinal", "regression", "survival")
 """Outcomes of which the model always begins with charged counts of the label. One that begins elsewhere first learns
 that every column speaks for the way from there: coefficients have the wrong sign until many rounds later."""
-ROUNDS: Final = (20, 200)  # at least, and at most
-PER_ROUND: Final = 50.0  # records times epsilon, over the root of the silos: fewer than this leave no signal in a round
+STEPS: Final = (20, 200)  # in all, at least and at most
+PER_STEP: Final = 50.0  # records times epsilon, over the root of the silos: fewer than this leave no signal in a step
+ROUNDS: Final = 67  # at most: many steps are taken two or three at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class TrainingDefaults:
     """What is drafted; count_labels: whether the model begins with charged counts of the label."""
 
     rounds: int
+    local_steps: int
     clip_norm: float
     local_lr: float
     count_labels: bool = False
@@ -65,10 +67,12 @@ def training_defaults(
         num_records: that all silos train on together. rarest: the share of the rarer of two classes, if it is known.
     """
     length, rare = math.sqrt(1 + squared_norm), rarest is not None and rarest < RARE
-    least, most = ROUNDS
-    rounds = round(num_records * epsilon / math.sqrt(num_silos) / PER_ROUND)
+    least, most = STEPS
+    steps = min(max(round(num_records * epsilon / math.sqrt(num_silos) / PER_STEP), least), most)
+    local_steps = math.ceil(steps / ROUNDS)
     return TrainingDefaults(
-        rounds=min(max(rounds, least), most),
+        rounds=math.ceil(steps / local_steps),
+        local_steps=local_steps,
         clip_norm=float(digits(length * (math.sqrt(2) if rare else CLIP.get(outcome, 1.0)), 2)),
         local_lr=float(digits(STEP.get(outcome, 4.0) / length**2, 2)),
         count_labels=rare or outcome in COUNTED,

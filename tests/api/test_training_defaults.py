@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpfl_plugin.api.training_defaults import RARE, ROUNDS, squared_norm_of, training_defaults
+from dpfl_plugin.api.training_defaults import RARE, ROUNDS, STEPS, squared_norm_of, training_defaults
 
 
 @pytest.mark.parametrize("outcome", ["classes", "ordinal", "regression", "counts", "survival"])
@@ -19,12 +19,15 @@ def test_lengths_scale_with_records_and_steps_with_their_squares(outcome) -> Non
     assert four.local_lr / one.local_lr == pytest.approx(1 / 16, rel=0.1)
 
 
-def test_rounds_grow_with_the_signal_within_their_bounds() -> None:
-    rounds = [
-        training_defaults("classes", 3.0, num_records=n, num_silos=m, epsilon=epsilon).rounds
-        for n, m, epsilon in ((100, 4, 1.0), (1000, 4, 3.0), (1000, 1, 3.0), (10**6, 4, 3.0))
+def test_steps_grow_with_the_signal_within_their_bounds() -> None:
+    drafts = [
+        training_defaults("classes", 3.0, num_records=n, num_silos=m, epsilon=epsilon)
+        for n, m, epsilon in ((100, 4, 1.0), (1000, 4, 3.0), (1000, 1, 3.0), (4000, 4, 3.0), (10**6, 4, 3.0))
     ]
-    assert rounds == sorted(rounds) and (rounds[0], rounds[-1]) == ROUNDS and ROUNDS[0] < rounds[1] < ROUNDS[1]
+    steps = [draft.rounds * draft.local_steps for draft in drafts]
+    assert steps == sorted(steps) and steps[0] == STEPS[0] and STEPS[1] <= steps[-1] < STEPS[1] + 3
+    assert [draft.local_steps for draft in drafts] == [1, 1, 1, 2, 3]
+    assert all(draft.rounds <= ROUNDS for draft in drafts)
 
 
 def test_a_rare_class_is_counted_and_no_gradient_of_it_is_cut() -> None:
