@@ -174,7 +174,9 @@ def _words(column: ColumnProfile, sites: Sites, person: str | None, *, lacking: 
         return _person(name, person)
     if why:
         return Drafted({"type": "identifier" if why == UNIQUE else "ignored"}, why, is_code=is_code)
-    entry = _category(sorted(counts)) | _missing(lacking, (), "category")
+    first = max(sorted(counts), key=counts.__getitem__) if len(counts) > 2 else ""  # what others are compared with
+    words = sorted(counts, key=lambda word: (word != first, word))
+    entry = _category(words) | _missing(lacking, (), "category")
     return Drafted(entry, notes=alike(name, entry["values"]), is_code=is_code)
 
 
