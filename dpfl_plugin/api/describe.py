@@ -318,16 +318,19 @@ class _Study:
             entry: dict[str, Any] = {"type": variable.type, "unit": variable.unit}
             if not variable.is_listed:
                 entry |= _of_number(variable, counts, of_numbers[variable.name], min(usable, num_records), std)
-            entry["counts"] = [_cell(name, *each) for name, *each in _cells(variable.cells, counts, num_records, std)]
+            entry["counts"] = [
+                {"level": name, **_counted(noisy, num_records, std)}
+                for name, noisy in zip(variable.cells, counts, strict=True)
+            ]
             columns[variable.name] = entry
         cross = []
         for (first, second), counts in zip(self.pairs, histograms[len(self.variables) :], strict=True):
             a, b = self.variables[first], self.variables[second]
-            cells = list(itertools.product(a.cells, b.cells))
-            made = [
-                {"levels": list(levels), **_counted(*each)} for levels, *each in _cells(cells, counts, num_records, std)
+            cells = [
+                {"levels": list(levels), **_counted(noisy, num_records, std)}
+                for levels, noisy in zip(itertools.product(a.cells, b.cells), counts, strict=True)
             ]
-            cross.append({"columns": [a.name, b.name], "cells": made})
+            cross.append({"columns": [a.name, b.name], "cells": cells})
         return {"usable": _counted(usable, num_records, std), "columns": columns, "cross": cross}
 
 
@@ -341,15 +344,6 @@ def _pairs(variables: Sequence[Variable], cross: Sequence[Sequence[str]]) -> tup
                 known = f"{nearest(name, names)}. There are: {', '.join(names)}"
                 raise ConfigError(f"cross: {name!r} is no column that is described{known}.")
     return tuple((names.index(first), names.index(second)) for first, second in cross)
-
-
-def _cells(cells: Sequence[Any], counts: Sequence[float], num_records: int, std: float) -> Iterator[tuple[Any, ...]]:
-    for cell, noisy in zip(cells, counts, strict=True):
-        yield cell, noisy, num_records, std
-
-
-def _cell(name: str, *each: Any) -> dict[str, Any]:
-    return {"level": name, **_counted(*each)}
 
 
 def _counted(noisy: float, num_records: int, std: float) -> dict[str, Any]:

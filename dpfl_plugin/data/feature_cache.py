@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +48,10 @@ class FeatureCache:
         made = make()
         try:
             private_folder(self._folder)
-            with _new(array) as (path, file):
+            with _replaced(array) as file:
                 np.save(file, made, allow_pickle=False)
-            os.replace(path, array)
-            with _new(facts) as (path, file):
+            with _replaced(facts) as file:  # the last: with it the array counts
                 file.write(json.dumps({"sha256": _sha256(made), "shape": list(made.shape)}).encode())
-            os.replace(path, facts)  # the last: with it the array counts
         except OSError as error:
             raise ConfigError(
                 f"cache={str(self._folder)!r}: features cannot be kept there ({error.strerror}). Name a folder that "
@@ -67,26 +65,18 @@ class FeatureCache:
         return hasher.hexdigest()
 
 
-class _new:
-    """A new file beside ``path``, for its owner only; removed if writing it fails."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-    def __enter__(self) -> tuple[Path, Any]:
-        self._file = open(self._path, "xb", opener=private_file)  # closed by __exit__
-        return self._path, self._file
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-            if kind is not None:
-                with suppress(OSError):
-                    self._path.unlink()
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A new file in the place of ``path``, whole or not at all, for its owner only."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "xb", opener=private_file) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _read(array: Path, facts: Path, count: int) -> Features | None:

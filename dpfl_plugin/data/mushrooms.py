@@ -6,7 +6,6 @@ import numpy as np
 
 from dpfl_plugin.data.base import Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
-from dpfl_plugin.errors import DataError
 
 URL = "https://raw.githubusercontent.com/dmlc/xgboost/379b29f0836b9dbc313b993d8e5743bd452d4117/demo/data"
 SHA256 = {
@@ -22,33 +21,20 @@ def mushrooms(source: DataSource) -> Dataset:
     J. Schlimmer, "Mushroom", UCI 1981, doi:10.24432/C5959T; encoded and split as in XGBoost's demo.
     """
     train, test = (
-        parse_libsvm(
-            source.file(f"mushrooms/{name}", url=f"{URL}/{name}", sha256=sha256, alternatives=(name,)),
-            NUM_FEATURES,
-            name,
-        )
+        _parsed(source.file(f"mushrooms/{name}", url=f"{URL}/{name}", sha256=sha256, alternatives=(name,)))
         for name, sha256 in SHA256.items()
     )
     return Dataset(*train, num_classes=2, test=Dataset(*test, num_classes=2))
 
 
-def parse_libsvm(data: bytes, num_features: int, source: str) -> tuple[Features, Integers]:
-    """Features [n, num_features] and labels [n] of LIBSVM text, whose indices start at 1.
-
-    Raises:
-        DataError: a line is not "label index:value ..."; the message names file and line.
-    """
+def _parsed(data: bytes) -> tuple[Features, Integers]:
+    """Features [n, 126] and labels [n] of LIBSVM text, whose indices start at 1."""
     lines = data.splitlines()
-    x, y = np.zeros((len(lines), num_features), dtype=np.float32), np.empty(len(lines), dtype=np.int64)
+    x, y = np.zeros((len(lines), NUM_FEATURES), dtype=np.float32), np.empty(len(lines), dtype=np.int64)
     for row, line in enumerate(lines):
-        try:
-            label, *entries = line.split()
-            y[row] = int(label)
-            for entry in entries:
-                index, value = entry.split(b":")
-                if not 1 <= int(index) <= num_features:
-                    raise ValueError(f"index {int(index)} is outside 1..{num_features}")
-                x[row, int(index) - 1] = float(value)
-        except ValueError as error:
-            raise DataError(f"{source}, line {row + 1}: {error}.") from error
+        label, *entries = line.split()
+        y[row] = int(label)
+        for entry in entries:
+            index, value = entry.split(b":")
+            x[row, int(index) - 1] = float(value)
     return x, y

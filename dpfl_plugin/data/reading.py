@@ -28,8 +28,8 @@ class Read:
 
     Attributes:
         encoded: None where it is wrong; wrong: in what, in words. findings: of its cells. unused: columns that the
-            schema does not name, and ignores. lines: of the records, and unit: what they are called. note: what to say
-            of how it was opened.
+            schema does not name, and ignores. lines: of the records. note: what to say of how it was
+            opened.
     """
 
     path: Path
@@ -39,7 +39,6 @@ class Read:
     unused: tuple[str, ...] = ()
     unlabelled_for: tuple[str, ...] = ()
     lines: Any = None
-    unit: str = "line"
     note: str = ""
 
     @property
@@ -101,7 +100,6 @@ def read_table(
         tuple(strangers),
         tuple(gone if len(gone) < len(schema.label.named) else ()),
         lines,
-        reader.unit,
         reader.note,
     )
 

@@ -52,11 +52,6 @@ def table(outcome: Outcome, said: Answers, labels: NDArray[Any], *, curves: bool
     """
     if not _finite(said):
         return {outcome.score: None}
-    make: dict[str, Callable[..., Table]] = {
-        "classes": _classes,
-        "ordinal": _ordinal,
-        "multi_label": _multi_label,
-    }
     with np.errstate(all="ignore"):  # what is not defined is None
         if outcome.kind == "regression":
             assert said.predicted is not None
@@ -66,7 +61,8 @@ def table(outcome: Outcome, said: Answers, labels: NDArray[Any], *, curves: bool
         elif outcome.kind == "survival":
             found = _survival(outcome, said, labels, curves)
         else:
-            found = make[outcome.kind](said, labels, curves)
+            make = {"classes": _classes, "ordinal": _ordinal, "multi_label": _multi_label}[outcome.kind]
+            found = make(said, labels, curves)
     first = outcome.score
     return {first: found[first], **found}
 

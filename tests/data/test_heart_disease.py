@@ -11,7 +11,7 @@ from dpfl_plugin.data import heart_disease as module
 from dpfl_plugin.data.base import validate
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.heart_disease import HOSPITALS, columns, encode, heart_disease
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError
 
 NOWHERE = DataSource(folder=Path("/nowhere"))  # no file, no network
 
@@ -99,12 +99,6 @@ def test_a_hospital_has_the_same_test_patients_alone_and_with_others():
 def test_wrong_options(options, said):
     with pytest.raises(ConfigError, match=said):
         heart_disease(NOWHERE, **options)
-
-
-def test_a_damaged_installation_is_told(monkeypatch):
-    monkeypatch.setitem(HOSPITALS, "va", 201)
-    with pytest.raises(DataError, match=r"processed\.va\.data holds a table"):
-        heart_disease(NOWHERE)
 
 
 def test_the_attribution_ships_beside_the_files():
