@@ -17,7 +17,6 @@ from dpfl_plugin.data.error_collector import FRAME
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.identifiers import KEEPS, are_persons, whose
 from dpfl_plugin.data.labels import KnownLabels
-from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.schema import WHERE, TableSchema
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ def assembled(
     tables, test_tables = ([result.table for result in part] for part in (train, test))
     labelled = [each for each in tables if each.has_label.any()]  # of others nothing is used, so that all look the same
     data_files.check_contents([(each.path, each.features, each.labels) for each in labelled])
-    made = data_files.assembled(
+    data = data_files.assembled(
         tables,
         test_tables,
         paths,
@@ -166,8 +165,7 @@ def assembled(
         caveats=(_said(schema), *schema.caveats),
         part_of=part_of,
     )
-    no_persons = numbers(()) if schema.person is not None else None  # of a process that holds no silo
-    return replace(made, measured=schema.measured, persons=made.persons if train else no_persons)
+    return replace(data, measured=schema.measured)
 
 
 def _whose(schema: TableSchema, tables: Sequence[Read]) -> list[str]:
