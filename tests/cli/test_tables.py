@@ -369,6 +369,9 @@ def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytes
     frame().assign(stays=[row % 4 for row in range(80)]).to_csv("stays.csv", index=False)
     few = command("init", "few", "--from", "stays.csv", "--label", "stays").out
     assert "If stays has one: outcome: ordinal; if it counts something: outcome: counts" in few
+    statistics = "private_statistics: {outcome: true}, algorithm.local_lr: "
+    assert f"With outcome: ordinal train with model: linear, {statistics}" in few
+    assert "With outcome: counts train with model: linear, algorithm.local_lr: " in few
     two = command("init", "words", "--from", "stays.csv", "--label", "ill").out
     assert "Classes have no order" not in two and "positive class" not in few
     _, positive = yaml.safe_load(Path("words/run.yaml").read_text())["data"]["schema"]["label"]["classes"]
