@@ -150,7 +150,13 @@ STUDIES: Final[Mapping[str, Study]] = {
         weighted_kappa,
         "kappa with linear weights",
         "site",
-        {"outcome: classes": "outcome: ordinal", "model: softmax": "model: {name: linear, bias: false}"},
+        {
+            "outcome: classes": "outcome: ordinal",
+            "model: softmax": "model: linear",
+            "\nprivacy:": "\nprivate_statistics: {outcome: true}\nprivacy:",
+            "local_lr: 0.37": "local_lr: 0.73",
+            "clip_norm: 3.4": "clip_norm: 2.4",
+        },
     ),
     "azpro": Study(
         lambda data: pd.read_csv(data / "multicentre/azpro.csv"),

@@ -37,6 +37,7 @@ DEALT: Final = 5  # silos that the records of one file are dealt to
 ONE_FILE: Final = f"One file and no silo column: its records are dealt to {DEALT} silos at random, as a simulation."
 EPSILON: Final = 4.0  # of a drafted run
 TRAINING: Final = 0.8  # of a silo's records, the others being for tests
+OTHERS: Final[tuple[OutcomeKind, ...]] = ("ordinal", "counts")  # that whole numbers may be, as draft.notes say
 UNIT_NORM: Final = 1.0  # the squared norm of a record that `unit_norm` scaled
 
 
@@ -171,11 +172,14 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
     told += [ONE_FILE] * (dealt is not None)
     outcome = draft.schema["label"]["outcome"]
     squared = squared_norm_of(draft.schema["columns"])
-    if any("outcome: counts" in note for note in draft.notes):
-        counts = training_of("counts", squared, draft.sizes, dealt)
-        told.append(
-            f"Counts train with algorithm.local_lr: {counts.local_lr:g} and privacy.clip_norm: {counts.clip_norm:g}."
-        )
+    for other in OTHERS:
+        if any(f"outcome: {other}" in note for note in draft.notes):
+            how = training_of(other, squared, draft.sizes, dealt)
+            first = "private_statistics: {outcome: true}, " if how.count_labels else ""
+            told.append(
+                f"With outcome: {other} train with model: linear, {first}algorithm.local_lr: {how.local_lr:g} and "
+                f"privacy.clip_norm: {how.clip_norm:g}."
+            )
     return DataBlock(
         dataset,
         tuple(told),

@@ -23,11 +23,13 @@ from typing import Any, Final
 from dpfl_plugin.core.outcomes import OutcomeKind
 from dpfl_plugin.core.rounding import digits
 
-CLIP: Final[Mapping[str, float]] = {"regression": 0.3, "counts": 2.0}
-"""Clipping norm / B; 1 of other outcomes. Squared errors are of labels between -1 and 1, and counts vary more."""
-STEP: Final[Mapping[str, float]] = {"regression": 3.0, "counts": 0.75}
-"""Step size times B^2; 4 of other outcomes. Squares are steeper than logarithms of odds, and expected counts, which are
-exponentials, overshoot: at 1, a model of hospital stays swings to and fro between steps."""
+CLIP: Final[Mapping[str, float]] = {"regression": 0.3, "counts": 2.0, "ordinal": 0.7}
+"""Clipping norm / B; 1 of other outcomes. Squared errors are of labels between -1 and 1, counts vary more, and the
+derivative of an ordinal model's score is at most 1, where that of classes is at most sqrt(2)."""
+STEP: Final[Mapping[str, float]] = {"regression": 3.0, "counts": 0.75, "ordinal": 8.0}
+"""Step size times B^2; 4 of other outcomes. Squares are steeper than logarithms of odds, levels have one score in place
+of one for each class, and expected counts, which are exponentials, overshoot: at 1, a model of hospital stays swings to
+and fro between steps."""
 RARE: Final = 0.15
 """The share of the rarer of two classes below which the model begins with charged counts of both, and nothing is cut
 whose derivative is at most sqrt(2): clipping would cut records of the rare class alone, and risks come out too low."""

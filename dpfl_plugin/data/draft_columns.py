@@ -174,8 +174,10 @@ def _words(column: ColumnProfile, sites: Sites, person: str | None, *, lacking: 
         return _person(name, person)
     if why:
         return Drafted({"type": "identifier" if why == UNIQUE else "ignored"}, why, is_code=is_code)
-    first = max(sorted(counts), key=counts.__getitem__) if len(counts) > 2 else ""  # what others are compared with
-    words = sorted(counts, key=lambda word: (word != first, word))
+    words = sorted(counts)
+    if len(words) > 2 and not any(map(is_number, words)):  # numbers keep their order
+        words.remove(reference := max(words, key=counts.__getitem__))  # with which coefficients compare
+        words.insert(0, reference)
     entry = _category(words) | _missing(lacking, (), "category")
     return Drafted(entry, notes=alike(name, entry["values"]), is_code=is_code)
 

@@ -250,7 +250,7 @@ def test_measurements_are_not_isolated(shape: str) -> None:
 
 MESSY: dict[str, dict[str, Any]] = {
     # folder: {column: what of its entry has to be so}
-    "codes": {"code": {"type": "category", "values": ["10.1", "007", "10.10", 7]}},
+    "codes": {"code": {"type": "category", "values": ["007", "10.1", "10.10", 7]}},
     "long_codes": {"drug": {"type": "category", "values": [3000963, 3000964, 4024552, 4024559]}},
     "sentinels": {
         "bmi": {"range": [10, 50], "missing_values": ["-1", "999.9"]},
