@@ -328,7 +328,8 @@ def rows_of(name: str, epsilons: Sequence[float | None], *, search: bool) -> lis
         best, shown = best_of(name, path, epsilon, search=search), f"{epsilon:g}" if epsilon else "no noise"
         row = [name, STUDIES[name].called, shown, f"{own:.3f}", f"{baseline:.3f}", f"{without:.3f}"]
         row.append("" if best is None else f"{statistics.fmean(best['measures']):.3f}")
-        row.append("" if best is None else ", ".join(f"{key}={value}" for key, value in best["settings"].items()))
+        settings = [] if best is None else best["settings"].items()
+        row.append(", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings if value != []))
         rows.append(row)
         print(row, flush=True)
     return rows
