@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,7 @@ from dpfl_plugin.runs.records import federate
 
 RUNS: Final = ROOT / "runs" / "drafts"
 WEAK: Final = (0.03, 0.1, 0.3, 1.0)
+LOSSES: Final = ("log_loss", "brier", "deviance", "rmse", "mae")  # the first that an outcome has
 RULE: Final = ("algorithm.local_lr", "privacy.clip_norm", "rounds")
 EPSILONS: Final = (1.0, 3.0, 8.0, None)  # None: without noise and clipping, as someone would fit who keeps the records
 SEEDS: Final = tuple(range(1, 6))
@@ -215,11 +216,18 @@ def project(name: str, data: Path) -> Path:
     return path
 
 
-def judged(
-    name: str, path: Path, epsilon: float | None, seed: int, settings: Mapping[str, Any]
-) -> tuple[float, float, float]:
-    """(the model's measure, the baseline's, signal to noise) of a run; NaN of one that fails, as with a loss that is no
-    number, and of signal to noise where there is no noise.
+class Judged(NamedTuple):
+    """The model's measure and the baseline's of a run, signal to noise, and whether the model's loss is the lower one;
+    NaN of a run that fails, as with a loss that is no number, and of signal to noise where there is no noise."""
+
+    model: float = math.nan
+    baseline: float = math.nan
+    ratio: float = math.nan
+    lower_loss: bool = False
+
+
+def judged(name: str, path: Path, epsilon: float | None, seed: int, settings: Mapping[str, Any]) -> Judged:
+    """What a run comes to.
 
     Raises:
         ConfigError: the settings do not go with the table, as where a share of a small silo is no record.
@@ -245,12 +253,14 @@ def judged(
         raise
     except DpflError as error:
         print(f"{name}: {error}", flush=True)
-        return math.nan, math.nan, math.nan
+        return Judged()
     pooled = (result.get("measures") or {}).get("pooled")
     if not pooled:
-        return math.nan, math.nan, math.nan
+        return Judged()
     model, baseline = (STUDIES[name].measure(pooled[who]) for who in ("model", "baseline"))
-    return model, baseline, result.get("signal_to_noise") or math.nan
+    loss = next(key for key in LOSSES if key in pooled["baseline"])
+    lower = pooled["model"][loss] is not None and pooled["model"][loss] < pooled["baseline"][loss]
+    return Judged(model, baseline, result.get("signal_to_noise") or math.nan, lower)
 
 
 def pooled(name: str, path: Path, seed: int) -> float:
@@ -308,10 +318,10 @@ def best_of(name: str, path: Path, epsilon: float | None, *, search: bool) -> di
     while len(tried) < DRAWN:
         settings = drawn(rng)
         with contextlib.suppress(ConfigError):  # what the table refuses is no setting
-            scores.append(judged(name, path, epsilon, SCREENING, settings)[0])
+            scores.append(judged(name, path, epsilon, SCREENING, settings).model)
             tried.append(settings)
     ranked = sorted(range(DRAWN), key=lambda number: -math.inf if math.isnan(scores[number]) else scores[number])
-    kept = {n: [judged(name, path, epsilon, seed, tried[n])[0] for seed in SEEDS] for n in ranked[-KEPT:]}
+    kept = {n: [judged(name, path, epsilon, seed, tried[n]).model for seed in SEEDS] for n in ranked[-KEPT:]}
     winner = max(kept, key=lambda number: statistics.fmean(kept[number]))
     best = {"measures": kept[winner], "settings": tried[winner]}
     file.write_text(json.dumps(best))
@@ -324,7 +334,7 @@ def rows_of(name: str, epsilons: Sequence[float | None], *, search: bool) -> lis
     without = statistics.fmean(pooled(name, path, seed) for seed in SEEDS)
     for epsilon in epsilons:
         pairs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
-        own, baseline, _ = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+        own, baseline = (statistics.fmean(pair[place] for pair in pairs) for place in (0, 1))
         best, shown = best_of(name, path, epsilon, search=search), f"{epsilon:g}" if epsilon else "no noise"
         row = [name, STUDIES[name].called, shown, f"{own:.3f}", f"{baseline:.3f}", f"{without:.3f}"]
         row.append("" if best is None else f"{statistics.fmean(best['measures']):.3f}")
@@ -344,7 +354,7 @@ def around(name: str, epsilon: float) -> list[str]:
     for key, factor in ((RULE[0], 1.0), *((key, factor) for key in RULE for factor in (0.5, 2.0))):
         value = drafted[key] * factor
         settings = {key: round(value) if key == "rounds" else value} if factor != 1 else {}
-        row.append(f"{statistics.fmean(judged(name, path, epsilon, seed, settings)[0] for seed in SEEDS):.3f}")
+        row.append(f"{statistics.fmean(judged(name, path, epsilon, seed, settings).model for seed in SEEDS):.3f}")
     print(row, flush=True)
     return row
 
@@ -353,9 +363,10 @@ def weak(name: str, epsilon: float) -> list[str]:
     """A row: how far a run can move the model, in units of the noise, and how often it beats the baseline."""
     path = project(name, Path(os.environ["DPFL_DATA"]))
     runs = [judged(name, path, epsilon, seed, {}) for seed in SEEDS]
-    model, baseline, ratio = (statistics.fmean(values) for values in zip(*runs, strict=True))
-    better = sum(own > known for own, known, _ in runs)
-    row = [name, f"{epsilon:g}", f"{ratio:.2g}", f"{model:.3f}", f"{baseline:.3f}", f"{better} of {len(runs)}"]
+    model, baseline, ratio = (float(np.nanmedian([run[place] for run in runs])) for place in range(3))
+    better = sum(run.model > run.baseline for run in runs), sum(run.lower_loss for run in runs)
+    row = [name, STUDIES[name].called, f"{epsilon:g}", f"{ratio:.2g}", f"{model:.3f}", f"{baseline:.3f}"]
+    row += [f"{count} of {len(runs)}" for count in better]
     print(row, flush=True)
     return row
 
@@ -376,7 +387,7 @@ def main() -> None:
         header = ["table", "epsilon", "drafted", *(f"{key} {of}" for key in RULE for of in ("/ 2", "x 2"))]
     elif given.weak:
         rows = [weak(name, epsilon) for name in given.tables for epsilon in WEAK]
-        header = ["table", "epsilon", "signal / noise", "drafted", "no features", "better"]
+        header = ["table", "measure", "epsilon", "signal / noise", "drafted", "no features", "better", "lower loss"]
     else:
         rows = [row for name in given.tables for row in rows_of(name, given.epsilon or EPSILONS, search=given.search)]
         header = ["table", "measure", "epsilon", "drafted", "no features", "pooled, no privacy", "best of 200"]

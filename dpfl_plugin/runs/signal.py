@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 LEAST: Final = 3.0
 LEAST_OF_NUMBERS: Final = 10.0
-"""Ratios below which a model is hardly ever better than a baseline without features; of numbers and times, which have
-to find the mean as well. `python -m benchmarks.drafts --weak` measures it (docs/planning.md)."""
+"""Ratios below which a model's loss is hardly ever below that of a baseline without features; of numbers and times,
+which have to find the mean as well. `python -m benchmarks.drafts --weak` measures it (docs/planning.md)."""
 
 
 def signal_to_noise(
@@ -54,7 +54,7 @@ def weak_signal(
         return ""
     return (
         f"all gradients together can move the model by {digits(ratio, 2)} times what the noise moves it by, and below "
-        f"{least:g} it is hardly ever better than a baseline without features: {sum(num_records):,} training records "
+        f"{least:g} its predictions are hardly ever better than a baseline's: {sum(num_records):,} training records "
         f"are too few for {dimension:,} parameters at this epsilon. Fewer columns, fewer silos or a larger epsilon help"
     )
 

@@ -174,7 +174,7 @@ def test_a_random_number_of_local_steps_is_not_solved_for(tmp_path: Path) -> Non
 
 def test_a_run_whose_noise_hides_the_records_is_warned_of(tmp_path: Path) -> None:
     weak = plan(write(tmp_path, ALONE), "rounds=2000", epsilon=0.3)
-    assert "hardly ever better than a baseline without features" in weak.warning
+    assert "hardly ever better than a baseline" in weak.warning
     assert "Fewer columns, fewer silos or a larger epsilon help" in weak.warning
     assert not plan(write(tmp_path, ALONE), "rounds=20", epsilon=30).warning
 
