@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from dpfl_plugin.algorithms.base import Setting
@@ -14,10 +14,9 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 if TYPE_CHECKING:
     from dpfl_plugin.runs.build import Parts
 
-LEAST: Final = 3.0
-LEAST_OF_NUMBERS: Final = 10.0
-"""Ratios below which a model's loss is hardly ever below that of a baseline without features; of numbers and times,
-which have to find the mean as well. `python -m benchmarks.drafts --weak` measures it (docs/planning.md)."""
+LEAST: Final[Mapping[OutcomeKind, float]] = {"regression": 10.0, "counts": 10.0, "survival": 25.0}
+"""Ratios below which a model's loss is hardly ever below that of a baseline without features; 3 of other outcomes,
+which have no mean or hazards to find. `python -m benchmarks.drafts --weak` measures it (docs/planning.md)."""
 
 
 def signal_to_noise(
@@ -49,7 +48,7 @@ def weak_signal(
 ) -> str:
     """Why a run is hardly worth its budget, or ""; see `signal_to_noise`."""
     ratio = signal_to_noise(rules, setting, num_records, dimension, num_steps)
-    least = LEAST if outcome in ("classes", "ordinal", "multi_label") else LEAST_OF_NUMBERS
+    least = LEAST.get(outcome, 3.0)
     if ratio is None or ratio >= least:
         return ""
     return (
