@@ -36,7 +36,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.shared_ledger import adaptive_total, runs_in
 from dpfl_plugin.privacy.tabulation import Tabulation
-from dpfl_plugin.runs.ledgers import Entry, Wait, end_run, locked_shared
+from dpfl_plugin.runs.ledgers import LedgerEntry, Wait, end_run, locked_shared
 from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.public_facts import has_schema
@@ -198,14 +198,14 @@ class _Study:
             federation = federate(self.config, self.base, keys=self._keys(key))
         return key.marked(survey(federation))
 
-    def entry(self, path: Path, shared: Ledger, records: Survey) -> Entry:
+    def entry(self, path: Path, shared: Ledger, records: Survey) -> LedgerEntry:
         """One release of each silo in a ledger, which affords it.
 
         Raises:
             ConfigError, BudgetError: as those of a run.
         """
         facts = {"name": f"describe {self.config.name}"}
-        entry = Entry(path, secrets.token_hex(16), facts, self.config, records)
+        entry = LedgerEntry(path, secrets.token_hex(16), facts, self.config, records)
         entry.check_noise(shared, self._charged)
         slots = {silo: [Planned(self._charged, 1, WHOLE)] for silo in range(len(records.num_records))}
         return entry.afforded(shared, slots)
@@ -214,7 +214,7 @@ class _Study:
     def _charged(self) -> SampledGaussian:
         return self.tabulation.release(self.rules.neighbouring, self.rules.unit)
 
-    def charge(self, entry: Entry) -> dict[str, Any]:
+    def charge(self, entry: LedgerEntry) -> dict[str, Any]:
         """Charge the release, on the disk; returns what the ledger comes to."""
         charge = functools.partial(Charge, round=0, release=self._charged, count=1, share=WHOLE, kind="statistics")
         with entry.begin() as ledger:

@@ -64,7 +64,7 @@ from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.engines import check_engine, choose_engine
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.runs.ledgers import Entry, end_run, locked_shared
+from dpfl_plugin.runs.ledgers import LedgerEntry, end_run, locked_shared
 from dpfl_plugin.runs.models import check_fields, flat_model
 from dpfl_plugin.runs.prepare import new_account
 from dpfl_plugin.runs.privacy_rules import weak_claims
@@ -184,7 +184,7 @@ class PrivateOracle:
             token, entry = secrets.token_hex(8), None
             if held is not None and path is not None:
                 slots = _slots(config, steps, account)
-                entry = Entry(path, token, {"name": config.name}, config, parts.holding.survey)
+                entry = LedgerEntry(path, token, {"name": config.name}, config, parts.holding.survey)
                 entry.check_noise(held, parts.rules.release(1.0))
                 entry = entry.afforded(held, slots)
             for said in weak_claims(config, parts.rules, parts.num_records):

@@ -208,7 +208,7 @@ def open_ledgers(
     facts: Mapping[str, Any],
     found: Checkpoint | None,
     name: str,
-    entry: Entry | None,
+    entry: LedgerEntry | None,
 ) -> Iterator[Ledgers]:
     """Both ledgers, holding the same charges of this run.
 
@@ -253,7 +253,7 @@ def open_shared(path: Path, first_line: Callable[[], Mapping[str, Any]] = dict) 
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """A run, a tuning, a description or an oracle in a shared ledger, which the caller has locked.
 
     Attributes:
@@ -293,7 +293,7 @@ class Entry:
         except ConfigError as error:
             raise type(error)(f"ledger {self.path}: {error}") from error
 
-    def afforded(self, ledger: Ledger, slots: Mapping[int, Sequence[Planned]], *, reuse: bool = True) -> Entry:
+    def afforded(self, ledger: Ledger, slots: Mapping[int, Sequence[Planned]], *, reuse: bool = True) -> LedgerEntry:
         """With these slots, which the ledger affords.
 
         Args:

@@ -43,7 +43,7 @@ from dpfl_plugin.runs.environment import file_digests
 from dpfl_plugin.runs.existing_run import begun_noise, begun_silo_noise
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
-from dpfl_plugin.runs.ledgers import Entry, ledger_of, read_shared
+from dpfl_plugin.runs.ledgers import LedgerEntry, ledger_of, read_shared
 from dpfl_plugin.runs.privacy_rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.records import hold_all
 from dpfl_plugin.runs.silo_settings import in_facts
@@ -108,14 +108,14 @@ class PreparedRun:
     reuses: Sequence[Reuse] = ()
 
     @property
-    def entry(self) -> Entry | None:
+    def entry(self) -> LedgerEntry | None:
         """The run in its shared ledger."""
         if self.shared is None:
             return None
         candidate = {} if self.stage is None else {"candidate": self.label}
         facts = {"name": self.config.name, "id": run_id(self.config), **candidate}
         survey = self.parts.holding.survey
-        return Entry(self.shared, self.run_name, facts, self.config, survey, self.slots, self.reuses)
+        return LedgerEntry(self.shared, self.run_name, facts, self.config, survey, self.slots, self.reuses)
 
 
 def prepare(
@@ -144,7 +144,7 @@ def prepare(
         assert ledger is not None
         ahead = None if began else registered_run(shared, config)
         name = ahead.name if ahead and ahead.records == parts.data_sha256 else name
-        entry = Entry(ledger, name, {}, config, parts.holding.survey)
+        entry = LedgerEntry(ledger, name, {}, config, parts.holding.survey)
         entry.check_noise(shared, parts.rules.release(1.0))
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
@@ -169,7 +169,7 @@ def with_slots(run: PreparedRun, shared: Ledger) -> PreparedRun:
     """The run with the slots that it registers in a shared ledger, which affords them.
 
     Raises:
-        ConfigError, BudgetError: as `Entry.afforded`.
+        ConfigError, BudgetError: as `LedgerEntry.afforded`.
     """
     known = next((entry for entry in runs_in(shared) if entry.name == run.run_name), None)
     if known is not None and known.begun:

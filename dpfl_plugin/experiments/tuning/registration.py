@@ -18,7 +18,7 @@ from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.ledger_file import is_begun
 from dpfl_plugin.privacy.shared_ledger import Registration, runs_in
 from dpfl_plugin.runs.backend import Backend
-from dpfl_plugin.runs.ledgers import Entry, Wait, ledger_of, locked_shared, open_shared, read_shared
+from dpfl_plugin.runs.ledgers import LedgerEntry, Wait, ledger_of, locked_shared, open_shared, read_shared
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
 from dpfl_plugin.runs.start_notes import shared_total
@@ -59,7 +59,7 @@ def registered(
         else:
             survey = backend(config).hold(config, base, key).survey
             facts = {"name": config.name, "id": run_id(config), "tuning": True}
-            entry = Entry(path, name, facts, config, survey)
+            entry = LedgerEntry(path, name, facts, config, survey)
             entry.check_noise(before, privacy_rules(config, config.privacy.noise_multiplier or 0.0).release(1.0))
             opened = entry.afforded(before, slots, reuse=False).begin()
         with opened as ledger:
