@@ -415,26 +415,26 @@ class Joint:
     limited = True
 
     def __init__(self, ledger: Ledger, noise: str, budget: Budget, project: Registration | None = None) -> None:
-        self._ledger, self._budget, self._project = ledger, budget, project
+        self._ledger, self._budget, self.project = ledger, budget, project
         self._records = next(run.records for run in runs_in(ledger) if run.name == noise)
 
     def take(self, made: Iterable[Batch]) -> None:
         """The ledger counts them; the project's has slots for them, or gets some."""
-        if self._project is not None:
-            self._project.take(made, self._ledger.tally)
-            self._project.sync()
+        if self.project is not None:
+            self.project.take(made, self._ledger.tally)
+            self.project.sync()
 
     def reserve(self, wanted: Mapping[int, Iterable[Planned]]) -> None:
         """The plan has room for them."""
-        if self._project is not None:
-            self._project.reserve(wanted)
-            self._project.sync()
+        if self.project is not None:
+            self.project.reserve(wanted)
+            self.project.sync()
 
     def affords(self, wanted: Mapping[int, Iterable[Planned]]) -> bool:
         """Whether releases fit the budget, beside all that the ledger holds."""
         plan = RegisteredPlan(self._records, {silo: list(planned) for silo, planned in wanted.items()})
         fits = all(map(self._budget.fits, worst_compositions([*plans_in(self._ledger), plan])))
-        return fits and (self._project is None or self._project.affords(wanted))
+        return fits and (self.project is None or self.project.affords(wanted))
 
 
 class Registration:
@@ -444,13 +444,13 @@ class Registration:
         noise: what the run is known by.
 
     Attributes:
-        limited: whether the ledger has a limit.
+        ledger: the file. limited: whether it has a limit.
     """
 
     def __init__(self, ledger: Ledger, noise: str) -> None:
         runs = runs_in(ledger)
         run = next(run for run in runs if run.name == noise)
-        self._ledger, self._filter, self._run = ledger, limit_of(ledger), run
+        self.ledger, self._filter, self._run = ledger, limit_of(ledger), run
         self.limited = self._filter is not None
         self._left = defaultdict(Counter, {silo: +counts for silo, counts in _left(run, runs, ledger).items()})
 
@@ -462,14 +462,19 @@ class Registration:
         over = {silo: +Counter({kind: -left for kind, left in kinds.items()}) for silo, kinds in self._left.items()}
         if any(over.values()):
             more = {silo: planned_of(counts) for silo, counts in over.items()}
-            self._ledger.begin_run({"noise": self._run.name, "more": slots_to_plain(more)})
+            self.ledger.begin_run({"noise": self._run.name, "more": slots_to_plain(more)})
             for silo, counts in over.items():
                 self._left[silo].update(counts)
         self.sync()
 
+    @property
+    def name(self) -> str:
+        """By which the ledger knows the run."""
+        return self._run.name
+
     def sync(self) -> None:
         """Return once all that was registered is on disk."""
-        self._ledger.sync()
+        self.ledger.sync()
 
     def take(self, made: Iterable[Batch], charged: Tally | None = None) -> None:
         """Count charges that are about to be in the ledger; what has no slots is registered before.
@@ -477,7 +482,7 @@ class Registration:
         Args:
             charged: what is charged already, where that is not in this ledger.
         """
-        tally = self._ledger.tally if charged is None else charged
+        tally = self.ledger.tally if charged is None else charged
         new: defaultdict[int, Counter[SlotKind]] = defaultdict(Counter)
         for charge, silos in made:
             for silo, known in zip(silos, tally.counts(charge, silos), strict=True):
@@ -490,7 +495,7 @@ class Registration:
         """Register what releases that are about to be made have no slots for, all of them as one plan."""
         beyond = self._beyond(wanted)
         if any(beyond.values()):
-            self._ledger.begin_run({"noise": self._run.name, "more": slots_to_plain(beyond)})
+            self.ledger.begin_run({"noise": self._run.name, "more": slots_to_plain(beyond)})
             for silo, planned in beyond.items():
                 self._left[silo].update(count_kinds(planned))
 
@@ -499,7 +504,7 @@ class Registration:
         beyond = self._beyond(wanted)
         if self._filter is None or not any(beyond.values()):
             return True
-        return affords(self._filter, [*plans_in(self._ledger), RegisteredPlan(self._run.records, beyond)])
+        return affords(self._filter, [*plans_in(self.ledger), RegisteredPlan(self._run.records, beyond)])
 
     def _beyond(self, wanted: Mapping[int, Iterable[Planned]]) -> dict[int, list[Planned]]:
         beyond: dict[int, list[Planned]] = {}

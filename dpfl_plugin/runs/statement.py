@@ -26,7 +26,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.observers import finite
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
-from dpfl_plugin.privacy.shared_ledger import adaptive_total, planned_total, runs_in, total_after_another
+from dpfl_plugin.privacy.shared_ledger import Joint, adaptive_total, planned_total, runs_in, total_after_another
 from dpfl_plugin.privacy.statement_pages import privacy_page
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.plugins import is_ours
@@ -276,11 +276,18 @@ def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccou
 
 
 def _shared(account: PrivacyAccount, delta: float) -> dict[str, Any] | None:
-    if account.shared is None or account.shared.path is None or "tuning" in account.ledger.facts:
+    """What the ledger of a run, or of the project that its tuning is in, holds beside it; None if it is in none."""
+    ledger = account.shared
+    if "tuning" in account.ledger.facts:
+        project = account.registration.project if isinstance(account.registration, Joint) else None
+        if project is None:
+            return None
+        ledger, name = project.ledger, project.name
+    elif ledger is None or ledger.path is None:
         return None
-    name = account.shared.runs[-1]["noise"]  # no other has the ledger meanwhile
-    after = total_after_another(account.shared, name, delta)
-    return {**shared_with_others(account.shared, name, delta), "after_another": after}
+    else:
+        name = ledger.runs[-1]["noise"]  # no other has the ledger meanwhile
+    return {**shared_with_others(ledger, name, delta), "after_another": total_after_another(ledger, name, delta)}
 
 
 def shared_with_others(shared: Ledger, name: str, delta: float) -> dict[str, Any]:

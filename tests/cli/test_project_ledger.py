@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.api.statement import statement
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.shared_ledger import adaptive_total, runs_in
@@ -99,6 +100,14 @@ def test_a_tuning_is_one_run_whose_slots_are_its_plan(tmp_path: Path) -> None:
         dpfl("tune", config, "--out", tmp_path / "out", "--set", "privacy.ledger=null"),
         "this tuning is a run in the ledger project.jsonl",
     )
+    later = dpfl("tune", config, "--out", tmp_path / "later", "--json").json
+    assert (later["other_runs"], later["adaptive_total"]["epsilon"]) == (2, total(config))
+    assert (
+        f"2 other runs of its project's ledger: epsilon {digits(total(config), 4)}**"
+        in (tmp_path / "later" / "tuning.md").read_text()
+    )
+    page = (Path(later["winner"]["folder"]) / "privacy.md").read_text()
+    assert "**These numbers cover the tuning and the 2 other runs that its ledger holds**" in page
     (tmp_path / "project.jsonl").unlink()
     one_message(dpfl("tune", config, "--out", tmp_path / "out"), "this tuning began without it")
 

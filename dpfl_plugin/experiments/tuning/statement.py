@@ -108,6 +108,7 @@ def statement(result: Mapping[str, Any], name: str) -> str:
         f"at most e^{most} ({odds(epsilon)}), up to an "
         f"additional {digits(delta, 6)} (delta). **This is the guarantee of the winner, too**: it was chosen by what "
         "all candidates released. The epsilon of its run alone guarantees nothing.",
+        _with_others(result),
         f"The ledger holds releases of epsilon {digits(guarantee['in_ledger'], 6)} in all; the plan, fixed before the "
         f"first of them, comes to {digits(result['epsilon'], 6)}, and no candidate can pass {most}.",
         "What is protected, from whom and on what assumptions is in the winner's `privacy.md`.",
@@ -128,6 +129,16 @@ def statement(result: Mapping[str, Any], name: str) -> str:
         apart(result),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _with_others(result: Mapping[str, Any]) -> str:
+    """What the tuning comes to with the other runs of its project's ledger; "" where that holds none."""
+    total, number = result.get("adaptive_total"), result.get("other_runs")
+    if not total or not number:
+        return ""
+    runs = "the other run" if number == 1 else f"the {number} other runs"
+    comes_to = "no epsilon is known" if total["epsilon"] is None else f"epsilon {digits(total['epsilon'], 4)}"
+    return f"**Together with {runs} of its project's ledger: {comes_to}** at delta {digits(total['delta'], 6)}."
 
 
 def _and_failures(result: Mapping[str, Any]) -> str:

@@ -564,6 +564,8 @@ def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
             "status": winner.result.get("status"),
             "retried": tuning.winner_was_retried,
         },
+        "other_runs": winner.result.get("earlier_runs") or 0,
+        "adaptive_total": winner.result.get("adaptive_total"),
         "failures": failures(tuning, tuning.decisions()),
         "ranking": [
             {
