@@ -3,7 +3,8 @@
 A record adds 1 - min(loss, B) / B to a sum, where B is public: a number in [0, 1] whatever the record is and whatever
 a model says of it, and 0 where that is no number or the record cannot be used. So replacing a record, or letting it
 count as zero, moves the sum by 1 at most. Over the public number of records it is a share m, from which B (1 - m)
-follows: the mean loss in its own unit. `CLIPPED_SHARE` is no loss: a record adds 1 where its gradient is clipped.
+follows: the mean loss in its own unit. `CLIPPED_SHARE` is no loss: a record adds 1 where its gradient is clipped, or is
+not finite.
 """
 
 from __future__ import annotations

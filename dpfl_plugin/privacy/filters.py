@@ -94,8 +94,8 @@ FIRST_DELTA: Final = 0.02  # of delta: what the first plans of a plan filter may
 COPIES: Final = (1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.4, 8.0, 11.0, 16.0, 32.0, 64.0, 128.0)
 """Of the first plan, at what so many of which come to the thresholds of an odometer are. Each has an equal share of
 delta."""
-SMALL_COPIES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-"""As `COPIES`, of a first plan that is small beside the run that is to follow."""
+PARTS: Final = (0.0, 0.025, 0.09, 0.18, 0.3, 0.45, 0.6, 0.78)
+"""Of a larger run that is to follow the first plan, where thresholds below it are; from it on they are at `COPIES`."""
 ORDERS: Final = tuple(1 + 2 ** (n / 8) for n in range(-40, 81))  # 1.03 to 1,025
 _CELLS: Final = 4000
 _LEVELS: Final = 4  # tilts, each for a good bound on another part of a profile; more change nothing that shows
@@ -511,11 +511,10 @@ def odometer_for(first: RegisteredPlan, delta: float, run: float | None = None) 
         # What a Gaussian of this epsilon costs, as full batches are, and a little more, for small releases beside it.
         following, alone = 1.03 * PlanFilter(run, delta).most, cost_of([first], PlanFilter(0.0, delta))
         if 2 * alone < following:
-            small = tuple(copies for copies in SMALL_COPIES if copies * alone < alone + following)
-            share = 0.5 / (len(small) + len(COPIES) - 1)
-            shares = [*[share] * len(small), 0.5, *[share] * (len(COPIES) - 1)]
-            costs = [alone + copies * following for copies in COPIES]
-            return Odometer.at([*_costs_of_copies(first, small, share * delta), *costs], shares, delta)
+            share = 0.5 / (len(PARTS) + len(COPIES) - 1)
+            alone = cost_of([first], PlanFilter(0.0, share * delta))
+            shares = [0.5 if copies == 1 else share for copies in (*PARTS, *COPIES)]
+            return Odometer.at([alone + copies * following for copies in (*PARTS, *COPIES)], shares, delta)
     share = 1 / len(COPIES)
     return Odometer.at(_costs_of_copies(first, COPIES, share * delta), [share] * len(COPIES), delta)
 

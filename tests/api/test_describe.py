@@ -68,6 +68,13 @@ def ledger_of(path: Path) -> Ledger:
     return Ledger.open(path.with_name("ledger.jsonl"), append=False)
 
 
+def test_half_of_delta_is_for_the_run_that_is_to_follow(tmp_path: Path) -> None:
+    path = study(tmp_path)
+    dpfl.describe(path, epsilon=0.2)
+    odometer = ledger_of(path).facts["odometer"]
+    assert sorted(odometer["shares"])[-1] == 0.5 and sum(odometer["shares"]) == pytest.approx(1)
+
+
 def training_rows(path: Path) -> int:
     config = dpfl.load(path).config
     return sum(len(silo.train_y) for silo in federate(config, path.parent).silos)

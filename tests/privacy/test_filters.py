@@ -243,6 +243,14 @@ def test_an_odometer_says_a_threshold() -> None:
     assert odometer.passed([one] * 200) == math.inf
 
 
+def test_a_threshold_counts_what_plans_disclose_at_its_own_share_of_delta() -> None:
+    """A sampled plan needs a larger mu the less it may disclose."""
+    one, share = plan(fixed(1.0, 0.05), 100), 0.03
+    own, whole = (filters.cost_of([one], PlanFilter(0.0, part * DELTA)) for part in (share, 1.0))
+    small, large = (PlanFilter(0.0, share * DELTA).needed(cost) for cost in ((own + whole) / 2, own * 1.01))
+    assert whole < own and filters.Odometer((small, large), DELTA, (share, share)).passed([one]) == large
+
+
 @pytest.mark.parametrize(("description", "run", "both"), [(0.25, 1.0, 1.11), (0.5, 4.0, 4.27), (1.0, 8.0, 8.53)])
 def test_a_description_and_then_a_run_come_to_less_than_the_sum(description: float, run: float, both: float) -> None:
     """Where the ledger was begun by the description; and further runs have thresholds, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ def test_without_noise_it_is_the_share_of_the_gradients_that_autograd_finds_too_
     assert private["scores"][-1][1] == pytest.approx(sum(clipped) / len(clipped))
     low, high = private["intervals"][-1]
     assert low <= private["scores"][-1][1] <= high
+
+
+def test_a_fresh_run_computes_none_of_its_training_records(tmp_path: Path, measured: None) -> None:
+    """Nor does a record that cannot be used count, whose gradient has no length."""
+    result = run(write(tmp_path, {"privacy": {"randomness": "fresh", "delta": 1e-3}}))
+    assert result["measures"] and "clipped_share" not in json.dumps(result)
 
 
 def test_it_is_charged_as_a_count_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import digits, odds
-from dpfl_plugin.core.validation_scores import ValidationScore
+from dpfl_plugin.core.validation_scores import UNLIKELY, ValidationScore
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.statement import SIMULATION
 
@@ -53,8 +53,23 @@ def price_lines(price: Mapping[str, Any], budget: float) -> list[str]:
         f"{price['noise_multiplier'] / price['without']:.2f} times the noise.",
         f"A score is the {score.words}, ± {score.text(std, 3)} by its noise alone. Candidates whose scores differ by "
         f"less than {score.text(_reach(std), 3)} are not told apart: that is two standard deviations of a difference.",
+        *_too_coarse(score, std),
         *_noisiest(price["noisiest"]),
     ]
+
+
+def _too_coarse(score: ValidationScore, std: float) -> list[str]:
+    """What scores cannot tell apart."""
+    lines = []
+    if score.measure == "accuracy":
+        lines.append("Where one class is rare, accuracy hardly tells models apart: measure: log_loss does.")
+    of_guessing = {"accuracy": 0.5, "brier": 0.25, "mae": score.bound / 2, "log_loss": score.bound - math.log(UNLIKELY)}
+    if 4 * _reach(std) > of_guessing.get(score.measure, math.inf):
+        lines.append(
+            "Useful models seldom differ by so much: expect a choice by chance. Fewer candidates, a larger tune.share "
+            "or more epsilon make scores sharper; training without a tuning has less noise."
+        )
+    return lines
 
 
 def _noisiest(silo: Mapping[str, Any]) -> list[str]:

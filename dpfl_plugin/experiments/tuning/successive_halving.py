@@ -554,6 +554,7 @@ def _check_whole(tuning: Tuning, ledger: Ledger) -> None:
 def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
     """How a tuning ended, as plain values."""
     winner = ranked[0]
+    total = winner.result.get("adaptive_total")  # of a tuning in the ledger of its project
     return {
         **_plan(tuning),
         "randomness": tuning.file.config.privacy.randomness,
@@ -564,8 +565,7 @@ def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
             "status": winner.result.get("status"),
             "retried": tuning.winner_was_retried,
         },
-        "other_runs": winner.result.get("earlier_runs") or 0,
-        "adaptive_total": winner.result.get("adaptive_total"),
+        **({"other_runs": winner.result["earlier_runs"], "adaptive_total": total} if total else {}),
         "failures": failures(tuning, tuning.decisions()),
         "ranking": [
             {

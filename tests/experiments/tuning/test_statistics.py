@@ -87,6 +87,8 @@ def test_all_candidates_begin_with_one_release_that_is_charged_once(kind: str, t
     columns = [run.result["private_statistics"] for run in tuned.values()]
     assert columns == [columns[0]] * 3 and (kind != "rare classes" or columns[0]["columns"]["class_weights"])
     check_charges(tmp_path, tuned.result)
+    pages = [(Path(run.folder) / "privacy.md").read_text() for run in tuned.values()]
+    assert all("hold them for that candidate alone" in page for page in pages)
 
 
 TABLE = merged(SOLVED, {"rounds": 2, "privacy": {"epsilon": EPSILON}, "tune": {**SPEC, "eta": 3}})
