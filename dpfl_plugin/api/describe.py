@@ -50,7 +50,8 @@ MOST_BINS: Final = 1000
 POOLED: Final = "all sites"
 NOISE_ONLY: Final = (
     "± is the standard deviation of the noise alone, and (a to b) a 95 % interval of the noise alone: how the records "
-    "themselves were sampled is in neither. Percentages are of all {unit}s of a site."
+    "themselves were sampled is in neither. Percentages are of all {unit}s of a site. Each count has noise of its own, "
+    "so counts and percentages need not add up."
 )
 AT_THE_ENDS: Final = "Numbers outside the range of the schema count at its ends."
 FILLED_IN: Final = "Missing values of {columns} count as the default of the schema."
@@ -348,8 +349,8 @@ def _pairs(variables: Sequence[Variable], cross: Sequence[Sequence[str]]) -> tup
 
 def _counted(noisy: float, num_records: int, std: float) -> dict[str, Any]:
     """A count; ``share`` of all records of the site."""
-    estimate = count(noisy, std)
-    return {"value": estimate.value, "noisy": noisy, "noise_std": std, "share": min(1.0, estimate.value / num_records)}
+    value = count(noisy, std, num_records).value
+    return {"value": value, "noisy": noisy, "noise_std": std, "share": value / num_records}
 
 
 def _of_number(
@@ -365,12 +366,13 @@ def _of_number(
     there = Estimate(usable - missing, std * math.sqrt(1 + (variable.missing >= 0)))
     mean, spread = mean_and_std((sums[0], sums[1]), std, there)
     quantiles = {f"{share:g}": quantile(counts[:bins], variable.edges, share, std) for share in SHARES}
-    in_units = {
+    in_units: dict[str, Estimate | Interval] = {
         "mean": Estimate(variable.low + half * (mean.value + 1), half * mean.noise_std),
-        "std": Estimate(half * spread.value, half * spread.noise_std),
+        "std": Interval(*(half * value for value in spread)),
     }
     cut = {"mean": abs(mean.value) == 1, "std": spread.value in (0, 1)}  # noise took them beyond what can be
     return {
+        "range": [variable.low, variable.high],
         **{name: {**estimate._asdict(), "cut": cut[name]} for name, estimate in in_units.items()},
         "quantiles": {share: _within(estimate, variable)._asdict() for share, estimate in quantiles.items()},
     }

@@ -12,6 +12,7 @@ import pytest
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.api import describe as describing
+from dpfl_plugin.api.description import _count, _estimate, _interval
 from dpfl_plugin.config import yaml_text
 from dpfl_plugin.data.base import survey
 from dpfl_plugin.errors import ConfigError, UnsupportedError
@@ -132,11 +133,25 @@ def test_each_site_adds_its_own_noise(tmp_path: Path) -> None:
     for place, cell in enumerate(first):
         assert cell["noisy"] == pytest.approx(sum(of[place]["noisy"] for of in sites))
         assert cell["noise_std"] == pytest.approx(2**0.5 * found.noise_std)
-        assert cell["value"] == max(0.0, cell["noisy"]) and 0 <= cell["share"] <= 1
+        assert cell["value"] == min(max(0.0, cell["noisy"]), 320) and 0 <= cell["share"] <= 1
     rows = found.table
     assert set(rows["site"]) == {"all sites", *SITES} and not rows["value"].isna().any()
     assert json.loads(json.dumps(found.to_dict()))["num_records"] == {"all sites": 320, "north": 160, "south": 160}
     assert "age, years: mean" in str(found) and "<pre" in found._repr_html_()
+
+
+def test_cells_show_what_is_possible_and_nothing_where_all_of_it_is() -> None:
+    years, date = {"type": "number", "range": [0, 700]}, {"type": "date", "range": [0, 10000]}
+    cases = [
+        (_count({"value": 747, "noisy": 812, "noise_std": 100.3, "share": 1.0}), "747* ± 100 (100.0 %)"),
+        (_count({"value": 74, "noisy": 74, "noise_std": 9.96, "share": 0.5}), "74 ± 10 (50.0 %)"),
+        (_estimate({"value": 12345.6, "noise_std": 2.34, "cut": False}, years), "12346 ± 2.3"),
+        (_estimate({"value": 365.0, "noise_std": 99.9, "cut": False}, date), "1971-01-01 ± 100 days"),
+        (_estimate({"value": 0.0, "noise_std": 30196.0, "cut": True}, years), "-"),
+        (_interval({"value": 0.0, "low": 0.0, "high": 9.5, "cut": True}, years), "0* (0 to 9.5)"),
+        (_interval({"value": 5.103, "low": 0, "high": 700}, years), "-"),
+    ]
+    assert [cell for cell, _ in cases] == [text for _, text in cases]
 
 
 def test_persons_count_once(tmp_path: Path) -> None:
