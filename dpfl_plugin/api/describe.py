@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -41,7 +41,7 @@ from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
-from dpfl_plugin.runs.records import federate, keys_of
+from dpfl_plugin.runs.records import compared_sites, federate, keys_of
 from dpfl_plugin.runs.start_notes import SEEDED
 
 SHARES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -65,6 +65,7 @@ def describe(
     bins: int = BINS,
     ledger: str | Path | None = None,
     plan: bool = False,
+    tell: Callable[[str], None] | None = None,
 ) -> Description:
     """Describe the training records of a table: Table 1 of a paper, with noise, as one release of each site.
 
@@ -80,6 +81,8 @@ def describe(
         bins: of the histograms of numbers, whose quantiles are read from them.
         ledger: the file that is charged; None: what the configuration names (``privacy.ledger``).
         plan: say what it would cost and how much noise it would have; nothing is released.
+        tell: gets, before anything is charged, that a schema was drafted, and how sites' tables differ: for the eyes of
+            who holds the records.
 
     Raises:
         ConfigError, DataError: an argument, the configuration or the records are wrong, or no ledger is named.
@@ -103,11 +106,13 @@ def describe(
     with locked_shared(path, Wait(60.0)) as shared:
         if path is None or shared is None:
             sites = study.sites(study.federation())
+            study.announce(tell)
             return study.description(sites, {} if plan else study.release(sites))
         key = MarkKey.at(shared_key_file(path))
         federation = study.federation(key)
         sites = study.sites(federation)
         entry = study.entry(path, shared, study.marks(key, federation))
+        study.announce(tell)
         if plan:
             return study.description(sites, {}, path, study.total(shared, [entry.plan]))
         key.keep()
@@ -192,6 +197,12 @@ class _Study:
 
     def _keys(self, key: MarkKey | None) -> OrderKeys | None:
         return None if key is None else keys_of(self.config, key.value)
+
+    def announce(self, tell: Callable[[str], None] | None) -> None:
+        """What to look at in the tables before a release is paid."""
+        if tell is not None:
+            for text in (*self.caveats, *compared_sites(self.config, self.base)):
+                tell(text)
 
     def marks(self, key: MarkKey, federation: Federation) -> Survey:
         """By what a ledger knows the records, and how they are cut: as of a run of this configuration."""

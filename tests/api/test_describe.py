@@ -127,6 +127,22 @@ def test_it_is_charged_before_anything_is_shown_and_a_second_one_adds_up(
     assert run.result["earlier_runs"] == 2 and "describe study" in dpfl.statement(run).text
 
 
+def test_differing_sites_and_a_drafted_schema_are_named_before_the_charge(tmp_path: Path) -> None:
+    path, texts = study(tmp_path, schema={"drafted": True}), []
+    frame = table(1)
+    frame.assign(age=frame.age.astype(float) / 18).to_csv(tmp_path / "south.csv", index=False)
+
+    def tell(text: str) -> None:
+        assert not path.with_name("ledger.jsonl").exists()
+        texts.append(text)
+
+    found = dpfl.describe(path, epsilon=1.0, tell=tell)
+    assert "drafted: true" in texts[0] and any("age" in text and "south" in text for text in texts[1:])
+    assert not any(text in str(found) for text in texts[1:]), "a description may be passed on"
+    planned = command("describe", path, "--epsilon", 1, "--plan").err
+    assert all(f"records: {text}" in planned for text in texts)
+
+
 def test_each_site_adds_its_own_noise(tmp_path: Path) -> None:
     found = dpfl.describe(study(tmp_path), epsilon=0.5)
     first, *sites = (found.sites[name]["columns"]["sex"]["counts"] for name in ("all sites", *SITES))
