@@ -54,6 +54,10 @@ NOISE_ONLY: Final = (
     "so counts and percentages need not add up."
 )
 AT_THE_ENDS: Final = "Numbers outside the range of the schema count at its ends."
+BEGINS: Final = (
+    "This release begins {ledger} and fixes its totals, with {run} in view. Set privacy.epsilon to what the run will "
+    'have before the first release (docs/privacy.md, "Without a limit").'
+)
 FILLED_IN: Final = "Missing values of {columns} count as the default of the schema."
 
 
@@ -303,10 +307,10 @@ class _Study:
             randomness=str(config.privacy.randomness),
             num_records={POOLED: sum(counts.values()), **(counts if len(sites) > 1 else {})},
             sites=shown,
-            notes=tuple(self._notes(noisy)),
+            notes=tuple(self._notes(noisy, ledger, total)),
         )
 
-    def _notes(self, noisy: Mapping[int, Any]) -> Iterator[str]:
+    def _notes(self, noisy: Mapping[int, Any], ledger: Path | None, total: Mapping[str, Any] | None) -> Iterator[str]:
         if not self.config.fresh:
             yield SEEDED.format(seed=self.config.seed)
         yield from map(sentence, self.caveats)
@@ -318,6 +322,10 @@ class _Study:
                 yield FILLED_IN.format(columns=", ".join(self.filled_in))
         if self.rules.unit == "person":
             yield "Each person counts once, by the mean of their records."
+        privacy = self.config.privacy
+        if ledger is not None and total is not None and total["num_runs"] == 1 and privacy.ledger_epsilon is None:
+            run = "no run" if privacy.epsilon is None else f"privacy.epsilon={privacy.epsilon:g}"
+            yield BEGINS.format(ledger=ledger.name, run=run)
 
     def _of(self, vector: NDArray[np.float64], num_records: int, std: float) -> dict[str, Any]:
         """The statistics of a site, of its noisy numbers."""

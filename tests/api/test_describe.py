@@ -105,6 +105,8 @@ def test_it_is_charged_before_anything_is_shown_and_a_second_one_adds_up(
     path, release = study(tmp_path), describing._Study.release
     planned = dpfl.describe(path, epsilon=1.0, plan=True)
     assert not planned.sites and not path.with_name("ledger.jsonl").exists() and "would cost epsilon" in str(planned)
+    begins = "begins ledger.jsonl and fixes its totals, with privacy.epsilon=2 in view"
+    assert begins in str(planned)
 
     def killed(*args: Any) -> None:
         assert [charge.kind for charge in ledger_of(path)] == ["statistics"] * len(SITES)
@@ -116,6 +118,7 @@ def test_it_is_charged_before_anything_is_shown_and_a_second_one_adds_up(
     monkeypatch.setattr(describing._Study, "release", release)
     ahead = dpfl.describe(path, epsilon=1.0, plan=True).total
     second = dpfl.describe(path, epsilon=1.0)
+    assert begins not in str(second)
     total = adaptive_total(ledger_of(path), DELTA)["epsilon"]
     assert second.epsilon <= 1.0 and second.noise_multiplier == planned.noise_multiplier
     assert ahead is not None and second.total is not None
