@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -41,7 +41,7 @@ from dpfl_plugin.runs.plugins import make_accountant
 from dpfl_plugin.runs.privacy_rules import privacy_rules
 from dpfl_plugin.runs.public_facts import has_schema
 from dpfl_plugin.runs.record_marks import MarkKey, shared_key_file
-from dpfl_plugin.runs.records import federate, keys_of
+from dpfl_plugin.runs.records import compared_sites, federate, keys_of
 from dpfl_plugin.runs.start_notes import SEEDED
 
 SHARES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -50,9 +50,14 @@ MOST_BINS: Final = 1000
 POOLED: Final = "all sites"
 NOISE_ONLY: Final = (
     "± is the standard deviation of the noise alone, and (a to b) a 95 % interval of the noise alone: how the records "
-    "themselves were sampled is in neither. Percentages are of all {unit}s of a site."
+    "themselves were sampled is in neither. Percentages are of all {unit}s of a site. Each count has noise of its own, "
+    "so counts and percentages need not add up."
 )
 AT_THE_ENDS: Final = "Numbers outside the range of the schema count at its ends."
+BEGINS: Final = (
+    "This release begins {ledger} and fixes its totals, with {run} in view. Set privacy.epsilon to what the run will "
+    'have before the first release (docs/privacy.md, "Without a limit").'
+)
 FILLED_IN: Final = "Missing values of {columns} count as the default of the schema."
 
 
@@ -64,6 +69,7 @@ def describe(
     bins: int = BINS,
     ledger: str | Path | None = None,
     plan: bool = False,
+    tell: Callable[[str], None] | None = None,
 ) -> Description:
     """Describe the training records of a table: Table 1 of a paper, with noise, as one release of each site.
 
@@ -79,6 +85,8 @@ def describe(
         bins: of the histograms of numbers, whose quantiles are read from them.
         ledger: the file that is charged; None: what the configuration names (``privacy.ledger``).
         plan: say what it would cost and how much noise it would have; nothing is released.
+        tell: gets, before anything is charged, that a schema was drafted, and how sites' tables differ: for the eyes of
+            who holds the records.
 
     Raises:
         ConfigError, DataError: an argument, the configuration or the records are wrong, or no ledger is named.
@@ -102,11 +110,13 @@ def describe(
     with locked_shared(path, Wait(60.0)) as shared:
         if path is None or shared is None:
             sites = study.sites(study.federation())
+            study.announce(tell)
             return study.description(sites, {} if plan else study.release(sites))
         key = MarkKey.at(shared_key_file(path))
         federation = study.federation(key)
         sites = study.sites(federation)
         entry = study.entry(path, shared, study.marks(key, federation))
+        study.announce(tell)
         if plan:
             return study.description(sites, {}, path, study.total(shared, [entry.plan]))
         key.keep()
@@ -191,6 +201,12 @@ class _Study:
 
     def _keys(self, key: MarkKey | None) -> OrderKeys | None:
         return None if key is None else keys_of(self.config, key.value)
+
+    def announce(self, tell: Callable[[str], None] | None) -> None:
+        """What to look at in the tables before a release is paid."""
+        if tell is not None:
+            for text in (*self.caveats, *compared_sites(self.config, self.base)):
+                tell(text)
 
     def marks(self, key: MarkKey, federation: Federation) -> Survey:
         """By what a ledger knows the records, and how they are cut: as of a run of this configuration."""
@@ -291,10 +307,10 @@ class _Study:
             randomness=str(config.privacy.randomness),
             num_records={POOLED: sum(counts.values()), **(counts if len(sites) > 1 else {})},
             sites=shown,
-            notes=tuple(self._notes(noisy)),
+            notes=tuple(self._notes(noisy, ledger, total)),
         )
 
-    def _notes(self, noisy: Mapping[int, Any]) -> Iterator[str]:
+    def _notes(self, noisy: Mapping[int, Any], ledger: Path | None, total: Mapping[str, Any] | None) -> Iterator[str]:
         if not self.config.fresh:
             yield SEEDED.format(seed=self.config.seed)
         yield from map(sentence, self.caveats)
@@ -306,6 +322,10 @@ class _Study:
                 yield FILLED_IN.format(columns=", ".join(self.filled_in))
         if self.rules.unit == "person":
             yield "Each person counts once, by the mean of their records."
+        privacy = self.config.privacy
+        if ledger is not None and total is not None and total["num_runs"] == 1 and privacy.ledger_epsilon is None:
+            run = "no run" if privacy.epsilon is None else f"privacy.epsilon={privacy.epsilon:g}"
+            yield BEGINS.format(ledger=ledger.name, run=run)
 
     def _of(self, vector: NDArray[np.float64], num_records: int, std: float) -> dict[str, Any]:
         """The statistics of a site, of its noisy numbers."""
@@ -348,8 +368,8 @@ def _pairs(variables: Sequence[Variable], cross: Sequence[Sequence[str]]) -> tup
 
 def _counted(noisy: float, num_records: int, std: float) -> dict[str, Any]:
     """A count; ``share`` of all records of the site."""
-    estimate = count(noisy, std)
-    return {"value": estimate.value, "noisy": noisy, "noise_std": std, "share": min(1.0, estimate.value / num_records)}
+    value = count(noisy, std, num_records).value
+    return {"value": value, "noisy": noisy, "noise_std": std, "share": value / num_records}
 
 
 def _of_number(
@@ -365,12 +385,13 @@ def _of_number(
     there = Estimate(usable - missing, std * math.sqrt(1 + (variable.missing >= 0)))
     mean, spread = mean_and_std((sums[0], sums[1]), std, there)
     quantiles = {f"{share:g}": quantile(counts[:bins], variable.edges, share, std) for share in SHARES}
-    in_units = {
+    in_units: dict[str, Estimate | Interval] = {
         "mean": Estimate(variable.low + half * (mean.value + 1), half * mean.noise_std),
-        "std": Estimate(half * spread.value, half * spread.noise_std),
+        "std": Interval(*(half * value for value in spread)),
     }
     cut = {"mean": abs(mean.value) == 1, "std": spread.value in (0, 1)}  # noise took them beyond what can be
     return {
+        "range": [variable.low, variable.high],
         **{name: {**estimate._asdict(), "cut": cut[name]} for name, estimate in in_units.items()},
         "quantiles": {share: _within(estimate, variable)._asdict() for share, estimate in quantiles.items()},
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.core.text import aligned, counted
+from dpfl_plugin.core.validation_scores import NORMAL_95
 from dpfl_plugin.data.variables import Variable
 from dpfl_plugin.runs.start_notes import total_in_words
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     import pandas
 
 MOST_SITES: Final = 8  # columns of the text; JSON and `rows` have all
-CUT_OFF: Final = "* noise took this beyond what it can be (a count below 0, say): the end is shown."
+CUT_OFF: Final = "* cut to what is possible: noise took a count below 0 or above the number of records, say."
+TOO_FEW: Final = "- too few records for this noise: the 95 % interval is the whole possible range."
 COLUMNS: Final = ("site", "column", "statistic", "value", "noisy", "noise_std", "low", "high")
 
 
@@ -132,7 +134,8 @@ def _text(description: Description) -> str:
             rows += _count_rows([cells["counts"] for cells in there], [cell["level"] for cell in entry["counts"]])
             continue
         rows.append([f"{column}{unit}: mean", *(_estimate(found["mean"], entry) for found in there)])
-        rows.append(["  standard deviation", *(_estimate(found["std"], {"type": ""}) for found in there)])
+        half = {"type": "", "range": (0.0, (entry["range"][1] - entry["range"][0]) / 2)}
+        rows.append(["  standard deviation", *(_interval(found["std"], half) for found in there)])
         for share, name in {"0.25": "25 %", "0.5": "median", "0.75": "75 %"}.items():
             rows.append([f"  {name}", *(_interval(found["quantiles"][share], entry) for found in there)])
         if entry["counts"][-1]["level"] == "missing":
@@ -144,7 +147,9 @@ def _text(description: Description) -> str:
     text = aligned(rows)
     left_out = f"\n{len(description.sites) - 1} sites: to_dict(), rows and --json have each of them."
     text += left_out * (len(description.sites) > len(names))
-    return text + f"\n{CUT_OFF}" * ("* ±" in text)
+    shown = [cell for row in rows[1:] for cell in row[1:]]
+    text += f"\n{CUT_OFF}" * any("*" in cell for cell in shown)
+    return text + f"\n{TOO_FEW}" * ("-" in shown)
 
 
 def _count_rows(cells: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str]) -> list[list[str]]:
@@ -152,23 +157,35 @@ def _count_rows(cells: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[st
 
 
 def _count(cell: Mapping[str, Any]) -> str:
-    mark = "*" * (cell["noisy"] < 0)
+    mark = "*" * (cell["noisy"] != cell["value"])
     return f"{cell['value']:.0f}{mark} ± {_spread(cell['noise_std'])} ({100 * cell['share']:.1f} %)"
 
 
 def _spread(std: float) -> str:
-    return f"{std:.0f}" if std >= 100 else f"{std:.2g}"
+    return f"{std:.0f}" if std >= 10 else f"{std:.2g}"
 
 
 def _shown(value: float, entry: Mapping[str, Any]) -> str:
-    return Variable("", entry["type"]).shown(value) if entry["type"] == "date" else f"{value:.4g}"
+    if entry["type"] == "date":
+        return Variable("", "date").shown(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _estimate(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    error = NORMAL_95 * found["noise_std"]
+    if _is_whole(found["value"] - error, found["value"] + error, entry):
+        return "-"
     days = " days" * (entry["type"] == "date")
     return f"{_shown(found['value'], entry)}{'*' * found['cut']} ± {_spread(found['noise_std'])}{days}"
 
 
 def _interval(found: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    if _is_whole(found["low"], found["high"], entry):
+        return "-"
     value, low, high = (_shown(found[key], entry) for key in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"
+    return f"{value}{'*' * found.get('cut', False)} ({low} to {high})"
+
+
+def _is_whole(low: float, high: float, entry: Mapping[str, Any]) -> bool:
+    """Whether an interval leaves nothing out of what is possible."""
+    return bool(low <= entry["range"][0] and high >= entry["range"][1])

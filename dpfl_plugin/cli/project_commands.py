@@ -196,7 +196,14 @@ def describe(
 
     experiment = Experiment(config, tuple(settings or ()), variant)
     pairs = [tuple(pair.split(",")) for pair in cross or []]
-    show(dpfl_plugin.describe(experiment, epsilon=epsilon, cross=pairs, bins=bins, ledger=ledger, plan=plan), json)
+
+    def tell(text: str) -> None:
+        _say(f"records: {text}")
+
+    description = dpfl_plugin.describe(
+        experiment, epsilon=epsilon, cross=pairs, bins=bins, ledger=ledger, plan=plan, tell=tell
+    )
+    show(description, json)
 
 
 def predict(

@@ -29,13 +29,16 @@ class Interval(NamedTuple):
     high: float
 
 
-def count(noisy: float, noise_std: float) -> Estimate:
-    """A count: what noise made negative becomes 0."""
-    return Estimate(max(0.0, noisy), noise_std)
+def count(noisy: float, noise_std: float, num_records: float) -> Estimate:
+    """A count among so many records, cut to what is possible."""
+    return Estimate(min(max(0.0, noisy), num_records), noise_std)
 
 
-def mean_and_std(sums: tuple[float, float], noise_std: float, num_records: Estimate) -> tuple[Estimate, Estimate]:
+def mean_and_std(sums: tuple[float, float], noise_std: float, num_records: Estimate) -> tuple[Estimate, Interval]:
     """Mean and standard deviation of values x from -1 to 1, by the delta method.
+
+    The interval of the standard deviation is that of the variance: an error of its own, s / (2 std) at the noisy value,
+    would be smallest where noise made the value too large.
 
     Args:
         sums: sums of x and x^2 - 1 over the records that have a value, with noise of this standard deviation each.
@@ -47,8 +50,8 @@ def mean_and_std(sums: tuple[float, float], noise_std: float, num_records: Estim
     variance = second + 1 - mean**2
     slope = second - 2 * mean**2
     of_variance = math.hypot(noise_std, 2 * mean * noise_std, slope * num_records.noise_std) / there
-    std = math.sqrt(max(0.0, min(1.0, variance)))
-    return Estimate(mean, of_mean), Estimate(std, of_variance / (2 * max(std, math.sqrt(of_variance / 2), 1e-12)))
+    ends = (variance, variance - NORMAL_95 * of_variance, variance + NORMAL_95 * of_variance)
+    return Estimate(mean, of_mean), Interval(*(math.sqrt(max(0.0, min(1.0, end))) for end in ends))
 
 
 def quantile(counts: Sequence[float], edges: Sequence[float], share: float, noise_std: float) -> Interval:

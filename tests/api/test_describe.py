@@ -12,6 +12,7 @@ import pytest
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.api import describe as describing
+from dpfl_plugin.api.description import _count, _estimate, _interval
 from dpfl_plugin.config import yaml_text
 from dpfl_plugin.data.base import survey
 from dpfl_plugin.errors import ConfigError, UnsupportedError
@@ -111,6 +112,8 @@ def test_it_is_charged_before_anything_is_shown_and_a_second_one_adds_up(
     path, release = study(tmp_path), describing._Study.release
     planned = dpfl.describe(path, epsilon=1.0, plan=True)
     assert not planned.sites and not path.with_name("ledger.jsonl").exists() and "would cost epsilon" in str(planned)
+    begins = "begins ledger.jsonl and fixes its totals, with privacy.epsilon=2 in view"
+    assert begins in str(planned)
 
     def killed(*args: Any) -> None:
         assert [charge.kind for charge in ledger_of(path)] == ["statistics"] * len(SITES)
@@ -122,6 +125,7 @@ def test_it_is_charged_before_anything_is_shown_and_a_second_one_adds_up(
     monkeypatch.setattr(describing._Study, "release", release)
     ahead = dpfl.describe(path, epsilon=1.0, plan=True).total
     second = dpfl.describe(path, epsilon=1.0)
+    assert begins not in str(second)
     total = adaptive_total(ledger_of(path), DELTA)["epsilon"]
     assert second.epsilon <= 1.0 and second.noise_multiplier == planned.noise_multiplier
     assert ahead is not None and second.total is not None
@@ -133,17 +137,47 @@ def test_it_is_charged_before_anything_is_shown_and_a_second_one_adds_up(
     assert run.result["earlier_runs"] == 2 and "describe study" in dpfl.statement(run).text
 
 
+def test_differing_sites_and_a_drafted_schema_are_named_before_the_charge(tmp_path: Path) -> None:
+    path, texts = study(tmp_path, schema={"drafted": True}), []
+    frame = table(1)
+    frame.assign(age=frame.age.astype(float) / 18).to_csv(tmp_path / "south.csv", index=False)
+
+    def tell(text: str) -> None:
+        assert not path.with_name("ledger.jsonl").exists()
+        texts.append(text)
+
+    found = dpfl.describe(path, epsilon=1.0, tell=tell)
+    assert "drafted: true" in texts[0] and any("age" in text and "south" in text for text in texts[1:])
+    assert not any(text in str(found) for text in texts[1:]), "a description may be passed on"
+    planned = command("describe", path, "--epsilon", 1, "--plan").err
+    assert all(f"records: {text}" in planned for text in texts)
+
+
 def test_each_site_adds_its_own_noise(tmp_path: Path) -> None:
     found = dpfl.describe(study(tmp_path), epsilon=0.5)
     first, *sites = (found.sites[name]["columns"]["sex"]["counts"] for name in ("all sites", *SITES))
     for place, cell in enumerate(first):
         assert cell["noisy"] == pytest.approx(sum(of[place]["noisy"] for of in sites))
         assert cell["noise_std"] == pytest.approx(2**0.5 * found.noise_std)
-        assert cell["value"] == max(0.0, cell["noisy"]) and 0 <= cell["share"] <= 1
+        assert cell["value"] == min(max(0.0, cell["noisy"]), 320) and 0 <= cell["share"] <= 1
     rows = found.table
     assert set(rows["site"]) == {"all sites", *SITES} and not rows["value"].isna().any()
     assert json.loads(json.dumps(found.to_dict()))["num_records"] == {"all sites": 320, "north": 160, "south": 160}
     assert "age, years: mean" in str(found) and "<pre" in found._repr_html_()
+
+
+def test_cells_show_what_is_possible_and_nothing_where_all_of_it_is() -> None:
+    years, date = {"type": "number", "range": [0, 700]}, {"type": "date", "range": [0, 10000]}
+    cases = [
+        (_count({"value": 747, "noisy": 812, "noise_std": 100.3, "share": 1.0}), "747* ± 100 (100.0 %)"),
+        (_count({"value": 74, "noisy": 74, "noise_std": 9.96, "share": 0.5}), "74 ± 10 (50.0 %)"),
+        (_estimate({"value": 12345.6, "noise_std": 2.34, "cut": False}, years), "12346 ± 2.3"),
+        (_estimate({"value": 365.0, "noise_std": 99.9, "cut": False}, date), "1971-01-01 ± 100 days"),
+        (_estimate({"value": 0.0, "noise_std": 30196.0, "cut": True}, years), "-"),
+        (_interval({"value": 0.0, "low": 0.0, "high": 9.5, "cut": True}, years), "0* (0 to 9.5)"),
+        (_interval({"value": 5.103, "low": 0, "high": 700}, years), "-"),
+    ]
+    assert [cell for cell, _ in cases] == [text for _, text in cases]
 
 
 def test_persons_count_once(tmp_path: Path) -> None:
