@@ -134,6 +134,16 @@ def test_sites_that_are_alike_are_not_named(tmp_path: Path, cells: dict[str, Any
     assert compare(tmp_path, {site: {"u": list(values)} for site, values in cells.items()}, {"u": column}) == ()
 
 
+def test_a_file_with_many_cells_outside_the_range_is_not_all_right(tmp_path: Path) -> None:
+    paths = write(tmp_path, {"a": {"u": TIMES}, "b": {"u": [30 * time for time in TIMES]}})
+    columns = {name: {"type": "number", "range": [-9, 60]} for name in ("u", "v")}
+    result = check_tables(paths, {"label": LABEL, "columns": columns})
+    assert result.outside == {str(paths[1]): ("u",)}
+    first, second, *_ = str(result).splitlines()
+    assert first == f"{paths[0]}: 100 records, all right"
+    assert second == f"{paths[1]}: 100 records, many outside the range of u: check unit and range"
+
+
 def test_days_of_a_spreadsheet_at_one_site_are_refused_by_what_they_are(tmp_path: Path) -> None:
     paths = write(tmp_path, {"a": {"u": DAYS}, "b": {"u": list(range(45292, 45352))}})
     schema = {"label": LABEL, "columns": {"u": {**DATE, "format": "%d/%m/%Y"}}, "other_columns": "ignore"}
