@@ -191,7 +191,7 @@ def test_a_draft_runs_and_predicts_by_its_schema(tmp_path: Path, monkeypatch: py
         "label": {"column": "ill", "outcome": "classes", "classes": ["no", "yes"]},
         "silo": "clinic",
         "columns": {
-            "age": {"type": "integer", "range": [20, 95], "missing": "indicator"},
+            "age": {"type": "integer", "range": [20, 100], "missing": "indicator"},
             "stage": {"type": "category", "values": ["I", "II", "III"]},
             "number": {"type": "identifier"},
             "seen": {"type": "ignored"},
@@ -322,7 +322,7 @@ def test_a_column_of_numbers_or_dates_stays_one_where_a_few_cells_are_not(
         "many": {"type": "ignored"},
         "stage": {"type": "category", "values": [0, 1, 2, 3, "3a"]},
         "vessels": {"type": "category", "values": [0, 1, 2, 3], "missing": "category", "missing_values": ["-"]},
-        "sugar": {"type": "number", "range": [0, 65], "missing": "indicator", "missing_values": ["n.b."]},
+        "sugar": {"type": "number", "range": [0, 70], "missing": "indicator", "missing_values": ["n.b."]},
         "grade": {"type": "category", "values": [0, 1, 2, 3, "n.b."]},
         "titre": {"type": "integer", "range": [0, 40]},
     }
