@@ -12,7 +12,7 @@ import numpy as np
 from dpfl_plugin.api.plots import of_measures
 from dpfl_plugin.api.plots import shown as in_notebook
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.core.outcomes import score_key
+from dpfl_plugin.core.outcomes import OutcomeKind, score_key
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.text import Printed, aligned
 from dpfl_plugin.data.table import is_frame
@@ -45,6 +45,15 @@ SIMULATED: Final = (
     "The noise of this run follows from its seed, which whoever has the folder knows: before predictions leave your "
     "hands, train with privacy.randomness=fresh."
 )
+CONSTANTS: Final[dict[OutcomeKind, str]] = {
+    "classes": "the most frequent class, and each class's share as its probability,",
+    "ordinal": "the median level, and each level's share as its probability,",
+    "regression": "the mean label",
+    "counts": "all counts over all exposure",
+    "multi_label": "each label's share as its probability",
+    "survival": "each bin's share of events among those at risk in it",
+}
+"""What `measures.answers.baseline` says of a record."""
 NO_PROBABILITIES: Final = "no probabilities: the outputs of a model with this loss are not log-odds."
 NO_NAMES: Final = (
     "the run's server was not told the names of classes: classes are numbers, in the order of the training labels, "
@@ -167,11 +176,12 @@ class Predicted(Printed):
             for name, value in self.measures.items()
             if not isinstance(value, dict | list)
         ]
+        constant = CONSTANTS[self.predictions.outcome.kind]
         positive = "" if self.positive_class is None else f" The positive class is {self.positive_class}."
         return [
-            f"of {self.predictions.labelled} records with a label, of {len(self.rows)}:",
+            f"{self.predictions.labelled} of {len(self.rows)} records have a label:",
             *(f"  {line}" for line in aligned(rows).splitlines()),
-            f"  The constant predicts the mean of these labels for every record.{positive}",
+            f"  The constant, fitted to these very labels, predicts {constant} for every record.{positive}",
             "  Computed from raw records: no epsilon covers them.",
         ]
 

@@ -35,6 +35,10 @@ TABLES: Final = (*SUFFIXES, ".tsv", ".txt", ".parquet", ".xlsx")
 FAR_APART: Final = 10.0  # scales of columns
 DEALT: Final = 5  # silos that the records of one file are dealt to
 ONE_FILE: Final = f"One file and no silo column: its records are dealt to {DEALT} silos at random, as a simulation."
+RARE_CLASS: Final = (
+    "One class is rare, so accuracy says little: tune and stop early by measure: log_loss. private_statistics and "
+    "privacy.clip_norm are chosen for it (docs/outcomes.md#rare-classes)."
+)
 EPSILON: Final = 4.0  # of a drafted run
 TRAINING: Final = 0.8  # of a silo's records, the others being for tests
 OTHERS: Final[tuple[OutcomeKind, ...]] = ("ordinal", "counts")  # that whole numbers may be, as draft.notes say
@@ -180,13 +184,15 @@ def schema_block(own: OwnData, folder: Path) -> DataBlock:
                 f"With outcome: {other} train with model: linear, {first}algorithm.local_lr: {how.local_lr:g} and "
                 f"privacy.clip_norm: {how.clip_norm:g}."
             )
+    training = training_of(outcome, squared, draft.sizes, dealt, draft.rarest)
+    told += [RARE_CLASS] * training.is_rare
     return DataBlock(
         dataset,
         tuple(told),
         draft.schema,
         dealt=dealt,
         unequal=len({*draft.sizes}) > 1,
-        training=training_of(outcome, squared, draft.sizes, dealt, draft.rarest),
+        training=training,
         model={"classes": "softmax", "survival": "grouped_cox"}.get(outcome, "linear"),
     )
 

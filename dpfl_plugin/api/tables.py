@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.core.text import Printed, counted
 from dpfl_plugin.data.error_collector import AS_IT_IS, FRAME, NotUtf8Error
+from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import is_frame
 from dpfl_plugin.data.tables import compared
@@ -45,12 +46,14 @@ class CheckedTables(Printed):
 
     Attributes:
         num_records: {file: how many}. features: the names of what a record becomes. notes: what the owner of the
-            records should look at; it tells of records.
+            records should look at; it tells of records. outside: {file: columns of which more than a fifth of the
+            cells are outside the range}.
     """
 
     num_records: dict[str, int]
     features: tuple[str, ...]
     notes: tuple[str, ...]
+    outside: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """What ``--json`` prints."""
@@ -58,7 +61,7 @@ class CheckedTables(Printed):
 
     def __str__(self) -> str:
         lines = [
-            *(f"{path}: {count} records, all right" for path, count in self.num_records.items()),
+            *(f"{path}: {count} records, {self._judged(path)}" for path, count in self.num_records.items()),
             f"{len(self.features)} features: {', '.join(self.features)}",
             *(f"records: {note}" for note in self.notes),
             NOTHING_DONE,
@@ -66,6 +69,10 @@ class CheckedTables(Printed):
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _judged(self, path: str) -> str:
+        columns = self.outside.get(path)
+        return f"many outside the range of {column_list(columns)}: check unit and range" if columns else "all right"
 
 
 class TableRecords(NamedTuple):
@@ -99,7 +106,12 @@ def check_tables(
     from dpfl_plugin.data import reading
 
     notes = (*reading.notes(found, known), *compared([one.path for one in found], {**options, "schema": known}))
-    return CheckedTables({str(one.path): len(one.table.labels) for one in found}, known.features, notes)
+    return CheckedTables(
+        {str(one.path): len(one.table.labels) for one in found},
+        known.features,
+        notes,
+        {str(one.path): columns for one in found if (columns := one.outside)},
+    )
 
 
 def read_tables(

@@ -30,6 +30,7 @@ from dpfl_plugin.data.draft_columns import (
     Drafted,
     alike,
     draft_column,
+    events,
     kinds_of,
     plain_value,
     slip_notes,
@@ -187,6 +188,7 @@ def _drafted(tables: Sequence[TableReader], names: Sequence[str], form: TextForm
     schema = {"drafted": True, "label": label, **named, "columns": entries}
     classes = label.get("classes", ())
     notes += [*alike(label.get("column"), classes), *(times(label["column"], columns) if len(classes) == 2 else ())]
+    notes += events(label["column"], columns) if label["outcome"] == "regression" else ()
     notes += [*kinds_of(columns), *written.notes, *dates, *left_out.values(), *of_columns]
     count = len(sites.of_record)
     sizes = [count] if dealt else np.bincount(sites.of_record).tolist()

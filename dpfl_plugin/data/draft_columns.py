@@ -39,6 +39,7 @@ LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a categor
 LONG: Final = 1e11  # of 12 digits: no measurement
 KINDS: Final = (is_number, *map(is_date, DATES))
 TIME: Final = re.compile(r"survival|follow[ _-]?up|duration|(?<![a-z])(time|days|weeks|months)(?![a-z])", re.IGNORECASE)
+EVENT: Final = re.compile("event|status|death|dead|died|censor", re.IGNORECASE)
 DAY: Final = re.compile(r"(.*[^a-z])?(date|day|dob|born|birth|admi|discharge|visit|death|seen)", re.IGNORECASE)
 OR_MISSING: Final = (
     "Correct the file, widen the range, or, where it is no value, list it in missing_values, with missing: indicator."
@@ -340,4 +341,14 @@ def times(label: str, columns: Mapping[str, Drafted]) -> tuple[str, ...]:
         f"feature gives {label} away: name them as time and event in place of the label, as by time={name!r} "
         f"event={str(label)!r}."
         for name in filter(TIME.search, numbers)
+    )
+
+
+def events(label: str, columns: Mapping[str, Drafted]) -> tuple[str, ...]:
+    """What to say of features of 0 and 1 that by their names are events that the label may be the time until."""
+    binary = [name for name, column in columns.items() if column.entry.get("values") == [0, 1]]
+    return tuple(
+        f"If {label} is the time until {name}, or until a record was last seen, this is survival, and {name} is no "
+        f"feature: name them as time and event in place of the label, --time={label!r} --event={name!r}."
+        for name in filter(EVENT.search, binary)
     )

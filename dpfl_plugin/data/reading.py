@@ -18,6 +18,7 @@ from dpfl_plugin.data.table_reader import TableReader, TextFormat, open_table, s
 from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
 MOST_COLUMNS: Final = 30
+MANY_OUTSIDE: Final = 0.2  # of a column's cells: another unit, rather than a few slips
 DECIMALS: Final = ("data.dataset.decimal: '.' says that they are decimals", "astype(float) says that they are decimals")
 """Of files, and of frames, whose numbers are text."""
 
@@ -46,6 +47,12 @@ class Read:
         """Of a table that is right."""
         assert self.encoded is not None
         return self.encoded
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """Columns of which many cells are outside the range, and were clipped or censored."""
+        clipped = self.findings.clipped.items()
+        return tuple(name for name, cells in clipped if cells > MANY_OUTSIDE * len(self.table.labels))
 
 
 def read(path: Path, schema: TableSchema, form: TextFormat, *, new_records: bool = False) -> Read:

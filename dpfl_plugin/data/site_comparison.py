@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfl_plugin.data.cells import written_otherwise
 from dpfl_plugin.data.column_profile import ColumnProfile, Sites, read_columns, site_list, sites_of
 from dpfl_plugin.data.draft_marks import without_thousands
 from dpfl_plugin.data.error_collector import SHOWN
 from dpfl_plugin.data.isolated_values import isolated
+from dpfl_plugin.data.reading import MANY_OUTSIDE
 from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
 from dpfl_plugin.data.site_dates import are_dates, forms_of, written
 from dpfl_plugin.data.table_reader import TableReader, TextFormat, open_table
@@ -23,6 +25,8 @@ from dpfl_plugin.data.table_reader import TableReader, TextFormat, open_table
 LEAST: Final = 10  # cells of a site that are compared
 NEARLY: Final = 0.2  # of a site's cells: as few are nearly none, and all but as few nearly all
 TIMES: Final = 1.8  # as much in the median, where the middles are apart: kg and lb are 2.2
+FACTOR: Final = 9  # times the median elsewhere, where middles overlap: centres of one study differ up to 7 times
+RECORDS: Final = 20  # of a site whose median is compared with the others' so
 BY_CHANCE: Final = 0.01  # pairs of equal rows that would be expected of independent columns
 NUMBERS: Final = frozenset(("number", "integer"))
 LISTED: Final = frozenset(("category", "ordinal"))
@@ -53,17 +57,35 @@ def _filled(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
 
 
 def _middles(column: ColumnProfile, _: Column, sites: Sites) -> list[Any]:
-    """(10 %, 50 %, 90 %) of its numbers"""
+    """(10 %, 50 %, 90 %) of its numbers, and the `_scales` of the site."""
     values, rows = column.numbers()
     where = sites.of_record[rows]
     order = np.argsort(where, kind="stable")
     parts = np.split(values[order], np.cumsum(np.bincount(where, minlength=len(sites.names)))[:-1])
-    return [tuple(np.quantile(part, (0.1, 0.5, 0.9)).tolist()) if len(part) >= LEAST else None for part in parts]
+    return [
+        (*np.quantile(part, (0.1, 0.5, 0.9)).tolist(), scale) if len(part) >= LEAST else None
+        for part, scale in zip(parts, _scales(parts), strict=True)
+    ]
+
+
+def _scales(parts: Sequence[NDArray[np.float64]]) -> list[int]:
+    """1 for a site whose positive numbers are far larger than the other sites', -1 for far smaller ones, else 0."""
+    compared = [site for site, part in enumerate(parts) if len(part) >= RECORDS]
+    medians = np.array([np.median(parts[site]) for site in compared])
+    scales = [0] * len(parts)
+    if len(compared) > 1 and medians.min() > 0 and all(part.min() >= 0 for part in parts if len(part)):
+        logs = np.log(medians)
+        for place, site in enumerate(compared):
+            difference = logs[place] - np.median(np.delete(logs, place))
+            scales[site] = int(np.sign(difference)) if abs(difference) > np.log(FACTOR) else 0
+    return scales
 
 
 def _are_apart(first: Sequence[float], second: Sequence[float]) -> bool:
-    (low, middle, _), (_, other_middle, other_high) = sorted((first, second), key=lambda fact: fact[1], reverse=True)
-    return low > other_high and abs(middle) > TIMES * abs(other_middle)
+    (low, middle, _, scale), (_, other_middle, other_high, other_scale) = sorted(
+        (first, second), key=lambda fact: fact[1], reverse=True
+    )
+    return scale != other_scale or (low > other_high and abs(middle) > TIMES * abs(other_middle))
 
 
 def _words(column: ColumnProfile, stated: Column, sites: Sites) -> list[Any]:
@@ -98,7 +120,7 @@ COMPARISONS: Final = {
     "unit": Comparison(
         NUMBERS,
         _middles,
-        lambda column: (column.bounds[0], sum(column.bounds) / 2, column.bounds[1]),
+        lambda column: (column.bounds[0], sum(column.bounds) / 2, column.bounds[1], 0),
         _are_apart,
         lambda facts: f"mostly {min(fact[0] for fact in facts):.4g} to {max(fact[2] for fact in facts):.4g}",
         "are these different units? Convert the numbers of one of the sites",
@@ -148,7 +170,8 @@ def compare(tables: Sequence[TableReader], names: Sequence[str], schema: TableSc
             continue
         column = profiles[name] if (mark := stated[name].thousands) is None else without_thousands(profiles[name], mark)
         key = f"columns.{name}" if name in schema.columns else "label"
-        notes += _compared(column, stated[name], sites) + _isolated(column, stated[name], sites, key)
+        notes += _compared(column, stated[name], sites) + _outside(column, stated[name], sites, key)
+        notes += _isolated(column, stated[name], sites, key)
     return (
         *notes,
         *_copies(
@@ -198,6 +221,24 @@ def _groups(facts: Mapping[int, Any], differ: Callable[[Any, Any], bool]) -> lis
             left = [other for other in left if other not in near]
         groups.append(sorted(group))
     return groups
+
+
+def _outside(column: ColumnProfile, stated: Column, sites: Sites, key: str) -> list[str]:
+    """Sites many of whose numbers are outside the range, where other sites' are not."""
+    if stated.type not in NUMBERS:
+        return []
+    (low, high), (values, rows) = stated.bounds, column.numbers()
+    where = sites.of_record[rows]
+    counts = np.bincount(where, minlength=len(sites.names))
+    outside = np.bincount(where[(values < low) | (values > high)], minlength=len(sites.names))
+    many = (counts >= LEAST) & (outside > MANY_OUTSIDE * counts)
+    if not many.any() or many.all():
+        return []
+    share, rest = outside[many].sum() / counts[many].sum(), outside[~many].sum() / max(1, counts[~many].sum())
+    return [
+        f"column {column.name!r}: {share:.0%} of the cells of {site_list(sites, np.flatnonzero(many).tolist())} are "
+        f"outside {WHERE}.{key}.range, and {rest:.0%} elsewhere. Is this another unit? Convert the numbers"
+    ]
 
 
 def _isolated(column: ColumnProfile, stated: Column, sites: Sites, key: str) -> list[str]:

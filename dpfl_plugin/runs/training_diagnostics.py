@@ -171,8 +171,8 @@ def mostly_clipped(result: Mapping[str, Any], clip_norm: float) -> str | None:
 
 def _cuts(clip_norm: float, share: float) -> str:
     return (
-        f"privacy.clip_norm={clip_norm:g} cuts the gradients of {share:.0%} of the training records. A larger one cuts "
-        "less, with as much more noise"
+        f"privacy.clip_norm={clip_norm:g} cuts the gradients of {share:.0%} of the records. A larger one cuts less, "
+        "with proportionally more noise"
     )
 
 

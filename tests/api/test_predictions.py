@@ -82,7 +82,7 @@ def test_of_two_classes_a_run_and_its_predictions_show_auc_and_all_notes(tmp_pat
     with pytest.raises(ConfigError, match="survival"):
         found.plot("survival")
     noted = "note: not used, as the model was not trained on it: column 'unknown'."
-    for line in (noted, *found.statement, f"of {N} records with a label", "... and 50 more"):
+    for line in (noted, *found.statement, f"{N} of {N} records have a label:", "... and 50 more"):
         assert line in str(found) and html.escape(line) in found._repr_html_(), line
 
 

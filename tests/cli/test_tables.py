@@ -509,7 +509,7 @@ def test_a_drafted_model_of_a_rare_outcome_predicts_its_risk(
     ill = rng.random(2000) < 1 / (1 + np.exp(3.1 - 0.8 * (x[:, 0] + x[:, 1])))
     table = pandas.DataFrame(x, columns=[f"x{column}" for column in range(20)])
     table.assign(ill=np.where(ill, "yes", "no"), site=rng.choice(["a", "b", "c"], 2000)).to_csv("all.csv", index=False)
-    assert command("init", "study", "--from", "all.csv", "--label", "ill", "--silo", "site").code == 0
+    assert "One class is rare" in command("init", "study", "--from", "all.csv", "--label", "ill", "--silo", "site").out
     drafted = yaml.safe_load(Path("study/run.yaml").read_text())
     assert drafted["private_statistics"] == {"outcome": True}
     without = ("privacy.epsilon=null", "privacy.noise_multiplier=0", "private_statistics.noise_multiplier=0")

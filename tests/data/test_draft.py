@@ -232,6 +232,13 @@ def test_a_quantity_to_be_predicted_has_the_range_of_the_numbers_that_are_not_fa
     assert any("'999' (" in line and "leave the records out" in line for line in found.notes)
 
 
+@pytest.mark.parametrize(("column", "cells", "hinted"), [("died", [0, 1], 1), ("died", [0, 2], 0), ("male", [0, 1], 0)])
+def test_a_time_beside_an_event_may_be_of_survival(tmp_path: Path, column: str, cells: list[int], hinted: int) -> None:
+    paths = write(tmp_path, {"a": {"days": AGES, column: cells * 60}})
+    notes = of_files(paths, TextFormat(), Roles(label="days")).notes
+    assert sum("--time='days' --event='died'." in line for line in notes) == hinted
+
+
 @pytest.mark.parametrize("shape", ["uniform", "normal", "poisson", "none or some", "lognormal", "exponential"])
 def test_measurements_are_not_isolated(shape: str) -> None:
     """Also not counts, and numbers with a tail: 300 seeded samples of 200."""

@@ -21,6 +21,7 @@ rng = np.random.default_rng(1)
 GLUCOSE = rng.normal(110, 25, 60).round(1).tolist()
 WEIGHT = rng.normal(75, 12, 60).round(1).tolist()
 WARM = rng.normal(37, 0.5, 60).round(1).tolist()
+TIMES = (-12 * np.log(np.arange(0.995, 0, -0.01))).round(2).tolist()
 LABEL = {"column": "ill", "classes": ["0", "1"]}
 NUMBER = {"type": "number", "range": [0, 1000]}
 DATE = {"type": "date", "range": ["2024-01-01", "2025-01-01"]}
@@ -80,6 +81,16 @@ DIFFERENT: dict[str, tuple[dict[str, Sequence[Any]], dict[str, Any], str]] = {
         NUMBER,
         r"430 is far from all other numbers, 20 to 89 \(.*a\.csv, line 2",
     ),
+    "days and months until an event, which overlap": (
+        {"a": [30 * time for time in TIMES], "b": TIMES, "c": [2 * time for time in TIMES]},
+        {"type": "number", "range": [0, 9999]},
+        r"a: mostly 3\d\.\d* to 8\d\d\.?\d*; b, c: mostly 1\.\d* to 5\d\.\d*\. Are these different units",
+    ),
+    "a site whose numbers are outside the range": (
+        {"a": [3 * time for time in TIMES], "b": TIMES},
+        {"type": "number", "range": [0, 40]},
+        r"column 'u': 3\d% of the cells of a are outside data\.schema\.columns\.u\.range, and \d% elsewhere\. Is this",
+    ),
     "another unit than the schema's": (
         {"a": [round(value / 18, 1) for value in GLUCOSE]},
         {"type": "number", "range": [50, 300]},
@@ -103,6 +114,7 @@ def test_what_differs_is_named_with_the_sites(
 
 ALIKE: dict[str, tuple[dict[str, Sequence[Any]], dict[str, Any]]] = {
     "units of another level": ({"a": GLUCOSE, "b": [value * 1.3 for value in GLUCOSE]}, NUMBER),
+    "times of sites that differ": ({"a": TIMES, "b": [7 * time for time in TIMES]}, NUMBER),
     "years": ({"a": [*range(2000, 2010)] * 6, "b": [*range(2015, 2025)] * 6}, {"type": "number", "range": [0, 3000]}),
     "a category that one site lacks": ({"a": "xyz" * 20, "b": "xy" * 30}, category(*"xyz")),
     "a category for each site": ({"a": "x" * 60, "b": "y" * 60}, category(*"xy")),
@@ -120,6 +132,16 @@ ALIKE: dict[str, tuple[dict[str, Sequence[Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize(("cells", "column"), ALIKE.values(), ids=ALIKE)
 def test_sites_that_are_alike_are_not_named(tmp_path: Path, cells: dict[str, Any], column: dict[str, Any]) -> None:
     assert compare(tmp_path, {site: {"u": list(values)} for site, values in cells.items()}, {"u": column}) == ()
+
+
+def test_a_file_with_many_cells_outside_the_range_is_not_all_right(tmp_path: Path) -> None:
+    paths = write(tmp_path, {"a": {"u": TIMES}, "b": {"u": [30 * time for time in TIMES]}})
+    columns = {name: {"type": "number", "range": [-9, 60]} for name in ("u", "v")}
+    result = check_tables(paths, {"label": LABEL, "columns": columns})
+    assert result.outside == {str(paths[1]): ("u",)}
+    first, second, *_ = str(result).splitlines()
+    assert first == f"{paths[0]}: 100 records, all right"
+    assert second == f"{paths[1]}: 100 records, many outside the range of u: check unit and range"
 
 
 def test_days_of_a_spreadsheet_at_one_site_are_refused_by_what_they_are(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import dpfl_plugin as dpfl
+from dpfl_plugin.api.predict import CONSTANTS
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data.labels import check_labels
 from dpfl_plugin.data.outcome_option import labels_of, parse
@@ -230,7 +231,8 @@ def test_records_with_labels_are_measured_as_the_runs_own_test_records_are(kind:
     said, score = command("predict", done.folder, test_file).err, next(iter(found.measures))
     assert found.constant_measures is not None and "no epsilon covers them" in said
     one, other = (f"{table[score]:.4g}" for table in (found.measures, found.constant_measures))
-    assert "of 30 records with a label, of 30:\n" in said, said
+    assert "30 of 30 records have a label:\n" in said, said
+    assert f"The constant, fitted to these very labels, predicts {CONSTANTS[kind]} for every record." in said
     assert re.search(rf"\n  {score.replace('_', ' ')} +{re.escape(one)} +{re.escape(other)}\n", said), said
     if kind == "regression":
         assert found.constant_measures["r2"] == pytest.approx(0, abs=1e-6)

@@ -166,7 +166,7 @@ def test_evaluations_are_means_over_silos_and_so_is_the_baseline_that_they_are_c
 @pytest.mark.parametrize(
     ("risks", "share", "parts"),
     [
-        ((0.029, 0.107), 0.11, ["risk is 0.029, and 0.107 was observed", "cuts the gradients of 11% of the training"]),
+        ((0.029, 0.107), 0.11, ["risk is 0.029, and 0.107 was observed", "cuts the gradients of 11% of the records"]),
         ((0.029, 0.107), None, ["0.107 was observed. Clipping may be why: a simulation (seed=1)"]),
         ((0.029, 0.107), 0.01, []),  # hardly any is cut
         ((0.029, 0.107), 0.0, []),
