@@ -85,8 +85,7 @@ def describe(
         bins: of the histograms of numbers, whose quantiles are read from them.
         ledger: the file that is charged; None: what the configuration names (``privacy.ledger``).
         plan: say what it would cost and how much noise it would have; nothing is released.
-        tell: gets, before anything is charged, that a schema was drafted, and how sites' tables differ: for the eyes of
-            who holds the records.
+        tell: gets, before anything is charged, how sites' tables differ: for the eyes of who holds the records.
 
     Raises:
         ConfigError, DataError: an argument, the configuration or the records are wrong, or no ledger is named.
@@ -205,7 +204,7 @@ class _Study:
     def announce(self, tell: Callable[[str], None] | None) -> None:
         """What to look at in the tables before a release is paid."""
         if tell is not None:
-            for text in (*self.caveats, *compared_sites(self.config, self.base)):
+            for text in compared_sites(self.config, self.base):
                 tell(text)
 
     def marks(self, key: MarkKey, federation: Federation) -> Survey:
