@@ -103,7 +103,7 @@ def detailed(runs: Mapping[str, Lines], title: str, delta: float | None, baselin
         axes[0, 0].axhline(baseline, color="0.5", linestyle=(0, (1, 2)), linewidth=1, label="no features")
     axes[0, 0].set_ylabel(f"{names_of(runs)} (mean over silos)")
     axes[0, 0].set_title(title, fontsize=10)
-    axes[0, 0].legend(fontsize=8, frameon=False, loc="lower right")
+    axes[0, 0].legend(fontsize=8, frameon=False, loc="best")
     for label, lines in _one_of_each(private).items():
         _epsilon(axes[1, 0], label, lines, colours.get(label, "black"))
     if private:

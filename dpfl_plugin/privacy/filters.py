@@ -516,14 +516,14 @@ def odometer_for(first: RegisteredPlan, delta: float, run: float | None = None) 
             shares = [0.5 if copies == 1 else share for copies in (*PARTS, *COPIES)]
             return Odometer.at([alone + copies * following for copies in (*PARTS, *COPIES)], shares, delta)
     share = 1 / len(COPIES)
-    return Odometer.at(_costs_of_copies(first, COPIES, share * delta), [share] * len(COPIES), delta)
+    return Odometer.at(_costs_of_copies(first, share * delta), [share] * len(COPIES), delta)
 
 
-def _costs_of_copies(plan: RegisteredPlan, numbers: Sequence[float], delta: float) -> list[float]:
+def _costs_of_copies(plan: RegisteredPlan, delta: float) -> list[float]:
     # Copies at the places 2^n - 1 to 2^(n + 1) - 2 cost the same.
     filter = PlanFilter(0.0, delta)
-    octaves = range(math.ceil(math.log2(numbers[-1])) + 1)
+    octaves = range(math.ceil(math.log2(COPIES[-1])) + 1)
     each = [cost_of([plan], filter, first=2**octave - 1) for octave in octaves]
     return [
-        math.fsum(each[n] * min(2**n, copies - (2**n - 1)) for n in octaves if copies > 2**n - 1) for copies in numbers
+        math.fsum(each[n] * min(2**n, copies - (2**n - 1)) for n in octaves if copies > 2**n - 1) for copies in COPIES
     ]

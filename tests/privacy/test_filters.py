@@ -121,7 +121,7 @@ def test_a_plan_is_dominated_by_its_gaussian_and_by_no_smaller_one(release: Samp
 @given(st.floats(0.5, 4.0), st.floats(0.5, 4.0), st.floats(0.0, 0.05), st.floats(0.0, 0.05))
 def test_dominating_pairs_compose_to_one_of_them(mu: float, other: float, disclosed: float, more: float) -> None:
     """Numerically: the loss of W(mu, d) x W(mu', d') is infinite, or the sum of two normal ones."""
-    nodes, weights = special.roots_hermitenorm(80)
+    nodes, weights = special.roots_hermitenorm(150)
     weights = weights / weights.sum()
     log_a = np.linspace(-2, 6, 9)
     x = other**2 / 2 + other * nodes  # losses of the second
@@ -241,6 +241,15 @@ def test_an_odometer_says_a_threshold() -> None:
     assert said == [odometer.thresholds[filters.COPIES.index(n)] for n in (1, 2, 3.2, 4, 5)]
     assert said[3] == pytest.approx(2.315, rel=0.01)  # of 4, where 2.03 is what all cost if they were planned
     assert odometer.passed([one] * 200) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("run", "known", "both"), [(3.0, 4.0, 3.72), (3.0, 3.0, 3.24), (4.5, 4.0, 5.67), (4.5, 4.5, 4.79)]
+)
+def test_a_run_of_another_epsilon_than_was_known_comes_to_more(run: float, known: float, both: float) -> None:
+    """As docs/privacy.md has it, after a description of 0.5."""
+    plans = [plan(fixed(1 / filters.most_mu(epsilon, 0.0, DELTA)), 1) for epsilon in (0.5, run * (1 - 1e-9))]
+    assert filters.odometer_for(plans[0], DELTA, known).passed(plans) == pytest.approx(both, abs=0.006)
 
 
 def test_a_threshold_counts_what_plans_disclose_at_its_own_share_of_delta() -> None:
